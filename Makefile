@@ -1,0 +1,52 @@
+# `make` alone lists the targets. Everything happens in .venv; nothing is installed outside of it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STORE ?= ./data
+
+.PHONY: help setup run test check lint type proto test-crash bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+.venv/.run: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.dev: pyproject.toml .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples]'
+	@touch $@
+
+setup: .venv/.dev ## create .venv with all that development needs
+
+run: .venv/.run ## start a broker on a store under ./data (topics are created on first use)
+	@exec $(BIN)/aerobee serve --dev --store $(STORE)
+
+test: .venv/.dev ## run the tests, in a few minutes
+	$(BIN)/python -m pytest -q
+
+check: lint type test ## what CI runs: lint, types, tests
+
+lint: .venv/.dev ## style, imports, spelling, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m aerobee_proto.generate --check
+
+type: .venv/.dev ## strict type check of packages and tests
+	$(BIN)/mypy store broker client proto tests examples
+
+proto: .venv/.dev ## regenerate the code beside the .proto files
+	$(BIN)/python -m aerobee_proto.generate
+
+test-crash: .venv/.dev ## the long crash tests (about an hour)
+	AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=7200
+
+bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
+	$(BIN)/python -m tests.benchmarks
+
+clean: ## remove what was built
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,48 @@
+"""What can go wrong in a store. Every error carries what an operator needs: the path, the offset, the values that disagree."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The root of all errors of this package."""
+
+
+class ConfigError(StoreError, ValueError):
+    """A setting has a value that cannot work; the message names the setting."""
+
+
+class InvalidMessageError(StoreError, ValueError):
+    """A message cannot be stored as it is: a field is too long, or holds a byte that the format reserves."""
+
+
+class CorruptRecordError(StoreError):
+    """Bytes in the log are not the record that should be there."""
+
+    def __init__(self, reason: str, *, physical_offset: int) -> None:
+        super().__init__(f"no valid record at physical offset {physical_offset}: {reason}")
+        self.reason = reason
+        self.physical_offset = physical_offset
+
+
+class RecordNotFoundError(StoreError):
+    """No record begins at this physical offset: it was deleted by retention, or it never existed."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the store directory open."""
+
+
+class StoreDirectoryError(StoreError):
+    """The directory cannot be used as a store: not readable, or written by something else."""
+
+
+class StoreFullError(StoreError):
+    """No space is left for another message; the store takes messages again when there is."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed; nothing can be written any more."""
+
+
+class StoreFailedError(StoreError):
+    """A write or a sync failed. This is final: the store takes no more writes until it is opened again."""
