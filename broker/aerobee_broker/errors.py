@@ -1,0 +1,63 @@
+"""What can go wrong in the broker, one class for each answer that a caller can act on.
+
+A message names the cause and what to do next; it reaches the person at the client as it stands. Which protocol code a
+class becomes is decided in one table in `services/`, not here.
+"""
+
+from __future__ import annotations
+
+
+class BrokerError(Exception):
+    """Root of everything that the broker raises on purpose."""
+
+
+class IllegalTopicError(BrokerError):
+    """The topic's name, or what is asked of a topic, is not allowed."""
+
+
+class IllegalGroupError(BrokerError):
+    """The consumer group's name, or what is asked of a group, is not allowed."""
+
+
+class IllegalNamespaceError(BrokerError):
+    """The namespace of a topic or group is not allowed."""
+
+
+class TopicNotFoundError(BrokerError):
+    """No such topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist; create it with: aerobee topic create {topic}")
+        self.topic = topic
+
+
+class TopicExistsError(BrokerError):
+    """A topic of that name is there already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} exists already; change it with: aerobee topic update {topic}")
+        self.topic = topic
+
+
+class GroupNotFoundError(BrokerError):
+    """No such consumer group."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"consumer group {group!r} does not exist; create it with: aerobee group create {group}")
+        self.group = group
+
+
+class GroupExistsError(BrokerError):
+    """A consumer group of that name is there already."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"consumer group {group!r} exists already; change it with: aerobee group update {group}")
+        self.group = group
+
+
+class TableFormatError(BrokerError):
+    """A configuration file is valid JSON but does not hold what it should; `field` says where."""
+
+    def __init__(self, field: str, cause: str) -> None:
+        super().__init__(f"{field}: {cause}; correct the file or put its .bak copy in its place, then start again")
+        self.field = field
