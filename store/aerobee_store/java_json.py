@@ -30,11 +30,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NoReturn
 
+from aerobee_store.errors import StoreError
+
 DEPTH_MAX: Final = 64  # RocketMQ's deepest file has 7 levels; a bound keeps hostile input off Python's own stack limit
 _NUMBER_SIZE_MAX: Final = 64  # characters; a Java long has 20, and converting thousands of digits is quadratic
 
 
-class JsonFormatError(ValueError):
+class JsonFormatError(StoreError, ValueError):
     """The text is not what RocketMQ writes. `line` and `column` count from 1, in characters."""
 
     def __init__(self, message: str, line: int, column: int) -> None:

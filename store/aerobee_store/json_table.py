@@ -1,0 +1,150 @@
+"""One of RocketMQ's configuration files, with the copy of its previous content beside it.
+
+    topics.json        the content of the last save
+    topics.json.bak    the content of the save before it
+    topics.json.tmp, topics.json.bak.tmp    left by a crash; without meaning, replaced by the next save
+    topics.json.damaged                     a main file that could not be read, kept for whoever wants to look
+
+A save goes
+
+    1  write and sync .tmp      2  link main to .bak.tmp, rename that to .bak
+    3  rename .tmp to main      4  sync the directory
+
+so that main is never absent and never half written: before step 3 it has the old content, after it the new, both
+synced. The copy of step 2 is another name of the old file, not another writing of it. Where main cannot be read, step 2
+is left out: .bak is then the only good content, and must stay until main is good again.
+
+RocketMQ renames main to .bak first and then writes main anew; its reader and ours therefore fall back to .bak.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from aerobee_store import java_json
+from aerobee_store.errors import StoreError
+
+_log = logging.getLogger(__name__)
+
+
+class TableFiles(Protocol):
+    """What a table needs of a file system. Every method raises the OSError that the operating system would."""
+
+    def read_bytes(self, path: Path) -> bytes:
+        """The whole file; FileNotFoundError if there is none."""
+
+    def write_new(self, path: Path, data: bytes) -> object:
+        """Create the file, write and sync it."""
+
+    def rename(self, source: Path, target: Path) -> object:
+        """Give `source` the name `target`, in place of what had it."""
+
+    def link(self, source: Path, target: Path) -> object:
+        """Give `source` a second name, which must be free."""
+
+    def unlink(self, path: Path) -> object:
+        """Take the name away."""
+
+    def exists(self, path: Path) -> bool:
+        """Whether the name is taken."""
+
+    def sync_directory(self, path: Path) -> object:
+        """Make the names in this directory durable."""
+
+
+class UnreadableTableError(StoreError):
+    """There is content, but neither the file nor its .bak can be read. An empty table instead would lose it."""
+
+    def __init__(self, path: Path, causes: list[str]) -> None:
+        super().__init__(
+            f"{path}: no readable copy ({'; '.join(causes)}); "
+            "repair one of them, or move both away to start with an empty table"
+        )
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What one of the two files holds."""
+
+    state: Literal["good", "absent", "empty", "damaged"]
+    value: object = None
+    cause: str = ""  # why it is not good
+
+
+class JsonTable:
+    """The durable content of one file. Synchronous: the broker calls it in the disk thread, never twice at a time."""
+
+    def __init__(self, files: TableFiles, path: Path) -> None:
+        self.path = path
+        self._files = files
+        self._backup = _beside(path, ".bak")
+        self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
+
+    def load(self) -> object | None:
+        """Return the content of the main file or, where that is missing, empty or no valid JSON, that of its .bak.
+
+        None if there is neither. A use of .bak is logged as a warning. Nothing is changed or deleted.
+        Raises UnreadableTableError if there is something to read but nothing that can be read; OSError from the disk.
+        """
+        main = self._read(self.path)
+        self._main_state = main.state
+        if main.state == "good":
+            return main.value
+        backup = self._read(self._backup)
+        if backup.state == "good":
+            _log.warning("configuration file replaced by its copy path=%s cause=%r", self._backup, main.cause)
+            return backup.value
+        if "damaged" in (main.state, backup.state):
+            raise UnreadableTableError(self.path, [main.cause, backup.cause])
+        if main.state == "empty":
+            # What a crash leaves of RocketMQ's very first save: there never was any content.
+            _log.warning("configuration file is empty and has no copy, the table starts empty path=%s", self.path)
+        return None
+
+    def save(self, value: object) -> None:
+        """Make `value` the content; when this returns it is durable. The previous content becomes .bak.
+
+        After an OSError or a crash at any moment `load` returns either the previous content or `value`.
+        """
+        data = java_json.dumps(value)
+        if self._main_state == "unknown":
+            self._main_state = self._read(self.path).state
+        temporary = self._free_name(".tmp")
+        self._files.write_new(temporary, data)
+        if self._main_state == "good":
+            # Where .bak is the same file already, rename does nothing and leaves both names; the next save clears up.
+            second_name = self._free_name(".bak.tmp")
+            self._files.link(self.path, second_name)
+            self._files.rename(second_name, self._backup)
+        elif self._main_state == "damaged" and not self._files.exists(_beside(self.path, ".damaged")):
+            self._files.link(self.path, _beside(self.path, ".damaged"))
+        self._files.rename(temporary, self.path)
+        self._main_state = "good"
+        self._files.sync_directory(self.path.parent)
+
+    def _read(self, path: Path) -> _Copy:
+        try:
+            data = self._files.read_bytes(path)
+        except FileNotFoundError:
+            return _Copy("absent", cause=f"{path.name} is missing")
+        if not data.strip():
+            return _Copy("empty", cause=f"{path.name} is empty")
+        try:
+            return _Copy("good", java_json.loads(data))
+        except java_json.JsonFormatError as error:
+            return _Copy("damaged", cause=f"{path.name}: {error}")
+
+    def _free_name(self, suffix: str) -> Path:
+        """A name beside the main file; a crash may have left something there."""
+        path = _beside(self.path, suffix)
+        if self._files.exists(path):
+            self._files.unlink(path)
+        return path
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
