@@ -61,3 +61,11 @@ class TableFormatError(BrokerError):
     def __init__(self, field: str, cause: str) -> None:
         super().__init__(f"{field}: {cause}; correct the file or put its .bak copy in its place, then start again")
         self.field = field
+
+
+class InvalidRequestError(BrokerError):
+    """A request, or a message in it, breaks a rule of the protocol; `code` is the v2 code that names the rule."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code

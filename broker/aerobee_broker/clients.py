@@ -1,0 +1,180 @@
+"""Who is connected: what each client said about itself, when it was last heard of, and how to reach it.
+
+Any call counts as a sign of life. A client that says goodbye, or is silent for two minutes, is gone: the listeners in
+`gone_listeners` hear its id, its Telemetry stream ends, and nothing of it is kept. A client is served as well without
+its settings as with them: after a restart the official ones do not send them again for up to five minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aerobee_proto import v2
+from aerobee_store.clock import Clock
+
+EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)
+_SCAN_SECONDS: Final = 5.0
+_PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream for good: the oldest are dropped
+_FIRST_CONSUMER_TYPE: Final = v2.ClientType.PUSH_CONSUMER  # unspecified 0, producer 1; all others consume
+_CLIENTS_MAX: Final = 100_000  # a client id costs about a kilobyte; nobody may fill the memory with invented ones
+
+
+class TelemetryStream:
+    """The open Telemetry call of a client: a bounded queue of commands. Writing never waits."""
+
+    __slots__ = ("_closed", "_commands", "_wake")
+
+    def __init__(self) -> None:
+        self._commands: list[v2.TelemetryCommand] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def write(self, command: v2.TelemetryCommand) -> None:
+        """Queue a command; of more than 64 that the client has not read, the oldest is dropped."""
+        if len(self._commands) >= _PENDING_COMMANDS_MAX:
+            del self._commands[0]
+        self._commands.append(command)
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        self._closed = True
+        self._wake.set()
+
+    async def next(self) -> v2.TelemetryCommand | None:
+        """The next command to send; None when the stream shall end."""
+        while not self._commands:
+            if self._closed:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        return self._commands.pop(0)
+
+
+class Client:
+    """One client id. `namespace`, `language` and `version` are from the headers of its calls."""
+
+    __slots__ = (
+        "client_id",
+        "client_type",
+        "group",
+        "language",
+        "last_seen",
+        "last_seen_ms",
+        "namespace",
+        "peer",
+        "protocol_version",
+        "settings",
+        "stream",
+        "topics",
+        "version",
+    )
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.namespace = ""
+        self.language = ""
+        self.version = ""
+        self.protocol_version = ""
+        self.peer: tuple[str, int] = ("127.0.0.1", 0)  # where the connection comes from: IP address and port
+        self.last_seen = 0.0  # of the monotonic clock
+        self.last_seen_ms = 0
+        self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
+        self.group: str | None = None  # stored name (with the namespace) of a consumer's group
+        self.topics: frozenset[str] = frozenset()  # stored names of a producer's topics
+        self.settings: v2.Settings | None = None  # as received
+        self.stream: TelemetryStream | None = None
+
+    @property
+    def is_consumer(self) -> bool:
+        return self.client_type >= _FIRST_CONSUMER_TYPE
+
+    def command(self, command: v2.TelemetryCommand) -> bool:
+        """Send a command over the client's Telemetry stream; False if it has none."""
+        if self.stream is None:
+            return False
+        self.stream.write(command)
+        return True
+
+
+class ClientRegistry:
+    """All clients, by id."""
+
+    name: Final = "clients"
+
+    def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
+        self._clock = clock
+        self._clients: dict[str, Client] = {}
+        self._expiry_seconds = expiry_seconds
+        self.gone_listeners: list[Callable[[str], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def seen(self, client_id: str) -> Client:
+        """The client of a call that arrived now; a new one if the id is unknown."""
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= _CLIENTS_MAX:
+                self._remove(min(self._clients.values(), key=lambda c: c.last_seen))
+            client = self._clients[client_id] = Client(client_id)
+        client.last_seen = self._clock.monotonic()
+        return client
+
+    def get(self, client_id: str) -> Client | None:
+        return self._clients.get(client_id)
+
+    def all(self) -> list[Client]:
+        return list(self._clients.values())
+
+    def of_group(self, group: str) -> list[Client]:
+        """The connected consumers of a group, by its stored name."""
+        return [client for client in self._clients.values() if client.group == group]
+
+    def producers_of(self, topic: str) -> list[Client]:
+        """The connected producers that listed a topic, by its stored name."""
+        return [client for client in self._clients.values() if topic in client.topics]
+
+    def open_stream(self, client: Client) -> TelemetryStream:
+        """A new Telemetry stream of the client, which ends an older one."""
+        if client.stream is not None:
+            client.stream.close()
+        client.stream = TelemetryStream()
+        return client.stream
+
+    def close_stream(self, client: Client, stream: TelemetryStream) -> None:
+        """The call behind `stream` ended; a newer stream of the client stays."""
+        stream.close()
+        if client.stream is stream:
+            client.stream = None
+
+    def terminate(self, client_id: str) -> None:
+        """The client said goodbye. Unknown ids are fine."""
+        if client := self._clients.get(client_id):
+            self._remove(client)
+
+    def expire(self) -> None:
+        """Drop whoever was silent for too long."""
+        limit = self._clock.monotonic() - self._expiry_seconds
+        for client in [client for client in self._clients.values() if client.last_seen < limit]:
+            self._remove(client)
+
+    def idle_seconds(self, client: Client) -> float:
+        """How long nothing was heard of the client."""
+        return self._clock.monotonic() - client.last_seen
+
+    async def run(self) -> None:
+        """Drop silent clients, until cancelled."""
+        while True:
+            await asyncio.sleep(_SCAN_SECONDS)
+            self.expire()
+
+    def _remove(self, client: Client) -> None:
+        del self._clients[client.client_id]
+        if client.stream is not None:
+            client.stream.close()
+            client.stream = None
+        for listener in self.gone_listeners:
+            listener(client.client_id)

@@ -1,0 +1,216 @@
+"""Wire message <-> stored message.
+
+A stored message is what RocketMQ would have stored: system fields are properties under RocketMQ's names. Two things do
+not fit into those and travel in properties of our own, written only when they are needed and hidden from users:
+
+    __AEROBEE_KEYS   the exact list of keys, when joining them with spaces (KEYS, for RocketMQ's index) loses it
+    __AEROBEE_EMPTY  the names of user properties with an empty value, which a property string cannot hold
+
+Both are lists joined by line feeds: control characters are refused in keys and names (validation.py), so none is lost.
+"""
+
+from __future__ import annotations
+
+from hashlib import md5
+from typing import Final
+
+from aerobee_proto import v2
+from aerobee_store import properties as p
+from aerobee_store.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE, Message, Record
+
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+LITE_TOPIC: Final = "__LITE_TOPIC"
+PRIORITY_PROPERTY: Final = "_SYS_MSG_PRIORITY_"
+EXACT_KEYS: Final = "__AEROBEE_KEYS"
+EMPTY_PROPERTIES: Final = "__AEROBEE_EMPTY"
+
+_LIST_SEPARATOR: Final = "\n"
+_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, and of what a protobuf Timestamp may say
+
+COMPRESSION_ZLIB: Final = 0x300
+_READABLE_COMPRESSION: Final = (0, COMPRESSION_ZLIB)  # 0: clients from before the type bits, always zlib
+
+# Looking up a name in a protobuf enum costs a Python call each time.
+NORMAL: Final = v2.MessageType.NORMAL
+FIFO: Final = v2.MessageType.FIFO
+DELAY: Final = v2.MessageType.DELAY
+TRANSACTION: Final = v2.MessageType.TRANSACTION
+LITE: Final = v2.MessageType.LITE
+PRIORITY: Final = v2.MessageType.PRIORITY
+_MD5: Final = v2.DigestType.MD5
+_IDENTITY: Final = v2.Encoding.IDENTITY
+_GZIP: Final = v2.Encoding.GZIP
+
+# The names that RocketMQ refuses as user properties and hides from consumers, and behind them those that it lets leak.
+RESERVED_NAMES: Final = frozenset(
+    """
+    TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
+    BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES
+    CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO
+    INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE
+    INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS
+    TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC
+    DLQ_ORIGIN_MESSAGE_ID __CRC32#
+
+    TRACE_CONTEXT __SHARDINGKEY CHECK_IMMUNITY_TIME_IN_SECONDS __transactionId__ TRANSACTION_CHECK_TIMES
+    INNER_NUM INNER_BASE INNER_MULTI_DISPATCH __LITE_TOPIC _SYS_MSG_PRIORITY_ __AEROBEE_KEYS __AEROBEE_EMPTY
+    """.split()  # noqa: SIM905 - sixty names read better as words than as a column of literals
+)
+
+_DELAY_NAMES: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS)
+
+
+def message_type(system: v2.SystemProperties) -> v2.MessageType.ValueType:
+    """What kind of message the fields make it, whatever type the client declared; TRANSACTION has no field and must be
+    declared."""
+    if system.message_type == TRANSACTION:
+        return TRANSACTION
+    if system.HasField("delivery_timestamp"):
+        return DELAY
+    if system.message_group:
+        return FIFO
+    if system.lite_topic:
+        return LITE
+    if system.HasField("priority"):
+        # An official client sends priority 0 with the type NORMAL.
+        return NORMAL if system.priority == 0 and system.message_type == NORMAL else PRIORITY
+    return NORMAL
+
+
+def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer: p.Host, now_ms: int) -> Message:
+    """What is stored for `message`, which was validated before.
+
+    `peer` is the address that the connection comes from; `now_ms` (Unix milliseconds) stands in for a missing
+    birth time.
+    """
+    system = message.system_properties
+    properties = {p.UNIQ_KEY: system.message_id}
+    if system.tag:
+        properties[p.TAGS] = system.tag
+    if system.keys:
+        keys = [key for key in system.keys if key]
+        properties[p.KEYS] = joined = p.KEY_SEPARATOR.join(keys)
+        if joined.count(p.KEY_SEPARATOR) != len(keys) - 1:
+            properties[EXACT_KEYS] = _LIST_SEPARATOR.join(keys)
+    if system.message_group:
+        properties[p.SHARDING_KEY] = system.message_group
+    if system.trace_context:
+        properties[TRACE_CONTEXT] = system.trace_context
+    if system.lite_topic:
+        properties[LITE_TOPIC] = system.lite_topic
+    if system.HasField("priority"):
+        properties[PRIORITY_PROPERTY] = str(system.priority)
+    if system.HasField("delivery_timestamp"):
+        properties[p.TIMER_DELIVER_MS] = str(system.delivery_timestamp.ToMilliseconds())
+    if system.message_type == TRANSACTION:
+        properties[p.TRANSACTION_MESSAGE] = "true"
+        properties[p.PRODUCER_GROUP] = stored_topic
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = system.orphaned_transaction_recovery_duration.seconds
+            properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
+    if system.born_host and system.born_host != peer[0]:
+        properties[p.BORN_HOST] = system.born_host
+    if message.user_properties:
+        empty = [name for name, value in message.user_properties.items() if not value]
+        if empty:
+            properties[EMPTY_PROPERTIES] = _LIST_SEPARATOR.join(empty)
+        properties.update(message.user_properties)
+    born = system.born_timestamp
+    born_ms = born.seconds * 1000 + born.nanos // 1_000_000
+    return Message(
+        topic=stored_topic,
+        queue_id=queue_id,
+        body=message.body,
+        properties=properties,
+        born_timestamp=born_ms if 0 < born_ms <= _LAST_MS else now_ms,
+        born_host=peer,
+        sys_flag=SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB if system.body_encoding == _GZIP else 0,
+    )
+
+
+def to_wire_message(
+    record: Record, topic: v2.Resource, *, receipt_handle: str | None = None, delivery_attempt: int | None = None
+) -> v2.Message:
+    """The message to deliver for `record`, with `topic` as the client named it.
+
+    A query gives neither receipt handle nor attempt, and both stay unset. A body that a RocketMQ 4 client compressed
+    with LZ4 or Zstandard, which this protocol cannot name, is delivered as it is stored.
+    """
+    properties = record.properties
+    get = properties.get
+    body = record.body
+    compressed = (
+        record.sys_flag & SYS_FLAG_COMPRESSED and record.sys_flag & SYS_FLAG_COMPRESSION_TYPE in _READABLE_COMPRESSION
+    )
+    store_timestamp, born_timestamp = record.store_timestamp, record.born_timestamp
+    system = v2.SystemProperties(
+        message_id=get(p.UNIQ_KEY) or p.offset_message_id(record.store_host, record.physical_offset),
+        keys=_keys(properties),
+        body_digest=v2.Digest(type=_MD5, checksum=md5(body, usedforsecurity=False).hexdigest().upper()),
+        body_encoding=_GZIP if compressed else _IDENTITY,
+        message_type=_stored_type(properties),
+        born_host=get(p.BORN_HOST) or record.born_host[0],
+        store_host=_host_text(record.store_host),
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        tag=get(p.TAGS),
+        message_group=get(p.SHARDING_KEY),
+        trace_context=get(TRACE_CONTEXT),
+        lite_topic=get(LITE_TOPIC),
+        receipt_handle=receipt_handle,
+        delivery_attempt=delivery_attempt,
+    )
+    timestamp = system.born_timestamp
+    timestamp.seconds, milliseconds = divmod(born_timestamp, 1000)
+    timestamp.nanos = milliseconds * 1_000_000
+    timestamp = system.store_timestamp
+    timestamp.seconds, milliseconds = divmod(store_timestamp, 1000)
+    timestamp.nanos = milliseconds * 1_000_000
+    if (deliver_at := _integer(get(p.TIMER_OUT_MS) or get(p.TIMER_DELIVER_MS))) is not None:
+        system.delivery_timestamp.FromMilliseconds(deliver_at)
+    if (priority := _integer(get(PRIORITY_PROPERTY))) is not None and 0 <= priority < 1 << 31:
+        system.priority = priority
+    if (origin_topic := get(p.DLQ_ORIGIN_TOPIC)) and (origin_id := get(p.DLQ_ORIGIN_MESSAGE_ID)):
+        system.dead_letter_queue.topic, system.dead_letter_queue.message_id = origin_topic, origin_id
+    user_properties = {name: value for name, value in properties.items() if name not in RESERVED_NAMES}
+    if empty := get(EMPTY_PROPERTIES):
+        user_properties.update(dict.fromkeys(empty.split(_LIST_SEPARATOR), ""))
+    return v2.Message(topic=topic, user_properties=user_properties, system_properties=system, body=body)
+
+
+def message_keys(properties: dict[str, str]) -> list[str]:
+    """The keys of a stored message, as the client sent them."""
+    return _keys(properties)
+
+
+def _keys(properties: dict[str, str]) -> list[str]:
+    keys = properties.get(p.KEYS)
+    if not keys:
+        return []
+    exact = properties.get(EXACT_KEYS)
+    return exact.split(_LIST_SEPARATOR) if exact else p.split_keys(keys)
+
+
+def _stored_type(properties: dict[str, str]) -> v2.MessageType.ValueType:
+    if properties.get(p.TRANSACTION_MESSAGE) == "true":
+        return TRANSACTION
+    if not properties.keys().isdisjoint(_DELAY_NAMES):
+        return DELAY
+    if p.SHARDING_KEY in properties:
+        return FIFO
+    if LITE_TOPIC in properties:
+        return LITE
+    if properties.get(PRIORITY_PROPERTY, "0") != "0":
+        return PRIORITY
+    return NORMAL
+
+
+def _integer(text: str | None) -> int | None:
+    """A number that another program may have written: 0..`_LAST_MS`, or None."""
+    if text and text.isascii() and text.isdigit() and len(text) <= 15:
+        return min(int(text), _LAST_MS)
+    return None
+
+
+def _host_text(host: p.Host) -> str:
+    return f"[{host[0]}]:{host[1]}" if ":" in host[0] else f"{host[0]}:{host[1]}"
