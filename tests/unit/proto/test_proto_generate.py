@@ -88,11 +88,11 @@ def test_nothing_generated_uses_the_default_pool_or_googles_types(tmp_path: Path
 
 def test_a_faulty_file_is_named_with_its_line(source_root: Path) -> None:
     """protoc's own words reach the developer, and the exit status is 2."""
-    (source_root / "aerobee_proto/faulty.proto").write_text('syntax = "proto3";\nmessage Faulty { strin name = 1; }\n')
+    (source_root / "aerobee_proto/faulty.proto").write_text('syntax = "proto3";\nmessage Faulty { Absent name = 1; }\n')
     result = run(source_root, "--check")
     assert result.returncode == 2
     assert "aerobee_proto/faulty.proto:2:18" in result.stderr
-    assert "strin" in result.stderr
+    assert "Absent" in result.stderr
 
 
 def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
