@@ -69,3 +69,23 @@ class InvalidRequestError(BrokerError):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class InvalidReceiptHandleError(BrokerError):
+    """The receipt handle is malformed, unknown, of another group or topic, expired, or replaced by a newer one."""
+
+
+class TooManyRequestsError(BrokerError):
+    """A bound of the broker is reached; the same request may succeed a little later."""
+
+
+class JournalFormatError(BrokerError):
+    """The delivery journal holds what this release cannot read; `queue_offset` says where in the journal."""
+
+    def __init__(self, cause: str, *, queue_offset: int = -1) -> None:
+        super().__init__(
+            f"delivery journal, queue offset {queue_offset}: {cause}; "
+            "it was written by a newer release: start that one, or open the store with a copy of it"
+        )
+        self.cause = cause
+        self.queue_offset = queue_offset
