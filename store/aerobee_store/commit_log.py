@@ -1,0 +1,191 @@
+"""The single sequence of all messages: append, commit, read at a physical offset.
+
+A record is appended only where 8 bytes stay free behind it; otherwise a blank fills the segment and the record goes to the
+next one. So a full segment ends in a blank of at least 8 bytes, and no record crosses a segment.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aerobee_store import record
+from aerobee_store.errors import InvalidMessageError, RecordNotFoundError, StoreFullError
+from aerobee_store.file_system import Buffer
+from aerobee_store.mapped_file import MappedFile, MappedFileQueue
+from aerobee_store.record import BLANK_SIZE_MIN, Record
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Bytes of the log, [start, end), that hold no valid record although records follow them."""
+
+    start: int
+    end: int
+    reason: str
+
+
+class CommitLog:
+    """Appends to the last segment in use. Single writer: only the event loop's thread calls it."""
+
+    def __init__(self, files: MappedFileQueue, *, write_ahead: bool) -> None:
+        self.files = files
+        self._write_ahead = write_ahead
+        self._active: MappedFile | None = None
+        self._uncommitted: list[MappedFile] = []
+        self.wrote = self.committed = self.flushed = 0
+        self.damaged: list[DamagedRange] = []
+
+    @property
+    def min_offset(self) -> int:
+        return self.files.min_offset
+
+    @property
+    def segment_size(self) -> int:
+        return self.files.run.file_size
+
+    def set_end(self, end: int) -> None:
+        """Say where the log ends; all before it is durable. Segments behind it are empty and will be used."""
+        self._active = None
+        for file in self.files:
+            if file.end_offset <= end:
+                file.set_position(file.size)
+            elif file.start_offset <= end:
+                file.set_position(end - file.start_offset)
+                self._active = file
+            else:
+                file.set_position(0)
+        if self._active is None and self.files.last is not None:
+            self._active = self.files.last
+        self._uncommitted.clear()
+        self.wrote = self.committed = self.flushed = end
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Make room for records of these sizes, to be appended in this order. After this no append of them can fail.
+
+        Raises StoreFullError, with nothing changed but files prepared for later; InvalidMessageError for a record that
+        fits into no segment.
+        """
+        segment_size = self.segment_size
+        file = self._active
+        position = file.wrote if file is not None else segment_size
+        try:
+            for size in sizes:
+                if size + BLANK_SIZE_MIN > segment_size - position:
+                    if size + BLANK_SIZE_MIN > segment_size:
+                        raise InvalidMessageError(
+                            f"a record of {size} bytes does not fit into a segment of {segment_size}; "
+                            f"send less or set a larger store.segment_size"
+                        )
+                    if file is not None and position < segment_size:
+                        file.reserve(position + BLANK_SIZE_MIN)
+                    file = self._following(file)
+                    position = 0
+                position += size
+            if file is not None:
+                file.reserve(position)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise StoreFullError(
+                    f"no space left on the disk of {self.files.run.directory}; free some, or let old messages expire"
+                ) from error
+            raise
+
+    def next_offset(self, size: int) -> int:
+        """The physical offset at which a record of `size` bytes will lie; fills up the segment if it does not fit."""
+        active = self._active
+        if active is None or size + BLANK_SIZE_MIN > active.size - active.wrote:
+            active = self._roll()
+        return active.start_offset + active.wrote
+
+    def append(self, data: Buffer) -> None:
+        """Append one placed record, or several that fit into the segment together, at the offset of `next_offset`."""
+        active = self._active
+        assert active is not None
+        active.append(data)
+        if not self._uncommitted or self._uncommitted[-1] is not active:
+            self._uncommitted.append(active)
+        self.wrote += len(data)
+
+    def commit(self) -> None:
+        """Move all that was appended to the page cache. OSError is final: what is in the file then is not known."""
+        for file in self._uncommitted:
+            file.commit(write_ahead=self._write_ahead)
+        self._uncommitted.clear()
+        self.committed = self.wrote
+
+    def unsynced_files(self) -> list[MappedFile]:
+        """The segments with committed bytes that are not flushed, oldest first."""
+        found = []
+        for file in reversed(self.files.files):
+            if file.committed == file.flushed and file.start_offset <= self.flushed:
+                break
+            if file.committed > file.flushed:
+                found.append(file)
+        return found[::-1]
+
+    def set_flushed(self, files: Sequence[MappedFile], positions: Sequence[int], end: int) -> None:
+        """Note that these segments are synced up to these positions, and so the log up to `end`."""
+        for file, position in zip(files, positions, strict=True):
+            file.flushed = position
+        self.flushed = end
+
+    def record_at(self, physical_offset: int) -> Record:
+        """The record that begins here, every checksum of it verified.
+
+        Raises RecordNotFoundError where the log has nothing (deleted, or not written yet), CorruptRecordError where it has
+        something else.
+        """
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset >= self.committed:
+            raise RecordNotFoundError(
+                f"the log holds nothing at physical offset {physical_offset}; it holds {self.min_offset}..{self.committed}"
+            )
+        position = physical_offset - file.start_offset
+        return record.decode(file.view, position, file.committed, physical_offset=physical_offset)
+
+    def store_timestamp_at(self, physical_offset: int) -> int | None:
+        """The store time of the record that begins here, or None if there is none. Looks at its first bytes only."""
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset >= self.committed:
+            return None
+        position = physical_offset - file.start_offset
+        header = record.peek(
+            file.view, position, file.committed, physical_offset=physical_offset, check_crc=False
+        )
+        return None if isinstance(header, record.ScanStop) else header.store_timestamp
+
+    def bytes_at(self, physical_offset: int, size: int) -> memoryview:
+        """Committed bytes of one segment, as they are."""
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset + size > file.start_offset + file.committed:
+            raise RecordNotFoundError(f"the log does not hold {size} bytes at physical offset {physical_offset}")
+        position = physical_offset - file.start_offset
+        return file.view[position : position + size]
+
+    def _roll(self) -> MappedFile:
+        active = self._active
+        if active is not None:
+            left = active.size - active.wrote
+            if left:
+                active.append(record.encode_blank(left))
+                if not self._uncommitted or self._uncommitted[-1] is not active:
+                    self._uncommitted.append(active)
+                active.wrote = active.size
+        self._active = active = self._following(active)
+        self.wrote = active.start_offset
+        return active
+
+    def _following(self, file: MappedFile | None) -> MappedFile:
+        """The segment after `file`: prepared already, or created now."""
+        if file is None:
+            return self.files.append_new(self.wrote - self.wrote % self.segment_size)
+        index = self.files.files.index(file)
+        if index + 1 < len(self.files):
+            return self.files.files[index + 1]
+        return self.files.append_new(file.end_offset)
+
+

@@ -1,0 +1,313 @@
+"""The messages of one (topic, queue id), as units of 20 bytes. Unit n is at byte 20 n of the queue.
+
+    offset  size  field
+         0     8  physical_offset  of the record in the log
+         8     4  size             of the record, above 0
+        12     8  tags_code        Java hash of the tag, 0 without one; of a delayed message its delivery time
+
+A filler unit (0, 0x7FFFFFFF, 0) stands for no message: before the first message of a queue that was rebuilt, and where a
+damaged record would be. It is never served, and never counts as a position.
+
+Queues are derived from the log. They are written with `pwrite` and read with `pread`, without a mapping: thousands of queues
+then cost a few hundred bytes each.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from aerobee_store.errors import StoreError
+from aerobee_store.file_system import File, FileSystem
+from aerobee_store.mapped_file import FileRun
+
+UNIT: Final = struct.Struct(">qiq")
+UNIT_SIZE: Final = 20
+assert UNIT.size == UNIT_SIZE, "the table above and the struct must agree"
+UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+assert UNIT_DTYPE.itemsize == UNIT_SIZE
+
+FILLER_SIZE: Final = 0x7FFFFFFF
+FILLER_UNIT: Final = UNIT.pack(0, FILLER_SIZE, 0)
+
+Units = npt.NDArray[np.void]
+"""Units as a structured array of UNIT_DTYPE."""
+
+
+class QueueMisalignedError(StoreError):
+    """A unit does not follow the last one: the queue and the log disagree, and the queue must be rebuilt."""
+
+
+class ConsumeQueue:
+    """One queue. `min_offset <= n < max_offset` are the units that can be served; `next_offset` is the next message's."""
+
+    __slots__ = ("_dirty", "_files", "_run", "_starts", "max_offset", "min_offset", "next_offset", "queue_id", "topic")
+
+    def __init__(self, file_system: FileSystem, directory: Path, topic: str, queue_id: int, file_size: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self._run = FileRun(file_system, directory, file_size)
+        self._starts: list[int] = []
+        self._files: dict[int, File] = {}
+        self._dirty: set[int] = set()
+        self.min_offset = 0
+        self.max_offset = 0
+        self.next_offset = 0
+
+    @property
+    def directory(self) -> Path:
+        return self._run.directory
+
+    @property
+    def files(self) -> list[int]:
+        """The first queue offset of each file."""
+        return [start // UNIT_SIZE for start in self._starts]
+
+    @property
+    def units_per_file(self) -> int:
+        return self._run.file_size // UNIT_SIZE
+
+    def load(self, *, suspect: bool) -> None:
+        """Find out where the queue begins and ends.
+
+        The end is where the valid units do. `suspect`: the process died, so every unit of the last files is looked at;
+        otherwise they are known to be one run, and its end is found by bisection.
+        """
+        self._starts = self._run.load()
+        self.min_offset = self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
+        while self._starts:
+            start = self._starts[-1]
+            count = self._count_linear(start) if suspect else self._count_bisected(start)
+            # A whole file of zeros was prepared and never used: the queue ends in the one before it.
+            if count or len(self._starts) == 1:
+                self.max_offset = start // UNIT_SIZE + count
+                break
+            self._remove_files([start])
+        if suspect and len(self._starts) > 1:
+            self._check_earlier_files()
+        self.next_offset = self.max_offset
+
+    def units(self, queue_offset: int, count: int) -> Units:
+        """The units from `queue_offset` on, up to `count` of them and up to the end of the queue."""
+        end = min(queue_offset + count, self.max_offset)
+        parts = []
+        position, stop = queue_offset * UNIT_SIZE, end * UNIT_SIZE
+        while position < stop:
+            start = position - position % self._run.file_size
+            file = self._file(start)
+            if file is None:
+                break
+            part = file.read(min(stop, start + self._run.file_size) - position, position - start)
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+        return np.frombuffer(b"".join(parts), UNIT_DTYPE)
+
+    def put(self, queue_offset: int, units: bytes) -> None:
+        """Append units; the first is that of `queue_offset`.
+
+        A gap before it (the messages in between are damaged or deleted) is filled with filler units. The first unit of a
+        queue may have any offset. Raises QueueMisalignedError for an offset that is already taken.
+        """
+        if queue_offset != self.max_offset:
+            if queue_offset < self.max_offset:
+                raise QueueMisalignedError(
+                    f"{self._run.directory}: unit {queue_offset} is already there, the queue ends at {self.max_offset}"
+                )
+            units, queue_offset = self._with_filler(queue_offset, units)
+        position = queue_offset * UNIT_SIZE
+        end = position + len(units)
+        file_size = self._run.file_size
+        while position < end:
+            start = position - position % file_size
+            count = min(end, start + file_size) - position
+            file = self._file(start)
+            if file is None:
+                file = self._create(start)
+            part = units if count == len(units) else units[:count]
+            file.write([part], position - start)
+            self._dirty.add(start)
+            units = units[count:]
+            position += count
+        self.max_offset = end // UNIT_SIZE
+        if self.next_offset < self.max_offset:
+            self.next_offset = self.max_offset
+
+    def overwrite(self, queue_offset: int, units: bytes) -> None:
+        """Put the right units in the place of wrong ones, below the end of the queue: recovery's business."""
+        assert queue_offset * UNIT_SIZE + len(units) <= self.max_offset * UNIT_SIZE
+        end = self.max_offset
+        self.max_offset = queue_offset
+        self.put(queue_offset, units)
+        self.max_offset = max(end, self.max_offset)
+
+    def truncate(self, end: int) -> None:
+        """Forget every unit from queue offset `end` on. The bytes are zeroed, so that no later start finds them again."""
+        if end >= self.max_offset:
+            return
+        end = max(end, self._starts[0] // UNIT_SIZE)
+        end_position = end * UNIT_SIZE
+        gone = [start for start in self._starts if start >= end_position and start != self._starts[0]]
+        self._remove_files(gone)
+        last = self._starts[-1]
+        used = max(0, end_position - last)
+        file = self._file(last)
+        assert file is not None
+        stop = min(self._run.file_size, file.data_end(used))
+        if stop > used:
+            file.zero(used, stop - used)
+            self._dirty.add(last)
+        self.max_offset = self.next_offset = end
+        self.min_offset = min(self.min_offset, end)
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move the minimum to the first unit whose record the log still has; a queue without one keeps its end."""
+        offset = self.min_offset
+        while offset < self.max_offset:
+            units = self.units(offset, min(self.units_per_file, 1 if offset == self.min_offset else 1 << 16))
+            if not len(units):
+                break
+            alive = (units["physical_offset"] >= min_physical_offset) & (units["size"] != FILLER_SIZE)
+            first = int(alive.argmax())
+            if alive[first]:
+                offset += first
+                break
+            offset += len(units)
+        self.min_offset = min(offset, self.max_offset)
+
+    def last_record_end(self) -> int:
+        """The physical offset behind the record of the last unit that is no filler; 0 if there is none."""
+        end = self.max_offset
+        while end > self.min_offset:
+            begin = max(self.min_offset, end - 512)
+            units = self.units(begin, end - begin)
+            real = np.flatnonzero(units["size"] != FILLER_SIZE)
+            if len(real):
+                last = units[real[-1]]
+                return int(last["physical_offset"]) + int(last["size"])
+            end = begin
+        return 0
+
+    def offset_by_time(
+        self, timestamp: int, boundary: Literal["lower", "upper"], store_timestamp_at: Callable[[int], int | None]
+    ) -> int:
+        """The first message stored at or after `timestamp` ("lower"; none: the end), or the last one stored at or before it
+        ("upper"; none: the beginning). A queue without messages answers its end.
+        """
+        if self.min_offset >= self.max_offset:
+            return self.max_offset
+
+        def stored_at(offset: int) -> int:
+            # A unit without a readable record has no time: look at the ones after it.
+            for following in range(offset, self.max_offset):
+                unit = self.units(following, 1)
+                if len(unit) and int(unit[0]["size"]) != FILLER_SIZE:
+                    found = store_timestamp_at(int(unit[0]["physical_offset"]))
+                    if found is not None:
+                        return found
+            return 1 << 63
+
+        offsets = range(self.min_offset, self.max_offset)
+        if boundary == "lower":
+            return self.min_offset + bisect_left(offsets, timestamp, key=stored_at)
+        return self.min_offset + max(0, bisect_right(offsets, timestamp, key=stored_at) - 1)
+
+    def expired_files(self, min_physical_offset: int) -> list[int]:
+        """The first queue offsets of the leading files of which every record is gone from the log; never the last file."""
+        expired = []
+        for start in self._starts[:-1]:
+            last = self.units((start + self._run.file_size) // UNIT_SIZE - 1, 1)
+            if not len(last) or int(last[0]["physical_offset"]) >= min_physical_offset:
+                break
+            expired.append(start // UNIT_SIZE)
+        return expired
+
+    def remove_files(self, first_offsets: list[int]) -> None:
+        """Remove whole files, oldest first in the queue."""
+        self._remove_files([offset * UNIT_SIZE for offset in first_offsets])
+        if self._starts:
+            self.min_offset = max(self.min_offset, self._starts[0] // UNIT_SIZE)
+
+    def take_dirty(self) -> list[File]:
+        """The files written since the last call, to be synced in a disk thread."""
+        if not self._dirty:
+            return []
+        files = [file for start in self._dirty if (file := self._file(start)) is not None]
+        self._dirty.clear()
+        return files
+
+    def destroy(self) -> None:
+        """Remove all files and the directory."""
+        self._remove_files(list(self._starts))
+        self._run.file_system.remove_directory(self._run.directory)
+        self.min_offset = self.max_offset = self.next_offset = 0
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _with_filler(self, queue_offset: int, units: bytes) -> tuple[bytes, int]:
+        if self.max_offset or self._starts:
+            first = self.max_offset
+        else:
+            # The first unit of a queue: fill its file from the beginning, as RocketMQ does.
+            first = queue_offset - queue_offset % self.units_per_file
+            self.min_offset = queue_offset
+        return FILLER_UNIT * (queue_offset - first) + units, first
+
+    def _file(self, start: int) -> File | None:
+        file = self._files.get(start)
+        if file is None:
+            if start not in self._starts:
+                return None
+            file = self._run.file_system.open(self._run.path(start), evictable=True)
+            self._files[start] = file
+        return file
+
+    def _create(self, start: int) -> File:
+        file = self._run.create(start, evictable=True)
+        self._starts.append(start)
+        self._files[start] = file
+        return file
+
+    def _remove_files(self, starts: list[int]) -> None:
+        for start in starts:
+            if (file := self._files.pop(start, None)) is not None:
+                file.close()
+            self._starts.remove(start)
+            self._dirty.discard(start)
+        self._run.remove(starts)
+
+    def _count_bisected(self, start: int) -> int:
+        file = self._file(start)
+        assert file is not None
+
+        def is_unused(index: int) -> bool:
+            physical_offset, size, _ = UNIT.unpack(file.read(UNIT_SIZE, index * UNIT_SIZE))
+            return bool(size <= 0 or physical_offset < 0)
+
+        return bisect_left(range(self.units_per_file), True, key=is_unused)
+
+    def _count_linear(self, start: int) -> int:
+        file = self._file(start)
+        assert file is not None
+        size = min(self._run.file_size, -(-file.data_end(0) // UNIT_SIZE) * UNIT_SIZE)
+        units = np.frombuffer(file.read(size, 0), UNIT_DTYPE)
+        invalid = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
+        return int(invalid[0]) if len(invalid) else len(units)
+
+    def _check_earlier_files(self) -> None:
+        """After a crash an earlier file may have lost units that were not synced: the queue ends at the first such place."""
+        for start in self._starts[-3:-1]:
+            count = self._count_linear(start)
+            if count < self.units_per_file:
+                self.truncate(start // UNIT_SIZE + count)
+                return

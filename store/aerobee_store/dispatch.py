@@ -1,0 +1,127 @@
+"""Follows the log and feeds the consume queues and the index.
+
+What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed twice.
+Only recovery, which meets records it has not written, parses them.
+
+    transaction type   consume queue   index
+    none               yes             yes
+    prepared           no              yes
+    commit             yes             yes
+    rolled back        no              no
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aerobee_store.clock import Clock
+from aerobee_store.consume_queue import UNIT, ConsumeQueue
+from aerobee_store.index_file import IndexService
+from aerobee_store.stats import StoreStats
+
+ArrivalListener = Callable[[str, int, int], None]
+"""Called with topic, queue id and the queue's new end, after its units are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the queue and the index need of one record. `queue` is None for types that are in no queue."""
+
+    queue: ConsumeQueue | None
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+    key_hashes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBatch:
+    """The same for many records of one queue: `units` are their queue units, the other three run over their keys."""
+
+    queue: ConsumeQueue
+    queue_offset: int
+    units: bytes
+    count: int
+    last_store_timestamp: int
+    key_hashes: Sequence[int]
+    key_physical_offsets: Sequence[int]
+    key_timestamps: Sequence[int]
+
+
+class Dispatch:
+    """Single-threaded: the event loop's, or recovery's before there is one."""
+
+    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats) -> None:
+        self._index = index
+        self._clock = clock
+        self._stats = stats
+        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch]] = deque()
+        self.arrival_listeners: list[ArrivalListener] = []
+        self.dispatched = 0  # physical offset up to which queues and index are complete
+        self.last_timestamp = 0  # store time of the last record that was dispatched
+
+    def add(self, end: int, entries: Sequence[Entry] | EntryBatch) -> None:
+        """Note what lies in the log before physical offset `end` and behind what was added before."""
+        self._waiting.append((end, entries))
+
+    def follow(self, confirm_offset: int) -> None:
+        """Dispatch all that the log is sure of. OSError and QueueMisalignedError are final."""
+        waiting = self._waiting
+        ready: list[Entry] = []
+        end = self.dispatched
+        while waiting and waiting[0][0] <= confirm_offset:
+            end, entries = waiting.popleft()
+            if isinstance(entries, EntryBatch):
+                self._put_entries(ready)
+                ready = []
+                self._put_batch(entries)
+            else:
+                ready += entries
+        self._put_entries(ready)
+        self.dispatched = end
+
+    def _put_entries(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        units: dict[ConsumeQueue, list[bytes]] = {}
+        key_hashes: list[int] = []
+        physical_offsets: list[int] = []
+        timestamps: list[int] = []
+        first_offsets: dict[ConsumeQueue, int] = {}
+        for entry in entries:
+            queue = entry.queue
+            if queue is not None:
+                unit = UNIT.pack(entry.physical_offset, entry.size, entry.tags_code)
+                if queue in units:
+                    units[queue].append(unit)
+                else:
+                    units[queue] = [unit]
+                    first_offsets[queue] = entry.queue_offset
+            for key_hash in entry.key_hashes:
+                key_hashes.append(key_hash)
+                physical_offsets.append(entry.physical_offset)
+                timestamps.append(entry.store_timestamp)
+        for queue, parts in units.items():
+            queue.put(first_offsets[queue], parts[0] if len(parts) == 1 else b"".join(parts))
+        if key_hashes:
+            self._index.put(key_hashes, physical_offsets, timestamps, self._clock.now_ms())
+        self.last_timestamp = entries[-1].store_timestamp
+        self._stats.messages_dispatched += len(entries)
+        for queue in units:
+            self._notify(queue)
+
+    def _put_batch(self, batch: EntryBatch) -> None:
+        batch.queue.put(batch.queue_offset, batch.units)
+        if len(batch.key_hashes):
+            self._index.put(batch.key_hashes, batch.key_physical_offsets, batch.key_timestamps, self._clock.now_ms())
+        self.last_timestamp = batch.last_store_timestamp
+        self._stats.messages_dispatched += batch.count
+        self._notify(batch.queue)
+
+    def _notify(self, queue: ConsumeQueue) -> None:
+        for listener in self.arrival_listeners:
+            listener(queue.topic, queue.queue_id, queue.max_offset)

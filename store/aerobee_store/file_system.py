@@ -1,0 +1,339 @@
+"""The only module that touches `os` and `mmap`: what a store needs of a disk, and the real one.
+
+The seam exists for two implementations: `DiskFileSystem` here, and `aerobee_store.testing.MemoryFileSystem`, a disk that
+can crash, tear writes and run full. Every call is synchronous; what blocks is called from the store's disk threads.
+Errors are `OSError` as the kernel reports them: deciding what they mean is not this module's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+# Descriptors kept open at once. A broker with 5,000 topics of 4 queues has 20,000 queue files; each is opened when it is
+# needed and the one unused for longest is closed. Well under the usual hard limit of 4096 or more.
+OPEN_FILES_MAX = 768
+_WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Of the partition that holds a path, in bytes. `used` counts what is not available to us."""
+
+    total: int
+    available: int
+
+    @property
+    def used(self) -> int:
+        return self.total - self.available
+
+    @property
+    def ratio(self) -> float:
+        return self.used / self.total if self.total else 1.0
+
+
+class File(Protocol):
+    """One open file of fixed size."""
+
+    path: Path
+
+    @property
+    def size(self) -> int: ...
+
+    def write(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all buffers, one after the other, from `position` on."""
+
+    def read(self, size: int, position: int) -> bytes:
+        """At most `size` bytes; fewer only at the end of the file."""
+
+    def map(self, *, writable: bool = False) -> memoryview:
+        """The whole file as shared memory, coherent with `write`. Stays readable after `close` and unlink."""
+
+    def reserve(self, position: int, size: int) -> None:
+        """Make sure that these bytes have room on the disk; raises ENOSPC now rather than at the write."""
+
+    def zero(self, position: int, size: int) -> None:
+        """Make these bytes read as zeros."""
+
+    def data_end(self, position: int) -> int:
+        """The end of the last stretch of data after `position`; all after it is a hole. `position` if there is none."""
+
+    def sync(self) -> None:
+        """Return when the data is on the disk (`fdatasync`)."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """An exclusive lock that dies with the process."""
+
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """A disk."""
+
+    def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
+        """Open a file. The descriptor of an `evictable` one may be closed while it is not in use."""
+
+    def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
+        """Create a file of `size` bytes that read as zeros and have no room on the disk yet."""
+
+    def list(self, directory: Path) -> list[str]: ...
+    def exists(self, path: Path) -> bool: ...
+    def is_directory(self, path: Path) -> bool: ...
+    def size(self, path: Path) -> int: ...
+    def modified_ms(self, path: Path) -> int: ...
+    def make_directory(self, path: Path) -> None: ...
+    def sync_directory(self, path: Path) -> None: ...
+    def remove_directory(self, path: Path) -> None: ...
+    def read_bytes(self, path: Path) -> bytes: ...
+    def write_new(self, path: Path, data: bytes) -> None: ...
+    def rename(self, source: Path, target: Path) -> None: ...
+    def link(self, source: Path, target: Path) -> None: ...
+    def unlink(self, path: Path) -> None: ...
+    def lock(self, path: Path, content: bytes) -> Lock: ...
+    def usage(self, path: Path) -> DiskUsage: ...
+
+
+class DiskFile:
+    """A file of the machine.
+
+    The descriptor of an evictable file comes and goes (see OPEN_FILES_MAX), and only the event loop's thread uses it:
+    `sync`, which runs in a disk thread, takes one of its own. A file that is not evictable keeps its one descriptor, because
+    a failed write-back is reported to the descriptors that are open at that time.
+    """
+
+    __slots__ = ("_descriptor", "_disk", "_evictable", "_size", "_writable", "path")
+
+    def __init__(
+        self, disk: DiskFileSystem, path: Path, *, writable: bool, evictable: bool, descriptor: int, size: int
+    ) -> None:
+        self.path = path
+        self._disk = disk
+        self._writable = writable
+        self._evictable = evictable
+        self._descriptor = descriptor
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def write(self, buffers: Sequence[Buffer], position: int) -> None:
+        descriptor = self._open()
+        if len(buffers) == 1:
+            data = buffers[0]
+            written = os.pwrite(descriptor, data, position)
+            if written == len(data):
+                return
+            buffers = [memoryview(data)[written:]]
+            position += written
+        pending = [memoryview(buffer) for buffer in buffers]
+        first = 0
+        while first < len(pending):
+            written = os.pwritev(descriptor, pending[first : first + _WRITE_VECTOR_MAX], position)
+            position += written
+            while first < len(pending) and written >= len(pending[first]):
+                written -= len(pending[first])
+                first += 1
+            if written:  # a short write; the kernel names the cause on the next call, if there is one
+                pending[first] = pending[first][written:]
+
+    def read(self, size: int, position: int) -> bytes:
+        return os.pread(self._open(), size, position)
+
+    def map(self, *, writable: bool = False) -> memoryview:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return memoryview(mmap.mmap(self._open(), self._size, access=access))
+
+    def reserve(self, position: int, size: int) -> None:
+        os.posix_fallocate(self._open(), position, size)
+
+    def zero(self, position: int, size: int) -> None:
+        step = 1 << 20
+        zeros = bytes(min(step, size))
+        end = position + size
+        while position < end:
+            count = min(step, end - position)
+            self.write([zeros if count == len(zeros) else zeros[:count]], position)
+            position += count
+
+    def data_end(self, position: int) -> int:
+        descriptor = self._open()
+        end = position
+        while position < self._size:
+            try:
+                data = os.lseek(descriptor, position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # no data from here on
+                    break
+                raise
+            position = end = os.lseek(descriptor, data, os.SEEK_HOLE)
+        return end
+
+    def sync(self) -> None:
+        if not self._evictable:
+            os.fdatasync(self._open())
+            return
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        self._disk.forget(self)
+        self.close_descriptor()
+
+    def close_descriptor(self) -> None:
+        """Give the descriptor back; the next use opens the file again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self) -> int:
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC)
+            if self._evictable:
+                self._disk.remember(self)
+        return self._descriptor
+
+
+class DiskLock:
+    """A lock on byte 0 of a file, as RocketMQ takes it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+class DiskFileSystem:
+    """The disk of the machine."""
+
+    def __init__(self) -> None:
+        self._evictable: OrderedDict[DiskFile, None] = OrderedDict()
+
+    def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
+        if evictable:
+            size = path.stat().st_size
+            return DiskFile(self, path, writable=writable, evictable=True, descriptor=-1, size=size)
+        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        size = os.fstat(descriptor).st_size
+        return DiskFile(self, path, writable=writable, evictable=False, descriptor=descriptor, size=size)
+
+    def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+        file = DiskFile(self, path, writable=True, evictable=evictable, descriptor=descriptor, size=size)
+        if evictable:
+            self.remember(file)
+        return file
+
+    def remember(self, file: DiskFile) -> None:
+        """Note that a file has opened its descriptor again; close the one that was opened longest ago."""
+        self._evictable[file] = None
+        while len(self._evictable) > OPEN_FILES_MAX:
+            oldest, _ = self._evictable.popitem(last=False)
+            oldest.close_descriptor()
+
+    def forget(self, file: DiskFile) -> None:
+        """The file is closed for good."""
+        self._evictable.pop(file, None)
+
+    def list(self, directory: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def modified_ms(self, path: Path) -> int:
+        return path.stat().st_mtime_ns // 1_000_000
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory and its parents, each durable in its own parent."""
+        if path.is_dir():
+            return
+        if path.parent != path:
+            self.make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory; one that is not empty, or not there, is left as it is."""
+        with suppress(OSError):
+            path.rmdir()
+
+    def read_bytes(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        """Write a file from the beginning and sync it; an older one of this name is overwritten."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def lock(self, path: Path, content: bytes) -> Lock:
+        """Take the lock or raise BlockingIOError. `content` is written into a file that is new."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            if os.fstat(descriptor).st_size == 0:
+                os.pwrite(descriptor, content, 0)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(error.errno, "the lock is held by another process", str(path)) from error
+            raise
+        return DiskLock(descriptor)
+
+    def usage(self, path: Path) -> DiskUsage:
+        status = os.statvfs(path)
+        return DiskUsage(total=status.f_blocks * status.f_frsize, available=status.f_bavail * status.f_frsize)

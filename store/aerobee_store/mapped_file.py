@@ -1,0 +1,236 @@
+"""Files of a fixed size that together hold one long sequence of bytes, each named by the offset of its first byte.
+
+    directory/00000000000000000000    offsets        0 .. size
+    directory/00000000001073741824    offsets     size .. 2*size
+
+A segment of the commit log is a `MappedFile`: bytes are appended to a write buffer (*wrote*), moved to the page cache by one
+gathered `pwritev` (*committed*), and made durable by `fdatasync` (*flushed*). Readers use one shared read-only mapping,
+which is coherent with the page cache, up to *committed*. Measured with one 300-byte record per sync, this way gives 10.4k
+syncs/s against 7.4k for a mapping that is written and flushed, and 3 times as many at 64 KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.file_system import Buffer, File, FileSystem
+
+# What a small append writes ahead of itself as zeros: the blocks then exist when their own data comes, and a sync of that
+# data need not commit file-system metadata as well. One sync in about 3,500 pays for it instead of every one.
+_WRITE_AHEAD_SIZE = 1 << 20
+# Room taken on the disk at once (fallocate), so that a full disk is met by the append and never by a write of stored bytes.
+_RESERVE_SIZE = 16 << 20
+
+
+def file_name(start_offset: int) -> str:
+    """The name of the file that begins at `start_offset`: 20 digits."""
+    return f"{start_offset:020d}"
+
+
+class MappedFile:
+    """One segment of the commit log and its three positions, which are relative to its first byte."""
+
+    __slots__ = (
+        "_file",
+        "_file_system",
+        "_pending",
+        "_reserved",
+        "_view",
+        "_written_ahead",
+        "committed",
+        "flushed",
+        "path",
+        "size",
+        "start_offset",
+        "wrote",
+    )
+
+    def __init__(self, file_system: FileSystem, path: Path, start_offset: int, size: int, file: File | None = None) -> None:
+        self.path = path
+        self.start_offset = start_offset
+        self.size = size
+        self.wrote = self.committed = self.flushed = size
+        self._file_system = file_system
+        self._file = file
+        self._view: memoryview | None = None
+        self._pending: list[Buffer] = []
+        self._reserved = size
+        self._written_ahead = size
+
+    @property
+    def end_offset(self) -> int:
+        return self.start_offset + self.size
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._file_system.open(self.path)
+        return self._file
+
+    @property
+    def view(self) -> memoryview:
+        """The whole file, read-only. A slice of it stays readable after the file is gone."""
+        if self._view is None:
+            self._view = self.file.map().toreadonly()
+        return self._view
+
+    def set_position(self, position: int) -> None:
+        """Say that everything before `position` is in the file and durable, and that nothing behind it counts."""
+        self.wrote = self.committed = self.flushed = position
+        self._pending.clear()
+        self._reserved = self._written_ahead = position
+
+    def reserve(self, end: int) -> None:
+        """Make room on the disk for the bytes before `end`. Raises OSError (ENOSPC); nothing has changed then."""
+        if end > self._reserved:
+            target = min(self.size, max(end, self._reserved + _RESERVE_SIZE))
+            try:
+                self.file.reserve(self._reserved, target - self._reserved)
+            except OSError:
+                if target == end:
+                    raise
+                target = end  # the disk may still have room for just this
+                self.file.reserve(self._reserved, target - self._reserved)
+            self._reserved = target
+
+    def append(self, data: Buffer) -> None:
+        """Put bytes into the write buffer; they must fit (see `reserve`)."""
+        assert self.wrote + len(data) <= self._reserved
+        self._pending.append(data)
+        self.wrote += len(data)
+
+    def commit(self, *, write_ahead: bool) -> None:
+        """Move the write buffer to the page cache with one gathered write."""
+        if not self._pending:
+            return
+        pending = self._pending
+        small = self.wrote - self.committed < _WRITE_AHEAD_SIZE // 4
+        if write_ahead and small and self.wrote > self._written_ahead:
+            ahead = min(_WRITE_AHEAD_SIZE, self._reserved - self.wrote)
+            if ahead > 0:
+                pending.append(bytes(ahead))
+            self._written_ahead = self.wrote + ahead
+        self.file.write(pending, self.committed)
+        self.committed = self.wrote
+        self._pending = []
+
+    def sync(self) -> None:
+        """Make the committed bytes durable; runs in the disk thread. The caller moves `flushed`."""
+        self.file.sync()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._view = None
+
+
+class FileRun:
+    """The names of a run of files: `directory`, the size of each, and where each begins, in order."""
+
+    def __init__(self, file_system: FileSystem, directory: Path, file_size: int) -> None:
+        self.file_system = file_system
+        self.directory = directory
+        self.file_size = file_size
+
+    def load(self, *, exact: bool = True) -> list[int]:
+        """The start offsets of the files present, in order. An empty last file, left by a crash while it was made, is removed.
+
+        Raises StoreDirectoryError for a file whose name or size cannot be: the directory then belongs to something else, or
+        the size in the configuration is not the one it was written with.
+        """
+        starts = []
+        for name in self.file_system.list(self.directory):
+            path = self.directory / name
+            if len(name) != 20 or not name.isascii() or not name.isdigit():
+                raise StoreDirectoryError(f"{path}: not a file of this store; move it away")
+            starts.append(int(name))
+        if starts and self.file_system.size(self.path(starts[-1])) == 0:
+            self.file_system.unlink(self.path(starts.pop()))
+        for start in starts:
+            size = self.file_system.size(self.path(start))
+            if size != self.file_size:
+                raise StoreDirectoryError(
+                    f"{self.path(start)}: {size} bytes, but the configuration says {self.file_size} a file; "
+                    f"set the size that the store was written with"
+                )
+            if start % self.file_size:
+                raise StoreDirectoryError(f"{self.path(start)}: begins at no multiple of the file size {self.file_size}")
+        return starts
+
+    def path(self, start_offset: int) -> Path:
+        return self.directory / file_name(start_offset)
+
+    def create(self, start_offset: int, *, evictable: bool = False) -> File:
+        """Create the file that begins at `start_offset`, durable as a name."""
+        self.file_system.make_directory(self.directory)
+        file = self.file_system.create(self.path(start_offset), self.file_size, evictable=evictable)
+        self.file_system.sync_directory(self.directory)
+        return file
+
+    def remove(self, starts: list[int]) -> None:
+        """Remove files, last first, so that a crash in between leaves no hole."""
+        for start in sorted(starts, reverse=True):
+            self.file_system.unlink(self.path(start))
+        if starts:
+            self.file_system.sync_directory(self.directory)
+
+
+class MappedFileQueue:
+    """The segments of the commit log, oldest first."""
+
+    def __init__(self, run: FileRun) -> None:
+        self.run = run
+        self.files: list[MappedFile] = [self._mapped(start) for start in run.load()]
+
+    def __iter__(self) -> Iterator[MappedFile]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def last(self) -> MappedFile | None:
+        return self.files[-1] if self.files else None
+
+    @property
+    def min_offset(self) -> int:
+        return self.files[0].start_offset if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds `offset`, or None: it was deleted, lies in a hole, or does not exist yet."""
+        if not self.files:
+            return None
+        # The usual case, no file missing between the first and this one, needs one division.
+        index = (offset - self.files[0].start_offset) // self.run.file_size
+        if 0 <= index < len(self.files):
+            file = self.files[index]
+            if file.start_offset <= offset < file.end_offset:
+                return file
+        for file in self.files:
+            if file.start_offset <= offset < file.end_offset:
+                return file
+        return None
+
+    def append_new(self, start_offset: int) -> MappedFile:
+        """Create the next file, empty."""
+        file = self._mapped(start_offset, self.run.create(start_offset))
+        file.set_position(0)
+        self.files.append(file)
+        return file
+
+    def remove(self, files: list[MappedFile]) -> None:
+        """Unlink files. Whoever still reads one keeps its bytes until the last view is gone."""
+        for file in files:
+            self.files.remove(file)
+            file.close()
+        self.run.remove([file.start_offset for file in files])
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+    def _mapped(self, start: int, file: File | None = None) -> MappedFile:
+        return MappedFile(self.run.file_system, self.run.path(start), start, self.run.file_size, file)

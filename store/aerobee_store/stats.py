@@ -1,0 +1,44 @@
+"""Counters of a store, as plain numbers: cheap to count on the write path, read by whoever shows them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+SYNC_SECONDS_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+MESSAGES_PER_SYNC_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+
+
+class Histogram:
+    """Counts of values up to each bound, the sum and the number of all. Not cumulative."""
+
+    __slots__ = ("bounds", "count", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last one: above every bound
+        self.sum = 0.0
+        self.count = 0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+        self.count += 1
+
+
+@dataclass(slots=True)
+class StoreStats:
+    """Since the store was opened. Sizes in bytes, durations in seconds."""
+
+    messages_appended: int = 0
+    bytes_appended: int = 0
+    messages_dispatched: int = 0
+    messages_read: int = 0
+    commits: int = 0
+    sync_seconds: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS_BOUNDS))
+    messages_per_sync: Histogram = field(default_factory=lambda: Histogram(MESSAGES_PER_SYNC_BOUNDS))
+    sync_failures: int = 0
+    checksum_failures: int = 0
+    recovery_seconds: float = 0.0
+    recovered_records: int = 0
+    recovered_bytes: int = 0
