@@ -1,0 +1,438 @@
+"""What a broker is told at start: one frozen object, built once by `BrokerConfig.load` and passed down.
+
+A setting has a full name, `<section>.<key>`, and comes from, each before it overruling the ones after:
+
+    flags of the command line
+    the environment            AEROBEE_<SECTION>_<KEY>, as AEROBEE_STORE_DIRECTORY
+    a TOML file (--config)     [section] and key
+    a RocketMQ broker.conf     under RocketMQ's names, see `_ROCKETMQ_KEYS`
+    the defaults below
+
+Unknown names and values that cannot work raise ConfigError with the full name and what to do. Only the names of
+broker.conf are forgiven: those that we do not honour are kept in `ignored_rocketmq_keys`, to be listed at start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
+
+from aerobee_broker.topics import QUEUE_COUNT_MAX
+from aerobee_store.config import UNIT_SIZE, StoreConfig
+from aerobee_store.errors import ConfigError
+
+ENVIRONMENT_PREFIX: Final = "AEROBEE_"
+DIRECTORY_DEFAULT: Final = Path("data")
+_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host, by IP address or name, and a TCP port (0: any that is free)."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port` or `[IPv6]:port`. ValueError if it is neither."""
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        elif ":" in host:
+            raise ValueError("an IPv6 address needs brackets: [address]:port")
+        if not colon or not host or host.strip() != host or not port.isascii() or not port.isdigit():
+            raise ValueError("expected host:port")
+        if int(port) > 65535:
+            raise ValueError("a port is at most 65535")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether listening here means listening on every interface."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Where the broker can be reached."""
+
+    grpc: Address = Address("127.0.0.1", 8081)
+    metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
+    advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
+    drain_seconds: float = 5.0  # how long a stop waits for calls in progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsConfig:
+    """Topics that are used before anyone created them."""
+
+    auto_create: bool | None = None  # autoCreateTopicEnable; None: only with broker.dev
+    queue_count: int = 8  # defaultTopicQueueNums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsConfig:
+    """Consumer groups that are used before anyone created them."""
+
+    auto_create: bool | None = None  # autoCreateSubscriptionGroup; None: only with broker.dev
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """How much one request, one group or one client may ask for. The defaults are RocketMQ's."""
+
+    user_property_count_max: int = 128
+    properties_size_max: int = 16384  # bytes: user properties, tag and keys of one message
+    delay_seconds_max: float = 86_400.0
+    receive_batch_max: int = 32  # messages in one answer
+    long_polling_seconds_max: float = 30.0
+    invisible_seconds_min: float | None = None  # of a receive without auto-renew; None: 10, or 1 with broker.dev
+    invisible_seconds_max: float = 43_200.0
+    long_polls_per_group_max: int = 1024  # receives that wait, of one group in one topic
+    long_polls_max: int = 100_000
+    client_expiry_seconds: float = 120.0  # a client that is silent for longer is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything that a broker is told. Sizes in bytes, durations in seconds."""
+
+    store: StoreConfig
+    name: str = "aerobee"  # brokerName: part of a queue's identity for clients
+    cluster: str = "DefaultCluster"  # brokerClusterName
+    dev: bool = False  # for development: topics and groups appear with their first use
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
+
+    def __post_init__(self) -> None:
+        for key in ("name", "cluster"):
+            if not re.fullmatch(r"[a-zA-Z0-9_.-]{1,127}", getattr(self, key)):
+                raise ConfigError(f"broker.{key}: {getattr(self, key)!r} may only have letters, digits, '_', '-', '.'")
+        if not 1 <= self.topics.queue_count <= QUEUE_COUNT_MAX:
+            raise ConfigError(f"topics.queue_count: {self.topics.queue_count} is not within 1..{QUEUE_COUNT_MAX}")
+        for key in (item.name for item in dataclasses.fields(LimitsConfig)):
+            value = getattr(self.limits, key)
+            if value is not None and not value > 0:
+                raise ConfigError(f"limits.{key}: {value} is not above 0; leave it out for the default")
+        if self.limits.receive_batch_max > 1024:
+            raise ConfigError(f"limits.receive_batch_max: {self.limits.receive_batch_max} is above 1024")
+        if self.listen.drain_seconds < 0:
+            raise ConfigError(f"listen.drain_seconds: {self.listen.drain_seconds} is below 0")
+        if self.listen.advertise is not None and not self.listen.advertise.port:
+            raise ConfigError("listen.advertise: port 0 cannot be dialled; give the port that clients reach")
+
+    @property
+    def auto_create_topics(self) -> bool:
+        return self.dev if self.topics.auto_create is None else self.topics.auto_create
+
+    @property
+    def auto_create_groups(self) -> bool:
+        return self.dev if self.groups.auto_create is None else self.groups.auto_create
+
+    @property
+    def invisible_seconds_min(self) -> float:
+        """The shortest invisible duration of a receive without auto-renew."""
+        if self.limits.invisible_seconds_min is not None:
+            return self.limits.invisible_seconds_min
+        return 1.0 if self.dev else 10.0
+
+    @classmethod
+    def tiny(cls, directory: Path, **changes: Any) -> Self:
+        """Free ports, tiny files, topics and groups on first use: what a test wants."""
+        loopback = Address("127.0.0.1", 0)
+        defaults: dict[str, Any] = {
+            "store": StoreConfig.tiny(directory),
+            "dev": True,
+            "listen": ListenConfig(grpc=loopback, metrics=loopback, drain_seconds=0.5),
+        }
+        return cls(**{**defaults, **changes})
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        flags: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
+        config_file: Path | None = None,
+        rocketmq_conf: Path | None = None,
+    ) -> Self:
+        """The configuration from all its sources.
+
+        `flags` has full names (`store.directory`); None values in it count as not given. `environment` is usually
+        `os.environ`. Raises ConfigError; a file that cannot be read is one, too.
+        """
+        values: dict[str, object] = {}
+        ignored: tuple[str, ...] = ()
+        if rocketmq_conf is not None:
+            found, ignored = _from_rocketmq(rocketmq_conf)
+            values.update(found)
+        if config_file is not None:
+            values.update(_from_toml(config_file))
+        values.update(_from_environment(environment or {}))
+        values.update((name, value) for name, value in (flags or {}).items() if value is not None)
+
+        sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+        for name, value in values.items():
+            section, _, key = name.partition(".")
+            kind = _SECTIONS.get(section, {}).get(key)
+            if kind is None:
+                raise ConfigError(f"{name}: there is no such setting{_known_names(name)}")
+            sections[section][key] = _converted(name, kind, value)
+
+        listen = ListenConfig(**sections["listen"])
+        store = sections["store"]
+        store.setdefault("directory", DIRECTORY_DEFAULT)
+        store["store_host"] = _store_host(listen)
+        return cls(
+            **sections["broker"],
+            store=StoreConfig(**store),
+            listen=listen,
+            topics=TopicsConfig(**sections["topics"]),
+            groups=GroupsConfig(**sections["groups"]),
+            limits=LimitsConfig(**sections["limits"]),
+            ignored_rocketmq_keys=ignored,
+        )
+
+
+def _store_host(listen: ListenConfig) -> tuple[str, int]:
+    """The IP address and port that records name as their broker's."""
+    for address in (listen.advertise, listen.grpc):
+        if address is not None and not address.is_wildcard:
+            try:
+                return str(ipaddress.ip_address(address.host)), address.port or 8081
+            except ValueError:
+                continue  # a name: records hold addresses only
+    return "127.0.0.1", listen.grpc.port or 8081
+
+
+# --- Where values come from ---------------------------------------------------------------------------------
+
+
+def _settings_of(section: type, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+    hints = get_type_hints(section)
+    return {item.name: hints[item.name] for item in dataclasses.fields(section) if item.name not in but}
+
+
+_SECTIONS: Final[dict[str, dict[str, Any]]] = {
+    "broker": {"name": str, "cluster": str, "dev": bool},
+    "store": _settings_of(StoreConfig, but=frozenset({"store_host"})),
+    "listen": _settings_of(ListenConfig),
+    "topics": _settings_of(TopicsConfig),
+    "groups": _settings_of(GroupsConfig),
+    "limits": _settings_of(LimitsConfig),
+}
+
+
+def _from_toml(path: Path) -> dict[str, object]:
+    try:
+        document = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: not valid TOML: {error}") from None
+    values: dict[str, object] = {}
+    for section, content in document.items():
+        if not isinstance(content, dict):
+            raise ConfigError(f"{section}: settings stand in a section; sections are [{'], ['.join(_SECTIONS)}]")
+        if section not in _SECTIONS:
+            raise ConfigError(f"[{section}]: there is no such section; sections are [{'], ['.join(_SECTIONS)}]")
+        values.update((f"{section}.{key}", value) for key, value in content.items())
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for variable, value in environment.items():
+        section, _, key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
+        # Other AEROBEE_ variables belong to other programs of the project.
+        if variable.startswith(ENVIRONMENT_PREFIX) and section in _SECTIONS:
+            if key not in _SECTIONS[section]:
+                raise ConfigError(f"{variable}: there is no such setting{_known_names(f'{section}.{key}')}")
+            values[f"{section}.{key}"] = value
+    return values
+
+
+def _known_names(name: str) -> str:
+    section = name.partition(".")[0]
+    known = _SECTIONS.get(section)
+    if known is None:
+        return f"; sections are {', '.join(_SECTIONS)}"
+    return f"; [{section}] has {', '.join(sorted(known))}"
+
+
+def _converted(name: str, kind: Any, value: object) -> object:
+    """`value`, from TOML or as text, as the type of the setting."""
+    if get_origin(kind) is UnionType:  # every optional setting is `kind | None`, and None cannot be written
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if value in choices:
+            return value
+        raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
+    if kind is Address:
+        if isinstance(value, Address):
+            return value
+        try:
+            return Address.parse(value if isinstance(value, str) else "")
+        except ValueError as error:
+            raise ConfigError(f"{name}: {value!r} is no address: {error}, as 127.0.0.1:8081") from None
+    if kind is Path and isinstance(value, str | Path):
+        if not str(value):
+            raise ConfigError(f"{name}: the path is empty; name a directory")
+        return Path(value).expanduser()
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise ConfigError(f"{name}: {value!r} is neither true nor false")
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is int and not isinstance(value, bool):
+        if isinstance(value, int):
+            return value
+        if isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
+            return int(size[1]) * _SIZE_UNITS[(size[2] or "").lower()]
+        raise ConfigError(f"{name}: {value!r} is no whole number; for sizes, units as in 64MiB are fine")
+    if kind is float and not isinstance(value, bool):
+        try:
+            number = float(value) if isinstance(value, int | float | str) else float("nan")
+        except ValueError:
+            number = float("nan")
+        if 0 <= number < 1e9:
+            return number
+        raise ConfigError(f"{name}: {value!r} is no number from 0 to 1e9")
+    raise ConfigError(f"{name}: {value!r} is no {kind.__name__}")
+
+
+# --- RocketMQ's broker.conf ---------------------------------------------------------------------------------
+
+
+def _milliseconds(text: str) -> object:
+    return float(text) / 1000
+
+
+def _flush_mode(text: str) -> object:
+    return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}[text]
+
+
+def _queue_file_size(text: str) -> object:
+    return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ rounds up, too
+
+
+def _same(text: str) -> object:
+    return text
+
+
+_ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "brokerName": ("broker.name", _same),
+    "brokerClusterName": ("broker.cluster", _same),
+    "storePathRootDir": ("store.directory", _same),
+    "mappedFileSizeCommitLog": ("store.segment_size", int),
+    "mapedFileSizeCommitLog": ("store.segment_size", int),  # as 4.x spells it
+    "mappedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
+    "mapedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
+    "maxHashSlotNum": ("store.index_slot_count", int),
+    "maxIndexNum": ("store.index_entry_count", int),
+    "flushDiskType": ("store.flush", _flush_mode),
+    "flushIntervalCommitLog": ("store.flush_interval_seconds", _milliseconds),
+    "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
+    "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
+    "enabledAppendPropCRC": ("store.property_crc", _same),
+    "maxMessageSize": ("store.body_size_max", int),
+    "autoCreateTopicEnable": ("topics.auto_create", _same),
+    "defaultTopicQueueNums": ("topics.queue_count", int),
+    "autoCreateSubscriptionGroup": ("groups.auto_create", _same),
+    "channelExpiredTimeout": ("limits.client_expiry_seconds", _milliseconds),
+}
+
+
+def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The settings that a broker.conf gives, and the names in it that we do not honour."""
+    try:
+        text = path.read_bytes().decode("latin-1")  # the encoding of Java's properties files
+    except OSError as error:
+        raise ConfigError(f"--rocketmq-conf {path}: {error.strerror}; check the path") from None
+    values: dict[str, object] = {}
+    ignored: list[str] = []
+    properties = _java_properties(text)
+    for name, value in properties.items():
+        known = _ROCKETMQ_KEYS.get(name)
+        if known is None:
+            ignored.append(name)
+            continue
+        setting, convert = known
+        try:
+            values[setting] = _converted(setting, _kind(setting), convert(value))
+        except (ValueError, KeyError):
+            # ConfigError is a ValueError: its text names our setting, but the person wrote RocketMQ's.
+            raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file") from None
+    commit_log = properties.get("storePathCommitLog")
+    if commit_log is not None:
+        if Path(commit_log) != Path(str(values.get("store.directory", ""))) / "commitlog":
+            raise ConfigError(
+                f"storePathCommitLog in {path}: {commit_log!r} is not <storePathRootDir>/commitlog, "
+                "and the log cannot be elsewhere; move or link it there"
+            )
+        ignored.remove("storePathCommitLog")
+    return values, tuple(ignored)
+
+
+def _kind(setting: str) -> Any:
+    section, _, key = setting.partition(".")
+    return _SECTIONS[section][key]
+
+
+def _java_properties(text: str) -> dict[str, str]:
+    """The pairs of a properties file: `name = value`, `name: value` or `name value`, `#` and `!` begin comments, a
+    backslash escapes, and at a line's end continues it."""
+    properties = {}
+    lines = iter(text.splitlines())
+    for line in lines:
+        line = line.lstrip(" \t\f")
+        while _continues(line):
+            line = line[:-1] + next(lines, "").lstrip(" \t\f")
+        if line and line[0] not in "#!":
+            match = re.match(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
+            assert match is not None, "every part of the expression may be empty"
+            properties[_unescaped(match[1])] = _unescaped(match[2]).rstrip()
+    return properties
+
+
+def _continues(line: str) -> bool:
+    return bool(line) and line[0] not in "#!" and (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescaped(text: str) -> str:
+    special = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+    def character(match: re.Match[str]) -> str:
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else special.get(escape, escape)
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", character, text, flags=re.DOTALL)
