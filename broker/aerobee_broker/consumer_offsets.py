@@ -164,5 +164,7 @@ def _queues_from_json(name: str, value: object) -> dict[int, int]:
         if not (key.isascii() and key.isdigit()) or len(key) > 10:
             raise TableFormatError(name, f"expected queue ids, found {key!r:.60}")
         queue_id = checked_integer(f"{name} queue id", int(key), 0, INT32_MAX)
-        queues[queue_id] = checked_integer(f"{name}.{key}", offset, 0, INT64_MAX)
+        checked = checked_integer(f"{name}.{key}", offset, -1, INT64_MAX)
+        if checked >= 0:  # -1 is RocketMQ's word for "none"
+            queues[queue_id] = checked
     return queues
