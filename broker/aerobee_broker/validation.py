@@ -171,7 +171,7 @@ def check_lite_topic(name: str) -> None:
     if len(name.encode()) > LITE_TOPIC_SIZE_MAX or _LITE_TOPIC.fullmatch(name) is None:
         raise InvalidRequestError(
             _Code.ILLEGAL_LITE_TOPIC,
-            f"lite topic {name[:80]!r} may have up to {LITE_TOPIC_SIZE_MAX} letters, digits, '_' and '-'; choose another",
+            f"lite topic {name[:80]!r} may have up to {LITE_TOPIC_SIZE_MAX} letters, digits, '_' and '-'; rename it",
         )
 
 
@@ -219,8 +219,8 @@ def check_client_properties(settings: v2.Settings) -> None:
         if _CLIENT_PROPERTY_NAME.fullmatch(name) is None or len(value) > 256:
             raise InvalidRequestError(
                 _Code.INVALID_CLIENT_PROPERTIES,
-                f"client property {name[:80]!r}: names are 1..64 letters, digits, '_', '.', '-' and begin with a letter, "
-                "values have at most 256 characters",
+                f"client property {name[:80]!r}: names have 1..64 letters, digits, '_', '.', '-' and begin with a "
+                "letter; values have at most 256 characters",
             )
         size += len(name.encode()) + len(value.encode())
     if len(properties) > 32 or size > 4096:

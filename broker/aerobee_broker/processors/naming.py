@@ -1,0 +1,20 @@
+"""From the Resource in a request to the name that the store knows."""
+
+from __future__ import annotations
+
+from aerobee_broker.clients import Client
+from aerobee_broker.consumer_groups import check_group_name
+from aerobee_broker.topics import check_topic_name, stored_name
+from aerobee_proto import v2
+
+
+def topic_name(resource: v2.Resource, client: Client) -> str:
+    """The stored name of a topic. Some clients say the namespace only in a header. IllegalTopicError."""
+    check_topic_name(resource.name)
+    return stored_name(resource.resource_namespace or client.namespace, resource.name)
+
+
+def group_name(resource: v2.Resource, client: Client) -> str:
+    """The stored name of a consumer group. IllegalGroupError."""
+    check_group_name(resource.name)
+    return stored_name(resource.resource_namespace or client.namespace, resource.name)

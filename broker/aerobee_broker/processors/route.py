@@ -1,0 +1,111 @@
+"""Where the queues of a topic are: QueryRoute for producers and simple consumers, QueryAssignment for push consumers.
+
+Clients dial the address in the answer literally. It is the one that they dialled for the question, so that mapped
+ports, container names and IPv6 work; or the one that the operator set.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig, TopicMessageType
+from aerobee_broker.validation import address_scheme, check_endpoints
+from aerobee_proto import v2
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+_NONE: Final = v2.Permission.NONE
+_READ: Final = v2.Permission.READ
+_WRITE: Final = v2.Permission.WRITE
+_READ_WRITE: Final = v2.Permission.READ_WRITE
+_DOMAIN_NAME: Final = v2.AddressScheme.DOMAIN_NAME
+ANY_QUEUE: Final = -1
+
+_T = v2.MessageType
+ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...]]] = {
+    TopicMessageType.UNSPECIFIED: (_T.NORMAL,),  # a type of a later RocketMQ; clients reject an unspecified one
+    TopicMessageType.NORMAL: (_T.NORMAL,),
+    TopicMessageType.FIFO: (_T.FIFO,),
+    TopicMessageType.DELAY: (_T.DELAY,),
+    TopicMessageType.TRANSACTION: (_T.TRANSACTION,),
+    TopicMessageType.MIXED: (_T.NORMAL, _T.FIFO, _T.DELAY, _T.TRANSACTION),
+    TopicMessageType.LITE: (_T.LITE,),
+    TopicMessageType.PRIORITY: (_T.PRIORITY,),
+}
+
+
+class RouteProcessor:
+    """Answers QueryRoute and QueryAssignment; `listening` is the address that the gRPC port was bound to."""
+
+    def __init__(self, config: BrokerConfig, tables: Tables, listening: Address) -> None:
+        self._config = config
+        self._tables = tables
+        self._listening = listening
+
+    async def query_route(self, request: v2.QueryRouteRequest, client: Client) -> v2.QueryRouteResponse:
+        check_endpoints(request.endpoints)
+        stored = topic_name(request.topic, client)
+        topic = self._tables.topics.get(stored) or await self._tables.topic_in_use(stored)
+        broker = self._broker(request.endpoints, client)
+        accepted = ACCEPTED_TYPES[topic.message_type]
+        queues = [
+            v2.MessageQueue(
+                topic=request.topic, id=queue_id, permission=permission, broker=broker, accept_message_types=accepted
+            )
+            for queue_id, permission in queue_permissions(topic)
+        ]
+        return v2.QueryRouteResponse(status=_OK, message_queues=queues)
+
+    async def query_assignment(self, request: v2.QueryAssignmentRequest, client: Client) -> v2.QueryAssignmentResponse:
+        check_endpoints(request.endpoints)
+        stored = topic_name(request.topic, client)
+        group = self._tables.groups.get(group_name(request.group, client))
+        topic = self._tables.topics.get(stored) or await self._tables.topic_in_use(stored)
+        readable = [(i, permission) for i, permission in queue_permissions(topic) if permission in (_READ, _READ_WRITE)]
+        if not readable:
+            raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {topic.name!r} has no readable queue")
+        if group is None or not group.consume_orderly:
+            # Any consumer of a group may receive from any queue: one loop of the client serves them all.
+            readable = [(ANY_QUEUE, readable[0][1])]
+        broker = self._broker(request.endpoints, client)
+        queues = (v2.MessageQueue(topic=request.topic, id=i, permission=p, broker=broker) for i, p in readable)
+        assignments = [v2.Assignment(message_queue=queue) for queue in queues]
+        return v2.QueryAssignmentResponse(status=_OK, assignments=assignments)
+
+    def _broker(self, dialled: v2.Endpoints, client: Client) -> v2.Broker:
+        # Clients keep only queues of brokers with id 0, RocketMQ's number for a master.
+        return v2.Broker(name=self._config.name, id=0, endpoints=self._endpoints(dialled, client))
+
+    def _endpoints(self, dialled: v2.Endpoints, client: Client) -> v2.Endpoints:
+        if self._config.listen.advertise is not None:
+            return _endpoints_of([self._config.listen.advertise])
+        if dialled.addresses:
+            return _endpoints_of([Address(address.host, address.port) for address in dialled.addresses])
+        if not self._listening.is_wildcard:
+            return _endpoints_of([self._listening])
+        local = ipaddress.ip_address(client.peer[0]).is_loopback
+        return _endpoints_of([Address(client.peer[0] if local else socket.gethostname(), self._listening.port)])
+
+
+def queue_permissions(topic: TopicConfig) -> list[tuple[int, v2.Permission.ValueType]]:
+    """What may be done with each queue. Where a topic has fewer queues to write than to read, the rest only drains."""
+    permissions = []
+    for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
+        readable = topic.readable and queue_id < topic.read_queue_count
+        writable = topic.writable and queue_id < topic.write_queue_count
+        permissions.append((queue_id, (_NONE, _READ, _WRITE, _READ_WRITE)[readable + 2 * writable]))
+    return permissions
+
+
+def _endpoints_of(addresses: list[Address]) -> v2.Endpoints:
+    scheme = address_scheme(addresses[0].host)
+    if scheme == _DOMAIN_NAME or any(address_scheme(address.host) != scheme for address in addresses):
+        addresses = addresses[:1]  # clients take several addresses of one kind, and a single name
+    wire = [v2.Address(host=address.host, port=address.port) for address in addresses]
+    return v2.Endpoints(scheme=scheme, addresses=wire)

@@ -1,0 +1,126 @@
+"""The conversation about settings: what a client says about itself, and what it is told in return.
+
+Answers go out at once and for every kind of client: several wait for the first without a time-out. Their content is
+what each released client needs to work, see the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.tables import Tables
+from aerobee_broker.validation import check_client_properties
+from aerobee_proto import v2
+
+RECEIVE_BATCH_SIZE: Final = 32
+LONG_POLLING_SECONDS: Final = 20
+PRODUCER_MAX_ATTEMPTS: Final = 3
+LITE_SUBSCRIPTION_QUOTA: Final = 1200
+LITE_TOPIC_SIZE_MAX: Final = 64
+_LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
+_SIMPLE_TYPES: Final = (v2.ClientType.SIMPLE_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
+_PRODUCER: Final = v2.ClientType.PRODUCER
+_CUSTOMIZED_MAX: Final = 64  # entries; Python clients take the last for all later attempts
+
+
+class TelemetryProcessor:
+    """Answers what clients write into their Telemetry streams."""
+
+    def __init__(self, config: BrokerConfig, tables: Tables) -> None:
+        self._config = config
+        self._tables = tables
+
+    def process(self, command: v2.TelemetryCommand, client: Client) -> v2.TelemetryCommand | None:
+        """The answer to a command, or None. Raises InvalidRequestError, IllegalTopicError, IllegalGroupError.
+
+        Anything but settings is a client's answer to a command of ours, which nothing waits for yet; one official
+        client even answers with the wrong field.
+        """
+        if command.WhichOneof("command") != "settings":
+            return None
+        return v2.TelemetryCommand(
+            status=v2.Status(code=v2.Code.OK, message="OK"), settings=self.settings(command.settings, client)
+        )
+
+    def settings(self, received: v2.Settings, client: Client) -> v2.Settings:
+        """Remember what the client says and return what it is told."""
+        kind = received.WhichOneof("pub_sub")
+        if kind is None:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, "settings have neither publishing nor subscription; a client is one of the two"
+            )
+        check_client_properties(received)
+        reply = v2.Settings()
+        reply.CopyFrom(received)
+        # RocketMQ says so, too: its clients need not export metrics. Without it C++ and C# would keep asking.
+        reply.metric.CopyFrom(v2.Metric(on=False))
+        if kind == "publishing":
+            client.topics = frozenset(topic_name(topic, client) for topic in received.publishing.topics if topic.name)
+            client.client_type = received.client_type or _PRODUCER
+            self._publishing(reply)
+        else:
+            self._subscription(received, reply, client)
+        client.settings = received
+        return reply
+
+    def _publishing(self, reply: v2.Settings) -> None:
+        reply.publishing.max_body_size = self._config.store.body_size_max
+        reply.publishing.validate_message_type = True
+        policy = v2.RetryPolicy(max_attempts=PRODUCER_MAX_ATTEMPTS)
+        policy.exponential_backoff.initial.FromMilliseconds(10)
+        policy.exponential_backoff.max.FromSeconds(1)
+        policy.exponential_backoff.multiplier = 2
+        reply.backoff_policy.CopyFrom(policy)
+
+    def _subscription(self, received: v2.Settings, reply: v2.Settings, client: Client) -> None:
+        name = group_name(received.subscription.group, client)
+        for entry in received.subscription.subscriptions:
+            topic_name(entry.topic, client)
+        client.group = name
+        client.client_type = received.client_type or v2.ClientType.PUSH_CONSUMER
+        group = self._tables.groups.get(name) or GroupConfig(name=name)
+        subscription = reply.subscription
+        subscription.fifo = group.consume_orderly
+        subscription.receive_batch_size = min(RECEIVE_BATCH_SIZE, self._config.limits.receive_batch_max)
+        own = received.subscription.long_polling_timeout
+        if received.client_type not in _SIMPLE_TYPES or own.ToMilliseconds() <= 0:
+            subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)
+        if received.client_type in _LITE_TYPES:
+            subscription.lite_subscription_quota = LITE_SUBSCRIPTION_QUOTA
+            subscription.max_lite_topic_size = LITE_TOPIC_SIZE_MAX
+        reply.backoff_policy.CopyFrom(backoff_policy(group, client.language))
+
+
+def backoff_policy(group: GroupConfig, language: str) -> v2.RetryPolicy:
+    """The group's retry policy in the form that a client understands.
+
+    `language` is that of its header. The Python client knows only a list of whole seconds; the Node client, whose
+    header says HTTP, only exponential delays.
+    """
+    attempts = max(group.retry_max_times, 0) + 1  # -1 in a file of RocketMQ; clients need 1 or more
+    policy = group.retry_policy
+    if language == "PYTHON" and isinstance(policy, ExponentialRetry):
+        delays = (policy.delay_ms(attempt) for attempt in range(1, min(attempts, _CUSTOMIZED_MAX) + 1))
+        policy = CustomizedRetry(tuple(-(-delay // 1000) * 1000 for delay in delays))
+    elif language in ("HTTP", "NODE_JS") and isinstance(policy, CustomizedRetry):
+        first = max(policy.next_ms[0], 1)
+        policy = ExponentialRetry(initial_ms=first, max_ms=max(*policy.next_ms, first))
+    return retry_policy(policy, attempts)
+
+
+def retry_policy(policy: CustomizedRetry | ExponentialRetry, max_attempts: int) -> v2.RetryPolicy:
+    """The wire form of a retry policy."""
+    wire = v2.RetryPolicy(max_attempts=max_attempts)
+    if isinstance(policy, ExponentialRetry):
+        wire.exponential_backoff.initial.FromMilliseconds(policy.initial_ms)
+        wire.exponential_backoff.max.FromMilliseconds(policy.max_ms)
+        wire.exponential_backoff.multiplier = policy.multiplier
+    else:
+        for delay in policy.next_ms:
+            wire.customized_backoff.next.add().FromMilliseconds(delay)
+    return wire

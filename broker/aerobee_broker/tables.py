@@ -1,0 +1,119 @@
+"""The three tables of the broker and their files: what is created is on disk before it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.consumer_groups import GroupConfig, GroupTable
+from aerobee_broker.consumer_offsets import OffsetTable
+from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
+from aerobee_broker.topics import TopicConfig, TopicTable, check_new_topic_name
+from aerobee_store.clock import Clock
+from aerobee_store.json_table import JsonTable, TableFiles
+
+SAVE_INTERVAL_SECONDS: Final = 5.0  # of what need not be on disk at once: offsets, which the journal has, too
+InDiskThread = Callable[..., Awaitable[object]]
+
+
+class _Table(Protocol):
+    @property
+    def revision(self) -> int: ...
+    @property
+    def dirty(self) -> bool: ...
+    def snapshot(self) -> object: ...
+    def mark_saved(self, revision: int) -> None: ...
+
+
+class SavedTable:
+    """One table and its file."""
+
+    def __init__(self, table: _Table, file: JsonTable, in_disk_thread: InDiskThread) -> None:
+        self._table = table
+        self._file = file
+        self._in_disk_thread = in_disk_thread
+        self._saving = asyncio.Lock()
+        self._saved = 0
+
+    async def save(self) -> None:
+        """Return once every change made before the call is on disk; concurrent calls share a save. OSError."""
+        wanted = self._table.revision
+        async with self._saving:
+            if not self._table.dirty or self._saved >= wanted:  # the save that was under way had it
+                return
+            revision = self._table.revision
+            await self._in_disk_thread(self._file.save, self._table.snapshot())
+            self._table.mark_saved(revision)
+            self._saved = revision
+
+
+class Tables:
+    """Topics, groups and committed offsets of one store directory."""
+
+    name: Final = "tables"
+
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, files: dict[str, JsonTable], in_disk_thread: InDiskThread
+    ) -> None:
+        self._config = config
+        self.topics = TopicTable.from_json(files["topics"].load(), clock)
+        self.groups = GroupTable.from_json(files["subscriptionGroup"].load(), clock)
+        self.offsets = OffsetTable.from_json(files["consumerOffset"].load(), clock)
+        self._saved_topics = SavedTable(self.topics, files["topics"], in_disk_thread)
+        self._saved_groups = SavedTable(self.groups, files["subscriptionGroup"], in_disk_thread)
+        self._saved_offsets = SavedTable(self.offsets, files["consumerOffset"], in_disk_thread)
+
+    @classmethod
+    def load(cls, config: BrokerConfig, clock: Clock, file_system: TableFiles, in_disk_thread: InDiskThread) -> Self:
+        """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
+        directory: Path = config.store.directory / "config"
+        directory.mkdir(exist_ok=True)
+        names = ("topics", "subscriptionGroup", "consumerOffset")
+        files = {name: JsonTable(file_system, directory / f"{name}.json") for name in names}
+        return cls(config, clock, files, in_disk_thread)
+
+    async def topic_in_use(self, stored_name: str) -> TopicConfig:
+        """The topic; with auto-creation one that did not exist does now. TopicNotFoundError, IllegalTopicError."""
+        topic = self.topics.get(stored_name)
+        if topic is not None:
+            return topic
+        if not self._config.auto_create_topics:
+            raise TopicNotFoundError(stored_name)
+        check_new_topic_name(stored_name)
+        topic = TopicConfig.of_type(stored_name, queue_count=self._config.topics.queue_count)
+        self.topics.create(topic)
+        await self.save_topics()
+        return topic
+
+    async def group_in_use(self, stored_name: str) -> GroupConfig:
+        """The group; with auto-creation one that did not exist does now. GroupNotFoundError, IllegalGroupError."""
+        group = self.groups.get(stored_name)
+        if group is not None:
+            return group
+        if not self._config.auto_create_groups:
+            raise GroupNotFoundError(stored_name)
+        group = GroupConfig(name=stored_name)
+        self.groups.create(group)
+        await self.save_groups()
+        return group
+
+    async def save_topics(self) -> None:
+        await self._saved_topics.save()
+
+    async def save_groups(self) -> None:
+        await self._saved_groups.save()
+
+    async def save(self) -> None:
+        """Everything that changed is on disk when this returns."""
+        await self._saved_topics.save()
+        await self._saved_groups.save()
+        await self._saved_offsets.save()
+
+    async def run(self) -> None:
+        """Save what changed every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(SAVE_INTERVAL_SECONDS)
+            await self.save()
