@@ -16,6 +16,7 @@ import dataclasses
 import struct
 import zlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -252,13 +253,13 @@ def place(
     buffer: WritableBuffer,
     queue_offsets: npt.ArrayLike,
     physical_offset: int,
-    store_timestamp: int,
+    store_timestamp: npt.ArrayLike,
     store_host: Host | None = None,
 ) -> RecordBatch:
     """Write what the append knows into `buffer`, a writable copy of the batch's buffer, and return the batch of it.
 
     `queue_offsets`: one a record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
-    the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, the same for all.
+    the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, one for all or one a record.
     `store_host`: replaces that of every record. Record checksums are computed where a record has one.
 
     Raises InvalidMessageError if `store_host` is of the other IP version than a record has room for; nothing has been
@@ -268,6 +269,7 @@ def place(
     in_no_queue = (batch.sys_flag & record_codec.SYS_FLAG_PREPARED) != 0
     queue_offset = np.where(in_no_queue, 0, np.asarray(queue_offsets, np.int64))
     physical = physical_offset + batch.start - (batch.start[0] if len(batch) else 0)
+    times = np.broadcast_to(np.asarray(store_timestamp, np.int64), (len(batch),))
     born_extra = np.where(batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
     time_position = batch.start + record_codec.STORE_TIMESTAMP_POSITION + born_extra
     if store_host is not None and len(batch):
@@ -283,7 +285,7 @@ def place(
         words = _items(view, _I64)
         words[batch.start + record_codec.QUEUE_OFFSET_POSITION] = queue_offset
         words[batch.start + record_codec.QUEUE_OFFSET_POSITION + 8] = physical
-        words[time_position] = store_timestamp
+        words[time_position] = times
     rows = np.flatnonzero(batch.has_property_crc)
     if len(rows):
         ends = (batch.start + batch.size)[rows] - record_codec.PROPERTY_CRC_SIZE
@@ -299,7 +301,7 @@ def place(
         buffer=view,
         queue_offset=queue_offset,
         physical_offset=physical,
-        store_timestamp=np.full(len(batch), store_timestamp, np.int64),
+        store_timestamp=times,
     )
 
 
@@ -445,7 +447,7 @@ def _topics(view: memoryview, start: Integers, size: Integers) -> tuple[tuple[st
     # Topics of one size are gathered at once; there are few sizes, and a hostile buffer costs no more than a loop.
     order = np.argsort(size, kind="stable")
     bounds = np.flatnonzero(np.diff(size[order], prepend=-1)).tolist()
-    for first, last in zip(bounds, [*bounds[1:], len(order)], strict=True):
+    for first, last in pairwise([*bounds, len(order)]):
         rows = order[first:last]
         gathered = _items(view, np.dtype(("u1", (int(size[rows[0]]),))))[start[rows]]
         # One topic for all is the common case, and comparing is faster than naming.

@@ -1,0 +1,157 @@
+"""The golden stores: directories that Apache RocketMQ wrote, and manifests that say what is in them.
+
+`tests/golden/cases/README.md` explains the cases and every field of a manifest.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+CASES_DIRECTORY: Final = Path(__file__).parents[1] / "golden" / "cases"
+
+Host = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenMessage:
+    """One record as a manifest describes it."""
+
+    physical_offset: int
+    size: int
+    version: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    flag: int
+    born_timestamp: int
+    born_host: Host
+    store_timestamp: int
+    store_host: Host
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_crc: int
+    body: bytes | None
+    """None above 256 bytes; then `body_size` and `body_sha256` describe it."""
+    body_size: int
+    body_sha256: str | None
+    properties: Mapping[str, str]
+    raw_properties: bytes
+    properties_are_irregular: bool
+    """Joining `properties` does not give `raw_properties`: an open pair, a nameless one, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCase:
+    """A case, unpacked. `store` is the directory to open; it may be written to."""
+
+    name: str
+    store: Path
+    manifest: Mapping[str, Any]
+    messages: tuple[GoldenMessage, ...]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Store settings under RocketMQ's names; sizes must be given to whoever opens the store."""
+        config: Mapping[str, Any] = self.manifest["config"]
+        return config
+
+    @property
+    def segment_size(self) -> int:
+        return int(self.manifest["log"]["segmentSize"])
+
+    @property
+    def abort(self) -> bool:
+        """Whether the store must be treated as after a crash."""
+        return bool(self.manifest["abort"])
+
+    @property
+    def damaged(self) -> Mapping[int, str]:
+        """Physical offsets of the records that cannot be read any more, and what happened to them."""
+        damage = self.manifest.get("damage") or {"records": []}
+        return {record["physicalOffset"]: record["what"] for record in damage["records"]}
+
+    @property
+    def intact(self) -> tuple[GoldenMessage, ...]:
+        """The messages that can still be read."""
+        damaged = self.damaged
+        return tuple(message for message in self.messages if message.physical_offset not in damaged)
+
+    @property
+    def split_batches(self) -> frozenset[int]:
+        """Physical offsets of the records that were appended as parts of split batches."""
+        return frozenset(offset for batch in self.manifest["log"].get("batches", []) for offset in batch)
+
+    def segments(self) -> dict[int, bytes]:
+        """The log: first physical offset of each segment -> its bytes."""
+        return {
+            offset: (self.store / "commitlog" / f"{offset:020d}").read_bytes()
+            for offset in self.manifest["log"]["segments"]
+        }
+
+
+def names(*, with_messages: bool = True) -> list[str]:
+    """The cases there are, sorted: those with a log, or those of configuration files."""
+    found = sorted(path.parent.name for path in CASES_DIRECTORY.glob("*/manifest.json"))
+    return [name for name in found if ("messages" in manifest(name)) == with_messages]
+
+
+@cache
+def manifest(name: str) -> Mapping[str, Any]:
+    """The manifest of a case. Shared: not to be changed."""
+    content: Mapping[str, Any] = json.loads((CASES_DIRECTORY / name / "manifest.json").read_text(encoding="utf-8"))
+    return content
+
+
+def load(name: str, directory: Path) -> GoldenCase:
+    """Unpack a case into `directory`."""
+    with tarfile.open(CASES_DIRECTORY / name / "store.tar.gz") as archive:
+        archive.extractall(directory, filter="data")
+    content = manifest(name)
+    messages = tuple(_message(fields) for fields in content.get("messages", []))
+    return GoldenCase(name, directory / "store", content, messages)
+
+
+def _message(fields: Mapping[str, Any]) -> GoldenMessage:
+    stored_body = fields["body"]
+    body = base64.b64decode(stored_body) if isinstance(stored_body, str) else None
+    properties: Mapping[str, str] = fields["properties"]
+    if irregular := "propertiesRaw" in fields:
+        raw_properties = base64.b64decode(fields["propertiesRaw"])
+    else:
+        raw_properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+    return GoldenMessage(
+        physical_offset=fields["physicalOffset"],
+        size=fields["size"],
+        version=fields["version"],
+        topic=fields["topic"],
+        queue_id=fields["queueId"],
+        queue_offset=fields["queueOffset"],
+        sys_flag=fields["sysFlag"],
+        flag=fields["flag"],
+        born_timestamp=fields["bornTimestamp"],
+        born_host=_host(fields["bornHost"]),
+        store_timestamp=fields["storeTimestamp"],
+        store_host=_host(fields["storeHost"]),
+        reconsume_times=fields["reconsumeTimes"],
+        prepared_transaction_offset=fields["preparedTransactionOffset"],
+        body_crc=fields["bodyCrc"],
+        body=body,
+        body_size=stored_body["length"] if body is None else len(body),
+        body_sha256=stored_body["sha256"] if body is None else None,
+        properties=properties,
+        raw_properties=raw_properties,
+        properties_are_irregular=irregular,
+    )
+
+
+def _host(text: str) -> Host:
+    address, _, port = text.rpartition(":")
+    return address.strip("[]"), int(port)
