@@ -139,7 +139,8 @@ def test_tags_codes_equal_the_stored_units(name: str, load: Callable[[str], Gold
     queues = {**case.manifest.get("queues", {}), **case.manifest.get("batchQueues", {})}
     for topic, by_id in queues.items():
         for queue in by_id.values():
-            for physical_offset, _, code, *_ in queue["units"]:
+            units = queue["units"] if isinstance(queue, dict) else queue  # a batch queue is its units alone
+            for physical_offset, _, code, *_ in units:
                 if topic != "SCHEDULE_TOPIC_XXXX" and physical_offset in codes:
                     assert codes[physical_offset] == code
                     compared += 1
