@@ -1,0 +1,61 @@
+"""A small asyncio client of RocketMQ 5's protocol, for Aerobee and for Apache RocketMQ.
+
+    from aerobee_client import Message, connect
+
+    async with connect("127.0.0.1:8081") as client:
+        await client.producer().send(Message(topic="orders", body=b"hello"))
+        consumer = client.simple_consumer("billing", "orders")
+        for message in await consumer.receive():
+            await consumer.ack(message)
+
+`aerobee_client.testing` has a pytest fixture that starts a real broker.
+"""
+
+from aerobee_client.admin import Admin
+from aerobee_client.client import Client, connect
+from aerobee_client.connection import Retry
+from aerobee_client.consumer import Filter, SimpleConsumer, SqlFilter
+from aerobee_client.errors import (
+    BadRequestError,
+    BatchError,
+    ClientError,
+    DeadlineError,
+    ForbiddenError,
+    InternalServerError,
+    InvalidEndpointError,
+    NotFoundError,
+    ServerError,
+    TooManyRequestsError,
+    UnavailableError,
+    UnsupportedError,
+)
+from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage, new_message_id
+from aerobee_client.producer import Producer
+
+__all__ = [
+    "Admin",
+    "BadRequestError",
+    "BatchError",
+    "Client",
+    "ClientError",
+    "DeadlineError",
+    "Filter",
+    "ForbiddenError",
+    "InternalServerError",
+    "InvalidEndpointError",
+    "Message",
+    "NotFoundError",
+    "Producer",
+    "ReceivedMessage",
+    "Retry",
+    "SendResult",
+    "ServerError",
+    "SimpleConsumer",
+    "SqlFilter",
+    "StoredMessage",
+    "TooManyRequestsError",
+    "UnavailableError",
+    "UnsupportedError",
+    "connect",
+    "new_message_id",
+]

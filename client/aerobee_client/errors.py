@@ -1,0 +1,128 @@
+"""What can go wrong for a client, as one small tree. The text of every error names the cause and what to do next.
+
+ClientError
+  InvalidEndpointError      the endpoint that was given is not HOST:PORT
+  UnavailableError          nobody answers at the endpoint; worth another try
+  DeadlineError             no answer in time; what was asked may still have happened
+  ServerError               the server answered with a code (`code`) other than OK
+    BadRequestError         4xxxx: the request cannot work as it is
+      NotFoundError         404xx: no such topic, group, message or offset
+      ForbiddenError        401xx, 403xx: not allowed
+    TooManyRequestsError    429xx: worth another try, later
+    InternalServerError     5xxxx: worth another try
+      UnsupportedError      501xx, or the server has no such call
+  BatchError                some items of one call failed: `outcomes`, one an item
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from aerobee_proto import v2
+
+
+class ClientError(Exception):
+    """Root of everything that this package raises on purpose."""
+
+
+class InvalidEndpointError(ClientError, ValueError):
+    """An endpoint is not `HOST:PORT`."""
+
+
+class UnavailableError(ClientError):
+    """The endpoint does not answer, or the connection broke."""
+
+
+class DeadlineError(ClientError):
+    """No answer in time. A send or an acknowledgement may have happened nevertheless."""
+
+
+class ServerError(ClientError):
+    """The server's answer was not OK; `code` is the number of the protocol, `server_message` its own words."""
+
+    def __init__(self, code: int, server_message: str) -> None:
+        super().__init__(f"{server_message or 'the server gave no reason'} ({code_name(code)} {code})")
+        self.code = code
+        self.server_message = server_message
+
+
+class BadRequestError(ServerError):
+    """The request cannot work as it is."""
+
+
+class NotFoundError(BadRequestError):
+    """There is no such topic, group, message or offset."""
+
+
+class ForbiddenError(BadRequestError):
+    """Not allowed: authentication, authorization, or a topic without the permission."""
+
+
+class TooManyRequestsError(ServerError):
+    """The server asks for patience."""
+
+
+class InternalServerError(ServerError):
+    """The server failed. It may have done part of the work."""
+
+
+class UnsupportedError(InternalServerError):
+    """The server does not know this call."""
+
+
+class BatchError(ClientError):
+    """Some items of one call failed. `outcomes` has one entry an item, in order: its result, or its error."""
+
+    def __init__(self, outcomes: Sequence[object]) -> None:
+        failed = [outcome for outcome in outcomes if isinstance(outcome, ClientError)]
+        super().__init__(f"{len(failed)} of {len(outcomes)} failed, the first with: {failed[0]}")
+        self.outcomes = outcomes
+
+
+# The longest prefix that fits wins: 404xx before 4xxxx.
+_BY_PREFIX: dict[str, type[ServerError]] = {
+    "4": BadRequestError,
+    "401": ForbiddenError,
+    "403": ForbiddenError,
+    "404": NotFoundError,
+    "429": TooManyRequestsError,
+    "5": InternalServerError,
+    "501": UnsupportedError,
+}
+
+
+def code_name(code: int) -> str:
+    """The protocol's name of a code; "code" for one that this version does not know."""
+    try:
+        return str(v2.Code.Name(code))  # type: ignore[arg-type]  # any number may come from the wire
+    except ValueError:
+        return "code"
+
+
+def status_error(status: v2.Status) -> ServerError | None:
+    """The error that `status` stands for; None if it is OK."""
+    if status.code == v2.Code.OK:
+        return None
+    digits = str(int(status.code))
+    for length in (3, 1):
+        if kind := _BY_PREFIX.get(digits[:length]):
+            return kind(status.code, status.message)
+    return ServerError(status.code, status.message)
+
+
+def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
+    """The error for a call that brought no answer of the protocol."""
+    call: Any = error  # grpc.aio raises AioRpcError, whose methods the stubs of RpcError lack
+    code, details = call.code(), call.details() or ""
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(
+            f"no broker answers at {endpoint}; start one with `aerobee serve`, or give the right address ({details})"
+        )
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"{endpoint} did not answer in time; try again, or allow a longer time-out")
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return UnsupportedError(v2.Code.NOT_IMPLEMENTED, f"the server at {endpoint} does not offer this call")
+    return ClientError(f"the call to {endpoint} failed: {code.name}: {details}")

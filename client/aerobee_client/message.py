@@ -1,0 +1,153 @@
+"""Messages as a program sees them, and their form on the wire. Times are Unix milliseconds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aerobee_client.errors import ClientError
+from aerobee_proto import v2
+
+_ID_EPOCH = 1609459200  # 2021-01-01T00:00:00Z, from which the seconds in a message id count
+_HOST = socket.gethostname()
+_MAC = uuid.getnode().to_bytes(6, "big")
+_id_counter = itertools.count()
+
+# What a compressed body may grow to: 16 times the largest body that a broker takes by default. A bound, so that a few
+# bytes from the wire cannot fill the memory.
+INFLATED_SIZE_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message to send. `body` is 1 byte to 4 MiB; `tag` and `keys` are what consumers filter and `query` finds by."""
+
+    topic: str
+    body: bytes
+    tag: str | None = None
+    keys: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    message_group: str | None = None  # messages of one group are kept in order; the topic must accept FIFO
+    delivery_timestamp: int | None = None  # not delivered before; the topic must accept DELAY
+    message_id: str | None = None  # the producer makes one if there is none; a repeated send must keep it
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """A message that is stored as safely as the broker promises."""
+
+    message_id: str
+    queue_offset: int
+    recall_handle: str = ""  # of a delayed message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A message as the broker has it."""
+
+    topic: str
+    body: bytes
+    message_id: str
+    tag: str | None
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    message_group: str | None
+    queue_id: int
+    queue_offset: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    delivery_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedMessage(StoredMessage):
+    """One delivery to a consumer group; `receipt_handle` names it when it is acknowledged."""
+
+    receipt_handle: str
+    delivery_attempt: int  # 1 for the first delivery
+
+
+def new_message_id() -> str:
+    """34 upper-case hex digits: version, MAC address, process id, seconds and a counter, as RocketMQ 5 makes them."""
+    number = b"\x01" + _MAC
+    number += (os.getpid() & 0xFFFF).to_bytes(2, "big")
+    number += ((int(time.time()) - _ID_EPOCH) & 0xFFFFFFFF).to_bytes(4, "big")
+    number += (next(_id_counter) & 0xFFFFFFFF).to_bytes(4, "big")
+    return number.hex().upper()
+
+
+def to_wire(message: Message) -> v2.Message:
+    """The wire form of `message`, with a message id and the time of now."""
+    kind = v2.MessageType.NORMAL
+    if message.message_group is not None:
+        kind = v2.MessageType.FIFO
+    elif message.delivery_timestamp is not None:
+        kind = v2.MessageType.DELAY
+    properties = v2.SystemProperties(
+        tag=message.tag,
+        keys=message.keys,
+        message_id=message.message_id or new_message_id(),
+        body_encoding=v2.Encoding.IDENTITY,
+        message_type=kind,
+        born_host=_HOST,
+        message_group=message.message_group,
+    )
+    properties.born_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
+    if message.delivery_timestamp is not None:
+        properties.delivery_timestamp.FromMilliseconds(message.delivery_timestamp)
+    return v2.Message(
+        topic=v2.Resource(name=message.topic),
+        user_properties=message.properties,
+        system_properties=properties,
+        body=message.body,
+    )
+
+
+def stored_message(wire: v2.Message) -> StoredMessage:
+    """What `wire` says, with the body as it was before compression. ClientError if it cannot be decompressed."""
+    properties = wire.system_properties
+    delayed = properties.HasField("delivery_timestamp")
+    return StoredMessage(
+        topic=wire.topic.name,
+        body=_inflated(wire.body) if properties.body_encoding == v2.Encoding.GZIP else wire.body,
+        message_id=properties.message_id,
+        tag=properties.tag if properties.HasField("tag") else None,
+        keys=tuple(properties.keys),
+        properties=dict(wire.user_properties),
+        message_group=properties.message_group if properties.HasField("message_group") else None,
+        queue_id=properties.queue_id,
+        queue_offset=properties.queue_offset,
+        born_timestamp=properties.born_timestamp.ToMilliseconds(),
+        born_host=properties.born_host,
+        store_timestamp=properties.store_timestamp.ToMilliseconds(),
+        delivery_timestamp=properties.delivery_timestamp.ToMilliseconds() if delayed else None,
+    )
+
+
+def received_message(wire: v2.Message) -> ReceivedMessage:
+    """As `stored_message`, for a delivery."""
+    stored = stored_message(wire)
+    return ReceivedMessage(
+        **{name: getattr(stored, name) for name in StoredMessage.__dataclass_fields__},
+        receipt_handle=wire.system_properties.receipt_handle,
+        delivery_attempt=wire.system_properties.delivery_attempt,
+    )
+
+
+def _inflated(body: bytes) -> bytes:
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib by the first bytes, as the official clients
+    try:
+        inflated = stream.decompress(body, INFLATED_SIZE_MAX)
+    except zlib.error as error:
+        raise ClientError(f"a received body is marked as compressed but cannot be decompressed: {error}") from error
+    if not stream.eof:
+        reason = "is truncated" if not stream.unconsumed_tail else f"grows beyond {INFLATED_SIZE_MAX} bytes"
+        raise ClientError(f"a received body is marked as compressed but {reason}")
+    return inflated

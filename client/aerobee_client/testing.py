@@ -1,0 +1,143 @@
+"""A real broker for tests, as a child process: the pytest fixture `aerobee_broker`.
+
+    async def test_orders_are_billed(aerobee_broker):
+        async with connect(aerobee_broker.endpoint) as client:
+            ...
+
+Every test gets a broker of its own on free ports, with a store in a temporary directory, that creates topics on first
+use. Installing Aerobee is enough for pytest to find the fixture. `run_broker` is the same without pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)\n")
+_START_SECONDS = 30.0  # a start takes a fraction of a second; machines that build and test may be very busy
+_STOP_SECONDS = 30.0
+
+
+class BrokerProcess:
+    """A broker of which a test owns the process, the ports and the store. `run_broker` makes one."""
+
+    def __init__(self, store: Path, log: Path, arguments: Sequence[str]) -> None:
+        self.store = store
+        self._log = log
+        self._arguments = list(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+        # Free ports at first; a restart listens where it listened before, as clients expect.
+        self.endpoint = "127.0.0.1:0"
+        self.metrics = "127.0.0.1:0"
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs, or ran last."""
+        if self._process is None:
+            raise RuntimeError("the broker was not started yet; call start()")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process and wait until it serves. RuntimeError with its output if it does not."""
+        if self.running:
+            raise RuntimeError(f"the broker runs already as process {self.pid}")
+        ports = ("--listen", self.endpoint, "--metrics", self.metrics)
+        command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(self.store), *ports]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  # the interpreter that runs us, and arguments of the test
+                [*command, *self._arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            )
+        ready = self._wait_ready(self._process)
+        self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
+
+    def stop(self) -> int:
+        """End it in an orderly way (SIGTERM) and return its exit code. Does nothing to one that has ended."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without a chance to do anything (SIGKILL)."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop it, if it runs, and start it again on the same store and ports."""
+        self.stop()
+        self.start()
+
+    def log_text(self) -> str:
+        """What all its runs wrote to standard error."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            return process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise RuntimeError(
+                f"the broker did not end within {_STOP_SECONDS} s; its log:\n{self.log_text()}"
+            ) from None
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def _wait_ready(self, process: subprocess.Popen[bytes]) -> re.Match[bytes]:
+        assert process.stdout is not None, "started with a pipe"
+        written = b""
+        deadline = time.monotonic() + _START_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([process.stdout], [], [], left)
+            if not readable:
+                break
+            chunk = os.read(process.stdout.fileno(), 4096)
+            written += chunk
+            if match := _READY.search(written):
+                return match
+            if not chunk:  # it closed its output: it ended
+                process.wait(_STOP_SECONDS)
+                break
+        code = process.poll()
+        self.kill()
+        state = f"did not serve within {_START_SECONDS} s" if code is None else f"ended with code {code}"
+        raise RuntimeError(f"the broker {state}; its log:\n{self.log_text()}")
+
+
+@contextmanager
+def run_broker(directory: Path, arguments: Sequence[str] = ("--dev",)) -> Iterator[BrokerProcess]:
+    """A broker with its store in `directory / "store"`, started with further `arguments` of `aerobee serve`.
+
+    Stopped at the end, by its own process id, whatever happened.
+    """
+    broker = BrokerProcess(directory / "store", directory / "broker.log", arguments)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        if broker.running:
+            broker.stop()
+
+
+@pytest.fixture
+def aerobee_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker for one test: `.endpoint`, `.metrics`, `.store`, `.kill()`, `.restart()`, `.stop()`, `.log_text()`."""
+    with run_broker(tmp_path_factory.mktemp("aerobee")) as broker:
+        yield broker
