@@ -1,0 +1,48 @@
+"""The store: Apache RocketMQ's file formats, written and recovered by one process. See docs/ARCHITECTURE.md.
+
+It is a library without gRPC, metrics server or event-loop policy: a directory is all it needs.
+"""
+
+from aerobee_store.clock import Clock, SystemClock
+from aerobee_store.config import StoreConfig
+from aerobee_store.errors import (
+    ConfigError,
+    CorruptRecordError,
+    InvalidMessageError,
+    RecordNotFoundError,
+    StoreClosedError,
+    StoreDirectoryError,
+    StoreError,
+    StoreFailedError,
+    StoreFullError,
+    StoreLockedError,
+    SyncTimeoutError,
+)
+from aerobee_store.message_store import Appended, AppendedBatch, MessageStore, ReadResult, StoreStatus
+from aerobee_store.record import Message, Record
+from aerobee_store.record_batch import RecordBatch
+
+__all__ = [
+    "Appended",
+    "AppendedBatch",
+    "Clock",
+    "ConfigError",
+    "CorruptRecordError",
+    "InvalidMessageError",
+    "Message",
+    "MessageStore",
+    "ReadResult",
+    "Record",
+    "RecordBatch",
+    "RecordNotFoundError",
+    "StoreClosedError",
+    "StoreConfig",
+    "StoreDirectoryError",
+    "StoreError",
+    "StoreFailedError",
+    "StoreFullError",
+    "StoreLockedError",
+    "StoreStatus",
+    "SyncTimeoutError",
+    "SystemClock",
+]

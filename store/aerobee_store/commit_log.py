@@ -1,7 +1,7 @@
 """The single sequence of all messages: append, commit, read at a physical offset.
 
-A record is appended only where 8 bytes stay free behind it; otherwise a blank fills the segment and the record goes to the
-next one. So a full segment ends in a blank of at least 8 bytes, and no record crosses a segment.
+A record is appended only where 8 bytes stay free behind it; otherwise a blank fills the segment and the record goes to
+the next one. So a full segment ends in a blank of at least 8 bytes, and no record crosses a segment.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ class CommitLog:
     def record_at(self, physical_offset: int) -> Record:
         """The record that begins here, every checksum of it verified.
 
-        Raises RecordNotFoundError where the log has nothing (deleted, or not written yet), CorruptRecordError where it has
-        something else.
+        Raises RecordNotFoundError where the log has nothing (deleted, or not written yet), CorruptRecordError where it
+        has something else.
         """
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.committed:
             raise RecordNotFoundError(
-                f"the log holds nothing at physical offset {physical_offset}; it holds {self.min_offset}..{self.committed}"
+                f"the log has nothing at physical offset {physical_offset}; it has {self.min_offset}..{self.committed}"
             )
         position = physical_offset - file.start_offset
         return record.decode(file.view, position, file.committed, physical_offset=physical_offset)
@@ -153,9 +153,7 @@ class CommitLog:
         if file is None or physical_offset >= self.committed:
             return None
         position = physical_offset - file.start_offset
-        header = record.peek(
-            file.view, position, file.committed, physical_offset=physical_offset, check_crc=False
-        )
+        header = record.peek(file.view, position, file.committed, physical_offset=physical_offset, check_crc=False)
         return None if isinstance(header, record.ScanStop) else header.store_timestamp
 
     def bytes_at(self, physical_offset: int, size: int) -> memoryview:
@@ -183,9 +181,5 @@ class CommitLog:
         """The segment after `file`: prepared already, or created now."""
         if file is None:
             return self.files.append_new(self.wrote - self.wrote % self.segment_size)
-        index = self.files.files.index(file)
-        if index + 1 < len(self.files):
-            return self.files.files[index + 1]
-        return self.files.append_new(file.end_offset)
-
-
+        following = self.files.find(file.end_offset)
+        return following if following is not None else self.files.append_new(file.end_offset)

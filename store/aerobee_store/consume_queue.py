@@ -5,11 +5,11 @@
          8     4  size             of the record, above 0
         12     8  tags_code        Java hash of the tag, 0 without one; of a delayed message its delivery time
 
-A filler unit (0, 0x7FFFFFFF, 0) stands for no message: before the first message of a queue that was rebuilt, and where a
-damaged record would be. It is never served, and never counts as a position.
+A filler unit (0, 0x7FFFFFFF, 0) stands for no message: before the first message of a queue that was rebuilt, and where
+a damaged record would be. It is never served, and never counts as a position.
 
-Queues are derived from the log. They are written with `pwrite` and read with `pread`, without a mapping: thousands of queues
-then cost a few hundred bytes each.
+Queues are derived from the log. They are written with `pwrite` and read with `pread`, without a mapping: thousands of
+queues then cost a few hundred bytes each.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class ConsumeQueue:
     def put(self, queue_offset: int, units: bytes) -> None:
         """Append units; the first is that of `queue_offset`.
 
-        A gap before it (the messages in between are damaged or deleted) is filled with filler units. The first unit of a
-        queue may have any offset. Raises QueueMisalignedError for an offset that is already taken.
+        A gap before it (the messages in between are damaged or deleted) is filled with filler units. The first unit of
+        a queue may have any offset. Raises QueueMisalignedError for an offset that is already taken.
         """
         if queue_offset != self.max_offset:
             if queue_offset < self.max_offset:
@@ -198,8 +198,8 @@ class ConsumeQueue:
     def offset_by_time(
         self, timestamp: int, boundary: Literal["lower", "upper"], store_timestamp_at: Callable[[int], int | None]
     ) -> int:
-        """The first message stored at or after `timestamp` ("lower"; none: the end), or the last one stored at or before it
-        ("upper"; none: the beginning). A queue without messages answers its end.
+        """The first message stored at or after `timestamp` ("lower"; none: the end), or the last one stored at or
+        before it ("upper"; none: the beginning). A queue without messages answers its end.
         """
         if self.min_offset >= self.max_offset:
             return self.max_offset
@@ -305,7 +305,9 @@ class ConsumeQueue:
         return int(invalid[0]) if len(invalid) else len(units)
 
     def _check_earlier_files(self) -> None:
-        """After a crash an earlier file may have lost units that were not synced: the queue ends at the first such place."""
+        """After a crash an earlier file may have lost units that were not synced: the queue ends at the first such
+        place.
+        """
         for start in self._starts[-3:-1]:
             count = self._count_linear(start)
             if count < self.units_per_file:

@@ -1,7 +1,7 @@
 """Follows the log and feeds the consume queues and the index.
 
-What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed twice.
-Only recovery, which meets records it has not written, parses them.
+What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed
+twice. Only recovery, which meets records it has not written, parses them.
 
     transaction type   consume queue   index
     none               yes             yes
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from aerobee_store.clock import Clock
 from aerobee_store.consume_queue import UNIT, ConsumeQueue
-from aerobee_store.index_file import IndexService
+from aerobee_store.index_file import IndexService, Integers
 from aerobee_store.stats import StoreStats
 
 ArrivalListener = Callable[[str, int, int], None]
@@ -47,9 +47,9 @@ class EntryBatch:
     units: bytes
     count: int
     last_store_timestamp: int
-    key_hashes: Sequence[int]
-    key_physical_offsets: Sequence[int]
-    key_timestamps: Sequence[int]
+    key_hashes: Integers
+    key_physical_offsets: Integers
+    key_timestamps: Integers
 
 
 class Dispatch:

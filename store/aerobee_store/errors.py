@@ -1,4 +1,6 @@
-"""What can go wrong in a store. Every error carries what an operator needs: the path, the offset, the values that disagree."""
+"""What can go wrong in a store. Every error carries what an operator needs: the path, the offset, the values that
+disagree.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +48,7 @@ class StoreClosedError(StoreError):
 
 class StoreFailedError(StoreError):
     """A write or a sync failed. This is final: the store takes no more writes until it is opened again."""
+
+
+class SyncTimeoutError(StoreError):
+    """The disk did not confirm a sync in time. The message is in the log and may still become durable."""

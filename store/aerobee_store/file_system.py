@@ -1,8 +1,8 @@
 """The only module that touches `os` and `mmap`: what a store needs of a disk, and the real one.
 
-The seam exists for two implementations: `DiskFileSystem` here, and `aerobee_store.testing.MemoryFileSystem`, a disk that
-can crash, tear writes and run full. Every call is synchronous; what blocks is called from the store's disk threads.
-Errors are `OSError` as the kernel reports them: deciding what they mean is not this module's business.
+The seam exists for two implementations: `DiskFileSystem` here, and `aerobee_store.testing.MemoryFileSystem`, a disk
+that can crash, tear writes and run full. Every call is synchronous; what blocks is called from the store's disk
+threads. Errors are `OSError` as the kernel reports them: deciding what they mean is not this module's business.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
-# Descriptors kept open at once. A broker with 5,000 topics of 4 queues has 20,000 queue files; each is opened when it is
-# needed and the one unused for longest is closed. Well under the usual hard limit of 4096 or more.
+# Descriptors kept open at once. A broker with 5,000 topics of 4 queues has 20,000 queue files; each is opened when it
+# is needed and the one unused for longest is closed. Well under the usual hard limit of 4096 or more.
 OPEN_FILES_MAX = 768
 _WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
 
@@ -110,8 +110,8 @@ class DiskFile:
     """A file of the machine.
 
     The descriptor of an evictable file comes and goes (see OPEN_FILES_MAX), and only the event loop's thread uses it:
-    `sync`, which runs in a disk thread, takes one of its own. A file that is not evictable keeps its one descriptor, because
-    a failed write-back is reported to the descriptors that are open at that time.
+    `sync`, which runs in a disk thread, takes one of its own. A file that is not evictable keeps its one descriptor,
+    because a failed write-back is reported to the descriptors that are open at that time.
     """
 
     __slots__ = ("_descriptor", "_disk", "_evictable", "_size", "_writable", "path")
@@ -186,7 +186,10 @@ class DiskFile:
         if not self._evictable:
             os.fdatasync(self._open())
             return
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # removed meanwhile, with its topic or by retention: nothing is left that could be lost
         try:
             os.fdatasync(descriptor)
         finally:

@@ -17,8 +17,8 @@
         16          4  previous         the entry before it in its slot, 0 at the end of the chain
 
 A file is named by its local creation time, 17 digits. When it is full, the next one begins where it ended. The index is
-derived from the log; it is written through a shared mapping whose blocks are reserved first, because its slots are hit at
-random: a write call each would cost more than everything else in dispatch.
+derived from the log; it is written through a shared mapping whose blocks are reserved first, because its slots are hit
+at random: a write call each would cost more than everything else in dispatch.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _RESERVE_ENTRIES: Final = 1 << 20  # 20 MiB of entries at once
 _VECTOR_MIN: Final = 48
 
 IntArray = npt.NDArray[np.int64]
+Integers = Sequence[int] | IntArray
 
 
 def file_size(slot_count: int, entry_count: int) -> int:
@@ -99,7 +100,7 @@ class IndexFile:
         self.begin_offset = self.end_offset = physical_offset
         self._store_header()
 
-    def put(self, key_hashes: Sequence[int], physical_offsets: Sequence[int], timestamps: Sequence[int]) -> int:
+    def put(self, key_hashes: Integers, physical_offsets: Integers, timestamps: Integers) -> int:
         """Add entries, as many as fit; return how many. Hashes 0..2^31-1, offsets rising, times in ms."""
         count = min(len(key_hashes), self.entry_count - self.next_entry)
         if count <= 0:
@@ -121,8 +122,8 @@ class IndexFile:
     def find(self, key_hash: int, begin: int, end: int) -> Iterator[int]:
         """The physical offsets of entries with this hash, newest first, stored in [begin, end] as far as seconds tell.
 
-        Other keys may have the same hash: whoever asks compares the key. The times are exact to a second, and two more for
-        the file whose first entry is dated by its predecessor; so nothing that lies in the range is left out.
+        Other keys may have the same hash: whoever asks compares the key. The times are exact to a second, and two more
+        for the file whose first entry is dated by its predecessor; so nothing that lies in the range is left out.
         """
         if self.is_empty or end < self.begin_timestamp - 2000 or begin > self.end_timestamp + 1000:
             return
@@ -141,10 +142,20 @@ class IndexFile:
                 return
             number = previous
 
+    def synced_before(self, timestamp: int) -> int:
+        """The physical offset of the first entry that may be younger than `timestamp`; 0 if that is the first of all."""
+        entries = self._entries[1 : self.next_entry]
+        if not len(entries) or self.begin_timestamp > timestamp:
+            return 0
+        # Times are whole seconds, cut off, so the entry may be a second younger than it says.
+        young = self.begin_timestamp + entries["seconds"].astype(np.int64) * 1000 + 1000 > timestamp
+        return int(entries["physical_offset"][int(young.argmax())]) if young.any() else self.end_offset
+
     def truncate(self, end: int) -> None:
         """Drop the entries of records at or behind physical offset `end`, and link the slots anew."""
         entries = self._entries[1 : self.next_entry]
-        # Entries are in the order of the log; after a crash unsynced ones may be anything, so the first wrong one ends them.
+        # Entries are in the order of the log; after a crash unsynced ones may be anything, so the first wrong one ends
+        # them.
         offsets = entries["physical_offset"].astype(np.int64)
         wrong = (offsets >= end) | (offsets < 0) | (entries["key_hash"] < 0)
         wrong[1:] |= offsets[1:] < offsets[:-1]
@@ -303,7 +314,7 @@ class IndexService:
                 return file.end_timestamp
         return 0
 
-    def put(self, key_hashes: Sequence[int], physical_offsets: Sequence[int], timestamps: Sequence[int], now_ms: int) -> None:
+    def put(self, key_hashes: Integers, physical_offsets: Integers, timestamps: Integers, now_ms: int) -> None:
         """Add entries of records behind `last_offset`, in the order of the log."""
         begin = 0
         while begin < len(key_hashes):

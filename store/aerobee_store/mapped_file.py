@@ -3,10 +3,10 @@
     directory/00000000000000000000    offsets        0 .. size
     directory/00000000001073741824    offsets     size .. 2*size
 
-A segment of the commit log is a `MappedFile`: bytes are appended to a write buffer (*wrote*), moved to the page cache by one
-gathered `pwritev` (*committed*), and made durable by `fdatasync` (*flushed*). Readers use one shared read-only mapping,
-which is coherent with the page cache, up to *committed*. Measured with one 300-byte record per sync, this way gives 10.4k
-syncs/s against 7.4k for a mapping that is written and flushed, and 3 times as many at 64 KiB.
+A segment of the commit log is a `MappedFile`: bytes are appended to a write buffer (*wrote*), moved to the page cache
+by one gathered `pwritev` (*committed*), and made durable by `fdatasync` (*flushed*). Readers use one shared read-only
+mapping, which is coherent with the page cache, up to *committed*. Measured with one 300-byte record per sync, this way
+gives 10.4k syncs/s against 7.4k for a mapping that is written and flushed, and 3 times as many at 64 KiB.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pathlib import Path
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import Buffer, File, FileSystem
 
-# What a small append writes ahead of itself as zeros: the blocks then exist when their own data comes, and a sync of that
-# data need not commit file-system metadata as well. One sync in about 3,500 pays for it instead of every one.
+# What a small append writes ahead of itself as zeros: the blocks then exist when their own data comes, and a sync of
+# that data need not commit file-system metadata as well. One sync in about 3,500 pays for it instead of every one.
 _WRITE_AHEAD_SIZE = 1 << 20
-# Room taken on the disk at once (fallocate), so that a full disk is met by the append and never by a write of stored bytes.
+# Room taken on the disk at once (fallocate), so that a full disk is met by the append and never by a write of stored
+# bytes.
 _RESERVE_SIZE = 16 << 20
 
 
@@ -47,7 +48,9 @@ class MappedFile:
         "wrote",
     )
 
-    def __init__(self, file_system: FileSystem, path: Path, start_offset: int, size: int, file: File | None = None) -> None:
+    def __init__(
+        self, file_system: FileSystem, path: Path, start_offset: int, size: int, file: File | None = None
+    ) -> None:
         self.path = path
         self.start_offset = start_offset
         self.size = size
@@ -136,10 +139,11 @@ class FileRun:
         self.file_size = file_size
 
     def load(self, *, exact: bool = True) -> list[int]:
-        """The start offsets of the files present, in order. An empty last file, left by a crash while it was made, is removed.
+        """The start offsets of the files present, in order. An empty last file, left by a crash while it was made, is
+        removed.
 
-        Raises StoreDirectoryError for a file whose name or size cannot be: the directory then belongs to something else, or
-        the size in the configuration is not the one it was written with.
+        Raises StoreDirectoryError for a file whose name or size cannot be: the directory then belongs to something
+        else, or the size in the configuration is not the one it was written with.
         """
         starts = []
         for name in self.file_system.list(self.directory):
@@ -157,7 +161,9 @@ class FileRun:
                     f"set the size that the store was written with"
                 )
             if start % self.file_size:
-                raise StoreDirectoryError(f"{self.path(start)}: begins at no multiple of the file size {self.file_size}")
+                raise StoreDirectoryError(
+                    f"{self.path(start)}: begins at no multiple of the file size {self.file_size}"
+                )
         return starts
 
     def path(self, start_offset: int) -> Path:

@@ -161,6 +161,17 @@ class RecordBatch:
         """Where in the buffer the last record ends; `stop.position` if there is none."""
         return int(self.start[-1] + self.size[-1]) if len(self) else self.stop.position
 
+    def slice(self, first: int, last: int) -> RecordBatch:
+        """Records [first, last), at least one, as a batch over just their bytes, which must lie without gaps."""
+        begin = int(self.start[first])
+        end = int(self.start[last - 1] + self.size[last - 1])
+        columns: dict[str, Any] = {}
+        for name in (item.name for item in dataclasses.fields(self)):
+            column = getattr(self, name)
+            if isinstance(column, np.ndarray):
+                columns[name] = column[first:last] - begin if name.endswith("start") else column[first:last]
+        return dataclasses.replace(self, buffer=self.buffer[begin:end], **columns)
+
     def topic(self, index: int) -> str:
         return self.topics[int(self.topic_index[index])]
 

@@ -1,0 +1,219 @@
+"""When bytes become durable.
+
+    GroupCommit    one sync of the log for everybody who waits: those who come while it runs share the next one
+    FlushInterval  asks for a sync every so often, so that what nobody waits for is not left behind
+    FlushDerived   queues, then index, then the checkpoint that says how far they are
+
+A failed sync is final. The kernel may have dropped the pages and would report success the next time, so nothing is
+retried: every waiter fails, and the store takes no more writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from aerobee_store.checkpoint import Checkpoint
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.consume_queue import ConsumeQueue
+from aerobee_store.dispatch import Dispatch
+from aerobee_store.errors import StoreFailedError, SyncTimeoutError
+from aerobee_store.file_system import File
+from aerobee_store.index_file import IndexService
+from aerobee_store.mapped_file import MappedFile
+from aerobee_store.stats import StoreStats
+
+
+def sync_all(files: Sequence[MappedFile | File]) -> float:
+    """Sync files one after the other; return the seconds it took. Runs in a disk thread."""
+    started = time.perf_counter()
+    for file in files:
+        file.sync()
+    return time.perf_counter() - started
+
+
+class GroupCommit:
+    """The one task that syncs the log. After LevelDB's writer queue: whoever finds a sync running waits for the next."""
+
+    name = "group-commit"
+
+    def __init__(
+        self,
+        log: CommitLog,
+        checkpoint: Checkpoint,
+        stats: StoreStats,
+        disk: ThreadPoolExecutor,
+        *,
+        timeout_seconds: float,
+        after_sync: Callable[[], None],
+        on_failure: Callable[[BaseException], StoreFailedError],
+    ) -> None:
+        self._log = log
+        self._checkpoint = checkpoint
+        self._stats = stats
+        self._disk = disk
+        self._timeout_seconds = timeout_seconds
+        self._after_sync = after_sync
+        self._on_failure = on_failure
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._wake = asyncio.Event()
+        self._messages_before = 0
+        self.last_appended_timestamp = 0
+
+    def request(self) -> None:
+        """Sync soon what has been appended so far."""
+        self._wake.set()
+
+    async def wait(self, end: int) -> None:
+        """Return once the log is durable before physical offset `end`.
+
+        Raises StoreFailedError if a sync failed, SyncTimeoutError if it takes too long: the message is in the log and
+        may still become durable. Cancelling only stops the waiting.
+        """
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((end, waiter))
+        self._wake.set()
+        await waiter
+
+    def fail(self, error: StoreFailedError) -> None:
+        """Fail everybody who waits."""
+        while self._waiters:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    async def run(self) -> None:
+        """Sync whenever asked to. Ends only when cancelled or failed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._log.wrote == self._log.flushed:
+                self._resolve()
+                continue
+            try:
+                self._log.commit()
+                files = self._log.unsynced_files()
+                positions = [file.committed for file in files]
+                end = self._log.committed
+                timestamp = self.last_appended_timestamp
+                appended = self._stats.messages_appended
+                seconds = await self._sync(loop, files)
+            except OSError as error:
+                self._stats.sync_failures += 1
+                raise self._on_failure(error) from error
+            self._log.set_flushed(files, positions, end)
+            self._checkpoint.physic_timestamp = max(self._checkpoint.physic_timestamp, timestamp)
+            self._stats.sync_seconds.observe(seconds)
+            self._stats.messages_per_sync.observe(appended - self._messages_before)
+            self._messages_before = appended
+            self._resolve()
+            self._after_sync()
+
+    async def _sync(self, loop: asyncio.AbstractEventLoop, files: list[MappedFile]) -> float:
+        running = loop.run_in_executor(self._disk, sync_all, files)
+        while True:
+            done, _ = await asyncio.wait([running], timeout=self._timeout_seconds)
+            if done:
+                return running.result()
+            # The disk hangs. Whoever waits learns it now; the sync itself has no time-out that could be trusted.
+            while self._waiters:
+                _, waiter = self._waiters.popleft()
+                if not waiter.done():
+                    waiter.set_exception(
+                        SyncTimeoutError(
+                            f"the disk has not confirmed a sync within {self._timeout_seconds:g} s; "
+                            f"the message is stored and may still become durable"
+                        )
+                    )
+
+    def _resolve(self) -> None:
+        flushed = self._log.flushed
+        waiters = self._waiters
+        later: list[tuple[int, asyncio.Future[None]]] = []
+        while waiters:
+            end, waiter = waiters.popleft()
+            if end > flushed:
+                later.append((end, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        if later:
+            waiters.extend(later)
+            self._wake.set()
+
+
+class FlushInterval:
+    """Bounds what async flush can lose: everything is synced at most `interval_seconds` after it was written.
+
+    A sync begins every half interval, which leaves the other half for the sync itself.
+    """
+
+    name = "flush-interval"
+
+    def __init__(self, group_commit: GroupCommit, interval_seconds: float) -> None:
+        self._group_commit = group_commit
+        self._interval_seconds = interval_seconds
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_seconds / 2)
+            self._group_commit.request()
+
+
+class FlushDerived:
+    """Syncs queues and index, and only then lets the checkpoint say so."""
+
+    name = "flush-derived"
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        index: IndexService,
+        queues: Callable[[], Sequence[ConsumeQueue]],
+        checkpoint: Checkpoint,
+        disk: ThreadPoolExecutor,
+        *,
+        interval_seconds: float,
+        on_failure: Callable[[BaseException], StoreFailedError],
+    ) -> None:
+        self._dispatch = dispatch
+        self._index = index
+        self._queues = queues
+        self._checkpoint = checkpoint
+        self._disk = disk
+        self._interval_seconds = interval_seconds
+        self._on_failure = on_failure
+
+    async def run(self) -> None:
+        """Flush every interval. Ends only when cancelled or failed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            files, timestamp = self._take()
+            try:
+                if files:
+                    await loop.run_in_executor(self._disk, sync_all, files)
+                self._confirm(timestamp)
+                await loop.run_in_executor(self._disk, self._checkpoint.save, self._checkpoint.encoded())
+            except OSError as error:
+                raise self._on_failure(error) from error
+
+    def flush(self) -> None:
+        """The same at once and blocking, for opening and closing."""
+        files, timestamp = self._take()
+        sync_all(files)
+        self._confirm(timestamp)
+        self._checkpoint.save(self._checkpoint.encoded())
+
+    def _take(self) -> tuple[list[File], int]:
+        files = [file for queue in self._queues() for file in queue.take_dirty()]
+        files += self._index.take_dirty()
+        return files, self._dispatch.last_timestamp
+
+    def _confirm(self, timestamp: int) -> None:
+        checkpoint = self._checkpoint
+        checkpoint.logics_timestamp = max(checkpoint.logics_timestamp, timestamp)
+        checkpoint.index_timestamp = max(checkpoint.index_timestamp, timestamp)

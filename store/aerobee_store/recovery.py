@@ -1,0 +1,429 @@
+"""What opening a store does, after a clean and after an unclean stop.
+
+The log is the only truth; queues and index are compared with it and completed from it.
+
+1. Where to begin reading the log.
+
+    stop     what is known                                       begin at
+    clean    last queue unit names a valid record                the end of that record, or the last indexed record if
+                                                                 the checkpoint does not say that the index is complete
+    clean    it does not (the queues are ahead of the log)       as after a crash
+    clean    there are records but no index at all               the first segment
+    crash    checkpoint                                          the last segment that begins with a valid record stored
+                                                                 before the checkpoint's time, and not behind the
+                                                                 segment that the queues reach, or the synced index
+    crash    nothing                                             the first segment
+
+2. What to do with what is found there.
+
+    found                                                        done
+    a valid record                                               its unit and index entries are compared or added
+    a blank that reaches the end of its segment                  go on with the next segment
+    zeros, and no valid record behind them                       the log ends here
+    anything else, and no valid record behind it                 the log ends here (a torn last write)
+    anything else, or a missing segment, with valid records      the range is damaged: noted, reported, stepped over;
+    behind it                                                    what follows is kept
+    a unit that names another place than the record's            put right
+    a gap in a queue's offsets                                   filler units
+    a unit or index entry at or behind the end of the log        dropped
+    bytes behind the end of the log                              zeroed and synced before the first append, or they
+                                                                 would parse as records after the next crash
+    a whole segment behind the end without any valid record      set aside in `quarantine`, if it holds anything
+
+Nothing that still parses is ever deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from mmap import mmap
+from pathlib import Path
+
+import numpy as np
+
+from aerobee_store import properties, record
+from aerobee_store.checkpoint import Checkpoint
+from aerobee_store.commit_log import CommitLog, DamagedRange
+from aerobee_store.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
+from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.file_system import FileSystem
+from aerobee_store.index_file import IndexService
+from aerobee_store.mapped_file import MappedFile
+from aerobee_store.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, ScanStop, StopReason
+from aerobee_store.record_batch import RecordBatch
+
+_log = logging.getLogger(__name__)
+
+# Records parsed at once: enough that numpy's fixed costs vanish, few enough to stay in the processor's cache.
+_BATCH_RECORDS = 8192
+_MAGIC_PREFIX = b"\xda\xa3\x20"
+_SEARCH_STEP = 1 << 20
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening found and did. Sizes in bytes, `begin` and `end` are physical offsets."""
+
+    clean: bool
+    begin: int = 0
+    end: int = 0
+    records: int = 0
+    units_added: int = 0
+    units_corrected: int = 0
+    units_dropped: int = 0
+    last_timestamp: int = 0
+    damaged: list[DamagedRange] = field(default_factory=list)
+    quarantined: list[Path] = field(default_factory=list)
+
+
+class Recovery:
+    """One run over a store that nobody writes to yet."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        log: CommitLog,
+        queues: dict[tuple[str, int], ConsumeQueue],
+        queue: Callable[[str, int], ConsumeQueue],
+        index: IndexService,
+        checkpoint: Checkpoint,
+        *,
+        clean: bool,
+        record_size_max: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._log = log
+        self._queues = queues
+        self._queue = queue
+        self._index = index
+        self._checkpoint = checkpoint
+        self._clean = clean
+        self._record_size_max = record_size_max
+        self._now_ms = now_ms
+        self._report = RecoveryReport(clean=clean)
+        self._last_record = 0
+
+    def run(self) -> RecoveryReport:
+        """Bring log, queues and index to one state. Blocking; OSError passes through."""
+        report = self._report
+        report.begin = self._begin()
+        report.end = self._scan(report.begin)
+        report.damaged.sort(key=lambda damage: damage.start)
+        self._cut_log(report.end)
+        self._cut_queues(report.end)
+        self._index.truncate(report.end)
+        for queue in self._queues.values():
+            queue.correct_min_offset(self._log.min_offset)
+            queue.next_offset = queue.max_offset
+        self._log.set_end(report.end)
+        self._log.damaged = report.damaged
+        if not report.clean and report.records:
+            self._checkpoint.confirm_offset = self._last_record
+        return report
+
+    # --- where to begin ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> int:
+        if not self._log.files.files:
+            return 0
+        queues_end, last_unit = self._queues_end()
+        if self._clean:
+            begin = self._begin_after_clean_stop(queues_end, last_unit)
+            if begin is not None:
+                return begin
+        begin = self._begin_by_checkpoint()
+        begin = min(begin, self._segment_start(queues_end))
+        synced = self._synced_index_end()
+        begin = min(begin, self._segment_start(synced))
+        # What lies in the index behind that may be missing or half written; it is added again from the log.
+        self._index.truncate(begin if synced <= begin else synced)
+        return begin
+
+    def _begin_after_clean_stop(self, queues_end: int, last_unit: int) -> int | None:
+        if queues_end and not self._is_record(last_unit):
+            _log.warning("queues are ahead of the log unit=%d; looking at the log as after a crash", last_unit)
+            return None
+        begin = max(queues_end, self._log.min_offset)
+        if not self._index.files:
+            return self._log.min_offset
+        if self._checkpoint.index_timestamp < self._checkpoint.logics_timestamp:
+            begin = min(begin, max(self._index.last_offset, self._log.min_offset))
+        return begin
+
+    def _begin_by_checkpoint(self) -> int:
+        known = self._checkpoint.min_timestamp
+        for file in reversed(self._log.files.files):
+            header = self._peek(file, 0)
+            if not isinstance(header, ScanStop) and 0 < header.store_timestamp <= known:
+                return file.start_offset
+        return self._log.min_offset
+
+    def _queues_end(self) -> tuple[int, int]:
+        """Behind the last record that any queue knows, and where that record begins."""
+        end = begin = 0
+        for queue in self._queues.values():
+            record_end = queue.last_record_end()
+            if record_end > end:
+                end = record_end
+                unit = queue.units(queue.max_offset - 1, 1)
+                begin = int(unit[0]["physical_offset"]) if int(unit[0]["size"]) != FILLER_SIZE else end
+        return end, begin
+
+    def _synced_index_end(self) -> int:
+        """A physical offset before which the index is known to be synced; 0 if nothing is known."""
+        known = self._checkpoint.index_timestamp
+        end = 0
+        for file in self._index.files:
+            if file.is_empty or file.end_timestamp > known:
+                # Entries are dated to the second; what is certainly older than the checkpoint's time is synced.
+                return max(end, file.synced_before(known))
+            end = file.end_offset
+        return end
+
+    def _segment_start(self, physical_offset: int) -> int:
+        file = self._log.files.find(physical_offset)
+        if file is not None:
+            return file.start_offset
+        last = self._log.files.last
+        if last is not None and physical_offset >= last.end_offset:
+            return last.start_offset
+        return self._log.min_offset
+
+    # --- reading the log --------------------------------------------------------------------------------------
+
+    def _scan(self, begin: int) -> int:
+        """Read on from `begin`; return where the log ends."""
+        position = begin
+        while True:
+            file = self._log.files.find(position)
+            if file is None:
+                following = self._first_file_from(position)
+                found = self._find_record(position, following)
+                if found is None:
+                    return position
+                self._note_damage(position, found, "the segment is missing")
+                position = found
+                continue
+            batch = RecordBatch.parse(
+                file.view,
+                base_physical_offset=file.start_offset,
+                start=position - file.start_offset,
+                check_crc=True,
+                record_size_max=self._record_size_max,
+                count_max=_BATCH_RECORDS,
+            )
+            if len(batch):
+                self._take(batch)
+                position = file.start_offset + batch.end
+            stop = batch.stop
+            if stop.reason is StopReason.LIMIT:
+                continue
+            if stop.reason is StopReason.BLANK and position + stop.size == file.end_offset:
+                following = self._log.files.find(file.end_offset)
+                if following is None and self._first_file_from(file.end_offset) is None:
+                    return file.end_offset
+                position = file.end_offset
+                continue
+            if stop.reason is StopReason.END_OF_DATA and position == file.end_offset:
+                position = file.end_offset
+                continue
+            # Zeros after an orderly stop are the end. Anything else may be damage with records behind it.
+            if stop.reason is StopReason.END_OF_DATA and self._clean and not self._has_used_file_after(file):
+                return position
+            found = self._find_record(position, file, stepping=stop.size)
+            if found is None:
+                if stop.reason is not StopReason.END_OF_DATA:
+                    _log.warning("log ends in a torn write offset=%d reason=%r", position, stop.detail)
+                return position
+            self._note_damage(position, found, f"{stop.reason.value}: {stop.detail}")
+            position = found
+
+    def _find_record(self, position: int, file: MappedFile | None, *, stepping: int = 0) -> int | None:
+        """The first valid record behind `position`, in this segment or a later one."""
+        while file is not None:
+            begin = max(position - file.start_offset, 0)
+            if stepping:
+                header = self._peek(file, begin + stepping)
+                if not isinstance(header, ScanStop):
+                    return file.start_offset + begin + stepping
+                stepping = 0
+            found = self._search(file, begin)
+            if found is not None:
+                return found
+            file = self._first_file_from(file.end_offset)
+        return None
+
+    def _search(self, file: MappedFile, begin: int) -> int | None:
+        data_end = file.file.data_end(begin)
+        haystack = file.view.obj
+        assert isinstance(haystack, (mmap, bytearray)), "both search at memory speed"
+        position = begin + 4
+        while True:
+            position = haystack.find(_MAGIC_PREFIX, position, data_end)
+            if position < 0:
+                return None
+            header = self._peek(file, position - 4)
+            if not isinstance(header, ScanStop):
+                return file.start_offset + position - 4
+            position += 1
+
+    def _first_file_from(self, physical_offset: int) -> MappedFile | None:
+        for file in self._log.files:
+            if file.start_offset >= physical_offset:
+                return file
+        return None
+
+    def _has_used_file_after(self, file: MappedFile) -> bool:
+        following = self._first_file_from(file.end_offset)
+        return following is not None and not isinstance(self._peek(following, 0), ScanStop)
+
+    def _peek(self, file: MappedFile, position: int) -> record.RecordHeader | ScanStop:
+        return record.peek(
+            file.view,
+            position,
+            file.size,
+            physical_offset=file.start_offset + position,
+            record_size_max=self._record_size_max,
+        )
+
+    def _is_record(self, physical_offset: int) -> bool:
+        file = self._log.files.find(physical_offset)
+        return file is not None and not isinstance(self._peek(file, physical_offset - file.start_offset), ScanStop)
+
+    def _note_damage(self, start: int, end: int, reason: str) -> None:
+        _log.error("log is damaged from=%d to=%d reason=%r; the records behind it are kept", start, end, reason)
+        self._report.damaged.append(DamagedRange(start, end, reason))
+
+    # --- completing queues and index --------------------------------------------------------------------------
+
+    def _take(self, batch: RecordBatch) -> None:
+        self._report.records += len(batch)
+        self._report.last_timestamp = int(batch.store_timestamp[-1])
+        self._last_record = int(batch.physical_offset[-1])
+        self._take_units(batch)
+        rows, hashes = batch.index_hashes()
+        offsets = batch.physical_offset[rows]
+        new = offsets > self._index.last_offset
+        if new.any():
+            self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._now_ms())
+
+    def _take_units(self, batch: RecordBatch) -> None:
+        units = np.zeros(len(batch), UNIT_DTYPE)
+        units["physical_offset"] = batch.physical_offset
+        units["size"] = batch.size
+        units["tags_code"] = batch.tags_codes()
+        in_queue = (batch.sys_flag & (SYS_FLAG_PREPARED | SYS_FLAG_INNER_BATCH)) == 0
+        for topic_number, topic in enumerate(batch.topics):
+            of_topic = in_queue & (batch.topic_index == topic_number)
+            for queue_id in np.unique(batch.queue_id[of_topic]).tolist():
+                rows = np.flatnonzero(of_topic & (batch.queue_id == queue_id))
+                if topic == SCHEDULE_TOPIC:
+                    self._date_delayed(batch, units, rows.tolist())
+                self._take_queue(self._queue(topic, queue_id), batch.queue_offset[rows], units[rows])
+
+    def _date_delayed(
+        self, batch: RecordBatch, units: np.ndarray[tuple[int], np.dtype[np.void]], rows: list[int]
+    ) -> None:
+        for row in rows:
+            delay = batch.record(row).properties.get(properties.DELAY)
+            stored, code = int(batch.store_timestamp[row]), int(units["tags_code"][row])
+            units["tags_code"][row] = unit_code(SCHEDULE_TOPIC, delay, stored, code)
+
+    def _take_queue(
+        self,
+        queue: ConsumeQueue,
+        queue_offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
+        units: np.ndarray[tuple[int], np.dtype[np.void]],
+    ) -> None:
+        # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
+        breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
+        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(units)], strict=True):
+            self._take_run(queue, int(queue_offsets[first]), units[first:last])
+
+    def _take_run(
+        self, queue: ConsumeQueue, queue_offset: int, units: np.ndarray[tuple[int], np.dtype[np.void]]
+    ) -> None:
+        first_offset = queue.files[0] if queue.files else queue_offset
+        if queue_offset < first_offset:  # its file was removed with the messages of that time
+            units = units[first_offset - queue_offset :]
+            queue_offset = first_offset
+        present = min(max(queue.max_offset - queue_offset, 0), len(units))
+        if present:
+            there = queue.units(queue_offset, present)
+            wrong = np.flatnonzero(there != units[:present])
+            for position in wrong.tolist():
+                queue.overwrite(queue_offset + position, units[position].tobytes())
+            self._report.units_corrected += len(wrong)
+        if present < len(units):
+            queue.put(queue_offset + present, units[present:].tobytes())
+            self._report.units_added += len(units) - present
+
+    # --- cutting what is behind the end -----------------------------------------------------------------------
+
+    def _cut_log(self, end: int) -> None:
+        behind: list[MappedFile] = []
+        for file in self._log.files:
+            if file.start_offset >= end and not (file.start_offset == end and file is self._log.files.files[0]):
+                behind.append(file)
+            elif file.end_offset > end:
+                position = end - file.start_offset
+                data_end = file.file.data_end(position)
+                if _any_data(file.view[position:data_end]):
+                    file.file.zero(position, data_end - position)
+                    file.file.sync()
+        expected = (
+            end if end % self._log.segment_size == 0 else end - end % self._log.segment_size + self._log.segment_size
+        )
+        for file in behind:
+            used = _any_data(file.view[: file.file.data_end(0)])
+            if used:
+                self._set_aside(file)
+            elif file.start_offset != expected:
+                # Prepared and never used, but behind a hole: the log would go on in the wrong place.
+                self._log.files.remove([file])
+            else:
+                expected = file.end_offset
+
+    def _set_aside(self, file: MappedFile) -> None:
+        quarantine = self._directory / "quarantine"
+        self._file_system.make_directory(quarantine)
+        target = quarantine / f"commitlog-{file.path.name}"
+        number = 0
+        while self._file_system.exists(target):
+            number += 1
+            target = quarantine / f"commitlog-{file.path.name}-{number}"
+        _log.error("segment without a valid record set aside path=%s target=%s", file.path, target)
+        self._log.files.files.remove(file)
+        file.close()
+        self._file_system.rename(file.path, target)
+        self._file_system.sync_directory(quarantine)
+        self._file_system.sync_directory(file.path.parent)
+        self._report.quarantined.append(target)
+
+    def _cut_queues(self, end: int) -> None:
+        for queue in self._queues.values():
+            stop = queue.max_offset
+            while stop > queue.min_offset:
+                begin = max(queue.min_offset, stop - 4096)
+                units = queue.units(begin, stop - begin)
+                behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
+                if not behind.any():
+                    break
+                stop = begin + int(behind.argmax())
+                if stop > begin:
+                    break
+            if stop < queue.max_offset:
+                self._report.units_dropped += queue.max_offset - stop
+                queue.truncate(stop)
+
+
+def _any_data(view: memoryview) -> bool:
+    for begin in range(0, len(view), _SEARCH_STEP):
+        if np.frombuffer(view[begin : begin + _SEARCH_STEP], np.uint8).any():
+            return True
+    return False
