@@ -41,6 +41,24 @@ class Admin:
         request = admin_v1.CreateTopicRequest(topic=topic)
         return (await self._connection.call(self._stub.CreateTopic, request, self._metadata)).topic
 
+    async def update_topic(
+        self,
+        name: str,
+        *,
+        queue_count: int | None = None,
+        message_types: Iterable[v2.MessageType.ValueType] = (),
+        attributes: Mapping[str, str] | None = None,
+    ) -> admin_v1.Topic:
+        """Change what is given and keep the rest."""
+        request = admin_v1.UpdateTopicRequest(
+            name=name,
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
+            accept_message_types=message_types,
+            set_attributes=attributes or {},
+        )
+        return (await self._connection.call(self._stub.UpdateTopic, request, self._metadata)).topic
+
     async def delete_topic(self, name: str) -> None:
         """Forget a topic and the offsets of its groups."""
         request = admin_v1.DeleteTopicRequest(name=name)
@@ -60,6 +78,20 @@ class Admin:
         """Create a consumer group, or return the one that exists alike. 0 attempts: the broker's default."""
         request = admin_v1.CreateGroupRequest(group=admin_v1.Group(name=name, fifo=fifo, max_attempts=max_attempts))
         return (await self._connection.call(self._stub.CreateGroup, request, self._metadata)).group
+
+    async def update_group(
+        self,
+        name: str,
+        *,
+        fifo: bool | None = None,
+        max_attempts: int | None = None,
+        consume_enabled: bool | None = None,
+    ) -> admin_v1.Group:
+        """Change what is given and keep the rest. Without `consume_enabled` a group keeps its progress and waits."""
+        request = admin_v1.UpdateGroupRequest(
+            name=name, fifo=fifo, max_attempts=max_attempts, consume_enabled=consume_enabled
+        )
+        return (await self._connection.call(self._stub.UpdateGroup, request, self._metadata)).group
 
     async def delete_group(self, name: str) -> None:
         """Forget a group and its offsets; ForbiddenError while clients of the group are connected."""

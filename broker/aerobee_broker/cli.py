@@ -1,0 +1,91 @@
+"""The command `aerobee`: arguments in, exit code out. One module in `commands/` for each sub-command.
+
+Exit codes: 0 it worked; 1 it did not, with one line on standard error that names cause and next step; 2 it could not
+even try: the arguments are wrong, or a store cannot be looked at. Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from aerobee_broker.commands import group, query, receive, send, serve, store, topic, version
+from aerobee_broker.commands.options import CommandError, add_debug
+
+_EXAMPLES = """\
+examples:
+  aerobee serve --dev                       a broker for development on 127.0.0.1:8081
+  aerobee topic create orders --queues 8    a topic
+  aerobee send orders "hello" --key 42      a message
+  aerobee receive orders --group billing    take messages and acknowledge them
+  aerobee query orders --key 42             find messages without taking them
+  aerobee store verify data                 check every byte of a store
+
+`aerobee COMMAND --help` shows the options of a command, with examples.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="aerobee",
+        description="A durable message broker that speaks RocketMQ 5's protocol and keeps RocketMQ's store.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=version.text())
+    add_debug(parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (serve, topic, group, send, receive, query, store, version):
+        module.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. `arguments` are those of the process by default."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        code: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130  # as a shell reports a program that SIGINT ended
+    except BrokenPipeError:
+        # The reader of our output has seen enough (`| head`). Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # the boundary to the person: whatever it is, it becomes one line
+        if getattr(parsed, "debug", False):
+            raise
+        print(f"aerobee: {' '.join(_line(error).split())}", file=sys.stderr)
+        return error.exit_code if isinstance(error, CommandError) else 1
+
+
+def _line(error: Exception) -> str:
+    """Cause and next step of `error`, in our words where we know it."""
+    from aerobee_broker.errors import BrokerError
+    from aerobee_client import ClientError
+    from aerobee_store.errors import StoreError
+
+    causes = list(_leaves(error))
+    for cause in causes:
+        if isinstance(cause, CommandError | BrokerError | ClientError | StoreError):
+            return str(cause)
+    for cause in causes:
+        if isinstance(cause, OSError):
+            where = f"{cause.filename}: " if cause.filename is not None else ""
+            return f"{where}{cause.strerror or cause}; check the path, its owner and its permissions"
+    return (
+        f"internal error: {type(causes[0]).__name__}: {causes[0]}; run it again with --debug and report the traceback"
+    )
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, or the one that is none."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,138 @@
+"""What commands print: tables for people, JSON for programs.
+
+JSON has the names of the protocol's JSON form (`messageId`, `queueOffset`); times are Unix milliseconds, durations
+seconds. A body that is no UTF-8 text stands in `bodyBase64` instead of `body`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as ProtobufMessage
+
+    from aerobee_client import StoredMessage
+
+_BODY_SHOWN = 100  # characters of a body in a table
+
+
+def print_json(value: object) -> None:
+    """One document on one line, at once: a reader of a pipe sees every message as it comes."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """A table; the line `empty` if it has no rows. Numbers stand to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    content = [list(row) for row in rows]
+    if not content:
+        print(empty)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float) for row in content)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in content:
+        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
+    # A pipe has no width: do not fold what a program may want to search.
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Names and values, one a line."""
+    shown = [(name, f"{value:,}" if type(value) is int else str(value)) for name, value in facts]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        print(f"{name:<{width}}  {value}")
+
+
+def time_text(timestamp: int) -> str:
+    """Unix milliseconds as local time."""
+    try:
+        return datetime.fromtimestamp(timestamp / 1000, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):  # a damaged store may say anything
+        return str(timestamp)
+
+
+def size_text(size: int) -> str:
+    """Bytes with a unit."""
+    amount = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def body_text(body: bytes) -> str:
+    """A body as one short line of a table."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return f"({len(body)} bytes)"
+    shown = "".join(character if character.isprintable() else "\N{MIDDLE DOT}" for character in text[:_BODY_SHOWN])
+    return shown if len(text) <= _BODY_SHOWN else f"{shown}... ({len(body)} bytes)"
+
+
+def message_json(message: StoredMessage) -> dict[str, object]:
+    """A message of the client as JSON; what is not set is left out."""
+    fields: dict[str, object] = {"topic": message.topic, "messageId": message.message_id}
+    try:
+        fields["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        fields["bodyBase64"] = base64.b64encode(message.body).decode()
+    optional = {
+        "tag": message.tag,
+        "messageGroup": message.message_group,
+        "deliveryTimestamp": message.delivery_timestamp,
+        "receiptHandle": getattr(message, "receipt_handle", None),
+        "deliveryAttempt": getattr(message, "delivery_attempt", None),
+    }
+    fields.update((name, value) for name, value in optional.items() if value is not None)
+    return fields | {
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "bornTimestamp": message.born_timestamp,
+        "bornHost": message.born_host,
+        "storeTimestamp": message.store_timestamp,
+    }
+
+
+def protobuf_json(message: ProtobufMessage) -> dict[str, Any]:
+    """A message of the protocol as JSON, with numbers as numbers and without what is not set."""
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            values[field.json_name] = dict(sorted(value.items()))
+        elif field.is_repeated:
+            values[field.json_name] = [_field_json(field, item) for item in value]
+        else:
+            values[field.json_name] = _field_json(field, value)
+    return values
+
+
+def _field_json(field: Any, value: Any) -> object:
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known is not None else value
+    if field.message_type is None:
+        return value
+    if field.message_type.full_name == "google.protobuf.Timestamp":
+        return value.ToMilliseconds()
+    if field.message_type.full_name == "google.protobuf.Duration":
+        return value.ToMilliseconds() / 1000
+    return protobuf_json(value)

@@ -1,0 +1,75 @@
+"""`aerobee query`: find messages without taking them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_client import Client, StoredMessage
+
+_EXAMPLES = """\
+  aerobee query orders --key order-7
+  aerobee query orders --key order-7 --begin 2026-01-31T12:00 --end now
+  aerobee query orders --id 0102FC000000014AB00B13010700000000
+  aerobee query orders --time 15m now --max 1000 --json
+"""
+_DETAILS = "Times: 2026-01-31T12:00 (local), 15m (ago; s, m, h, d), now, or Unix milliseconds."
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(
+        commands, "query", "find messages by key, id or time", run, details=_DETAILS, examples=_EXAMPLES
+    )
+    parser.add_argument("topic", metavar="TOPIC")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--key", help="one of a message's keys")
+    what.add_argument("--id", metavar="ID", help="a message id, as a send prints it")
+    what.add_argument("--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="all stored in between")
+    parser.add_argument("--begin", metavar="TIME", type=options.moment, help="with --key: stored then or later")
+    parser.add_argument("--end", metavar="TIME", type=options.moment, help="with --key: stored then or before")
+    parser.add_argument("--max", metavar="N", type=options.count, default=64, help="at most N messages (default: 64)")
+    options.add_endpoint(parser)
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    begin, end = arguments.time or (arguments.begin, arguments.end)
+    if arguments.key is None and (arguments.begin, arguments.end) != (None, None):
+        options.usage_error("--begin and --end go with --key; for all messages of a time give --time BEGIN END")
+    if begin is not None and end is not None and begin > end:
+        options.usage_error("the begin is after the end; exchange them")
+
+    async def work(client: Client) -> list[StoredMessage]:
+        messages = []
+        async for message in client.admin.query(
+            arguments.topic, key=arguments.key, message_id=arguments.id, begin=begin, end=end, max_count=arguments.max
+        ):
+            messages.append(message)
+            if arguments.json:
+                output.print_json(output.message_json(message))
+        return messages
+
+    messages = with_client(arguments, work)
+    if not arguments.json:
+        output.print_table(
+            ("stored", "queue", "offset", "message id", "tag", "keys", "body"),
+            (
+                (
+                    output.time_text(message.store_timestamp),
+                    message.queue_id,
+                    message.queue_offset,
+                    message.message_id,
+                    message.tag or "",
+                    " ".join(message.keys),
+                    output.body_text(message.body),
+                )
+                for message in messages
+            ),
+            empty=f"no such message in {arguments.topic}",
+        )
+    return 0

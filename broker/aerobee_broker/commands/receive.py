@@ -1,0 +1,93 @@
+"""`aerobee receive`: take messages for a group."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_client import Client, ReceivedMessage
+
+_EXAMPLES = """\
+  aerobee receive orders --group billing
+  aerobee receive orders --group billing --max 100 --json
+  aerobee receive orders --group billing --tags "paid || refunded" --wait 20
+  aerobee receive orders --group billing --no-ack --invisible 60    look, and let them come back after a minute
+"""
+_DETAILS = "Prints what is there, up to --max, and waits only for the first message."
+_RECEIVE_MAX = 32  # as many as RocketMQ's server puts into one answer
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(
+        commands, "receive", "receive messages and acknowledge them", run, details=_DETAILS, examples=_EXAMPLES
+    )
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--group", required=True, help="the consumer group that receives")
+    parser.add_argument("--tags", metavar="TAGS", default="*", help='as "a || b" (default: all)')
+    parser.add_argument("--max", metavar="N", type=options.count, default=10, help="at most N messages (default: 10)")
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=options.seconds, default=5.0, help="for the first message (default: 5)"
+    )
+    parser.add_argument("--no-ack", action="store_true", help="do not acknowledge: they come back")
+    parser.add_argument(
+        "--invisible",
+        metavar="SECONDS",
+        type=options.positive_seconds,
+        default=30.0,
+        help="how long they stay hidden from others of the group if not acknowledged (default: 30)",
+    )
+    options.add_endpoint(parser)
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    async def work(client: Client) -> list[ReceivedMessage]:
+        consumer = client.simple_consumer(arguments.group, {arguments.topic: arguments.tags})
+        received: list[ReceivedMessage] = []
+        while len(received) < arguments.max:
+            batch = await consumer.receive(
+                min(arguments.max - len(received), _RECEIVE_MAX),
+                invisible_seconds=arguments.invisible,
+                wait_seconds=0.0 if received else arguments.wait,
+            )
+            if not batch:
+                break
+            # Printed before the acknowledgement: what breaks in between comes twice, but is never lost.
+            if arguments.json:
+                for message in batch:
+                    output.print_json(output.message_json(message))
+            else:
+                _print(batch)
+            if not arguments.no_ack:
+                await consumer.ack(batch)
+            received += batch
+        return received
+
+    received = with_client(arguments, work)
+    if not received and not arguments.json:
+        print(f"no message for group {arguments.group} in {arguments.topic} within {arguments.wait:g} s")
+    return 0
+
+
+def _print(batch: list[ReceivedMessage]) -> None:
+    output.print_table(
+        ("stored", "queue", "offset", "attempt", "tag", "keys", "body"),
+        (
+            (
+                output.time_text(message.store_timestamp),
+                message.queue_id,
+                message.queue_offset,
+                message.delivery_attempt,
+                message.tag or "",
+                " ".join(message.keys),
+                output.body_text(message.body),
+            )
+            for message in batch
+        ),
+        empty="",
+    )

@@ -1,0 +1,99 @@
+"""`aerobee serve`: the broker."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands.options import new_command
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.config import BrokerConfig
+
+_EXAMPLES = """\
+  aerobee serve --dev                          for development: topics and groups appear with their first use
+  aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
+  aerobee serve --listen 0.0.0.0:8081          reachable from other machines
+  aerobee serve --listen 127.0.0.1:0           any free port; the line "ready grpc=HOST:PORT ..." names it
+  aerobee serve --rocketmq-conf broker.conf    with the settings, and on the store, of a RocketMQ broker
+
+SIGTERM and Ctrl-C end it in an orderly way. Settings without a flag: a TOML file (--config), or the environment
+(AEROBEE_STORE_DIRECTORY for store.directory); flags win.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "serve", "run a broker", run, examples=_EXAMPLES)
+    parser.add_argument("--store", metavar="DIR", help="where messages are kept (default: data)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="for clients (default: 127.0.0.1:8081)")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="/metrics, /healthz (default: 127.0.0.1:5557)")
+    parser.add_argument(
+        "--flush",
+        choices=("sync", "async"),
+        help="answer a send when it is on disk, or before: a power cut then costs up to 0.5 s (default: sync)",
+    )
+    parser.add_argument("--dev", action="store_true", help="create topics and groups on first use")
+    parser.add_argument(
+        "--advertise", metavar="HOST:PORT", help="the address clients are told to use (default: the one they used)"
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="settings as TOML")
+    parser.add_argument("--rocketmq-conf", metavar="FILE", type=Path, help="settings as RocketMQ's broker.conf")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    import uvloop
+
+    from aerobee_broker.config import BrokerConfig
+
+    config = BrokerConfig.load(
+        flags={
+            "store.directory": arguments.store,
+            "store.flush": arguments.flush,
+            "listen.grpc": arguments.listen,
+            "listen.metrics": arguments.metrics,
+            "listen.advertise": arguments.advertise,
+            "broker.dev": arguments.dev or None,
+        },
+        environment=os.environ,
+        config_file=arguments.config,
+        rocketmq_conf=arguments.rocketmq_conf,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config))
+    return 0
+
+
+async def _serve(config: BrokerConfig) -> None:
+    import asyncio
+
+    from aerobee_broker import server
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def begin_to_stop() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C does not wait for the drain
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, begin_to_stop)
+    await server.run(config, stop, _announce)
+
+
+def _announce(grpc: str, metrics: str) -> None:
+    """Scripts wait for the first line; the rest is for a person who looks."""
+    print(f"ready grpc={grpc} metrics={metrics}", flush=True)
+    if sys.stderr.isatty():
+        port = grpc.rpartition(":")[2]
+        option = "" if port == "8081" else f" --endpoint 127.0.0.1:{port}"
+        print(f"next, in another terminal:  aerobee send hello 'hello, world'{option}", file=sys.stderr)
+        print(f"                            aerobee receive hello --group first{option}", file=sys.stderr)

@@ -1,0 +1,166 @@
+"""`aerobee topic`: create, list, describe, update and delete topics."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_proto import admin_v1, v2
+
+_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "LITE", "PRIORITY")
+_EXAMPLES = """\
+  aerobee topic create orders --queues 8
+  aerobee topic create payments --type FIFO
+  aerobee topic create anything --type NORMAL --type FIFO --type DELAY
+  aerobee topic list --json
+  aerobee topic describe orders
+  aerobee topic update orders --queues 16
+  aerobee topic delete orders
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "topic", "create, list, describe, update and delete topics", examples=_EXAMPLES)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    create = new_command(actions, "create", "create a topic", _create, examples="  aerobee topic create orders")
+    update = new_command(
+        actions, "update", "change a topic", _update, examples="  aerobee topic update orders --queues 16"
+    )
+    for action in (create, update):
+        action.add_argument("topic", metavar="TOPIC")
+        action.add_argument("--queues", metavar="N", type=options.count, help="how many queues it has")
+        action.add_argument(
+            "--type",
+            choices=_TYPES,
+            type=str.upper,
+            action="append",
+            default=[],
+            help="messages that it takes; may be repeated (default: NORMAL)",
+        )
+        action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
+    listing = new_command(actions, "list", "list topics", _list, examples="  aerobee topic list --all")
+    listing.add_argument("--all", action="store_true", help="also the broker's own")
+    describe = new_command(
+        actions, "describe", "show a topic and its queues", _describe, examples="  aerobee topic describe orders"
+    )
+    delete = new_command(
+        actions, "delete", "forget a topic and its messages", _delete, examples="  aerobee topic delete orders"
+    )
+    for action in (describe, delete):
+        action.add_argument("topic", metavar="TOPIC")
+    for action in (create, update, listing, describe, delete):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    topic = with_client(
+        arguments,
+        lambda client: client.admin.create_topic(
+            arguments.topic,
+            queue_count=arguments.queues or 0,
+            message_types=_types(arguments),
+            attributes=dict(arguments.attribute),
+        ),
+    )
+    return _print_topic("created", topic, as_json=arguments.json)
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    topic = with_client(
+        arguments,
+        lambda client: client.admin.update_topic(
+            arguments.topic,
+            queue_count=arguments.queues,
+            message_types=_types(arguments),
+            attributes=dict(arguments.attribute),
+        ),
+    )
+    return _print_topic("updated", topic, as_json=arguments.json)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    topics = with_client(arguments, lambda client: client.admin.list_topics(include_system=arguments.all))
+    if arguments.json:
+        output.print_json([output.protobuf_json(topic) for topic in topics])
+        return 0
+    output.print_table(
+        ("topic", "queues", "types"),
+        ((topic.name, _queue_text(topic), _type_text(topic)) for topic in topics),
+        empty="no topics; create one with: aerobee topic create NAME",
+    )
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    description = with_client(arguments, lambda client: client.admin.describe_topic(arguments.topic))
+    if arguments.json:
+        answer = output.protobuf_json(description)
+        del answer["status"]
+        output.print_json(answer)
+        return 0
+    topic = description.topic
+    attributes = ", ".join(f"{name}={value}" for name, value in sorted(topic.attributes.items()))
+    facts = [("topic", topic.name), ("types", _type_text(topic)), ("queues", _queue_text(topic))]
+    if attributes:
+        facts.append(("attributes", attributes))
+    facts.append(("groups", ", ".join(description.groups) or "none"))
+    output.print_facts(facts)
+    output.print_table(
+        ("queue", "first offset", "next offset", "messages", "last stored"),
+        (
+            (
+                queue.queue_id,
+                queue.min_offset,
+                queue.max_offset,
+                queue.max_offset - queue.min_offset,
+                output.time_text(queue.last_store_timestamp.ToMilliseconds())
+                if queue.HasField("last_store_timestamp")
+                else "never",
+            )
+            for queue in description.queues
+        ),
+        empty="no queues",
+    )
+    return 0
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    with_client(arguments, lambda client: client.admin.delete_topic(arguments.topic))
+    if arguments.json:
+        output.print_json({"name": arguments.topic, "deleted": True})
+    else:
+        print(f"deleted topic {arguments.topic}")
+    return 0
+
+
+def _print_topic(done: str, topic: admin_v1.Topic, *, as_json: bool) -> int:
+    if as_json:
+        output.print_json(output.protobuf_json(topic))
+    else:
+        print(f"{done} topic {topic.name}: {_queue_text(topic)} queues, {_type_text(topic)}")
+    return 0
+
+
+def _types(arguments: argparse.Namespace) -> list[v2.MessageType.ValueType]:
+    from aerobee_proto import v2
+
+    return [v2.MessageType.Value(name) for name in arguments.type]
+
+
+def _type_text(topic: admin_v1.Topic) -> str:
+    from aerobee_proto import v2
+
+    return ", ".join(v2.MessageType.Name(kind) for kind in topic.accept_message_types)
+
+
+def _queue_text(topic: admin_v1.Topic) -> str:
+    if topic.read_queue_count == topic.write_queue_count:
+        return str(topic.read_queue_count)
+    return f"{topic.read_queue_count} to read, {topic.write_queue_count} to write"
