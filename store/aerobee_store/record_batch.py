@@ -283,7 +283,7 @@ def place(
     times = np.broadcast_to(np.asarray(store_timestamp, np.int64), (len(batch),))
     born_extra = np.where(batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6, record_codec.HOST_V6_EXTRA, 0)
     time_position = batch.start + record_codec.STORE_TIMESTAMP_POSITION + born_extra
-    if store_host is not None and len(batch):
+    if store_host is not None:
         encoded = property_codec.encode_host(store_host)
         wide = (batch.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
         if bool((wide != (len(encoded) != 8)).any()):
@@ -292,11 +292,10 @@ def place(
                 f"{'IPv4' if len(encoded) != 8 else 'IPv6'}"
             )
         _items(view, np.dtype(f"V{len(encoded)}"))[time_position + 8] = np.void(encoded)
-    if len(batch):
-        words = _items(view, _I64)
-        words[batch.start + record_codec.QUEUE_OFFSET_POSITION] = queue_offset
-        words[batch.start + record_codec.QUEUE_OFFSET_POSITION + 8] = physical
-        words[time_position] = times
+    words = _items(view, _I64)
+    words[batch.start + record_codec.QUEUE_OFFSET_POSITION] = queue_offset
+    words[batch.start + record_codec.QUEUE_OFFSET_POSITION + 8] = physical
+    words[time_position] = times
     rows = np.flatnonzero(batch.has_property_crc)
     if len(rows):
         ends = (batch.start + batch.size)[rows] - record_codec.PROPERTY_CRC_SIZE
@@ -320,8 +319,8 @@ def place(
 
 
 def _items(buffer: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The buffer as items that begin at every byte."""
-    return np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))
+    """The buffer as items that begin at every byte; none if it is too small for one."""
+    return np.ndarray((max(len(buffer) - dtype.itemsize + 1, 0),), dtype, buffer, strides=(1,))
 
 
 def _hop(view: memoryview, start: int, end: int, size_max: int, count_max: int | None) -> tuple[Integers, int]:
@@ -351,12 +350,6 @@ def _columns(
     What a bad record says is replaced by the smallest value before it leads to a position, so that nothing is read
     outside of its bytes.
     """
-    if not len(start):
-        names = [f.name for f in dataclasses.fields(RecordBatch)]
-        integers = [n for n in names if n not in ("buffer", "topics", "topic_index", "stop", "_pairs")]
-        columns: dict[str, Any] = {n: np.zeros(0, np.int64) for n in [*integers, "topic_start", "topic_size"]}
-        columns["has_property_crc"] = np.zeros(0, np.bool_)
-        return columns, np.zeros(0, np.bool_)
     head = _items(view, _HEAD)[start]
     size = head["total_size"].astype(np.int64)
     end = start + size
