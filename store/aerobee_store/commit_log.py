@@ -179,7 +179,6 @@ class CommitLog:
 
     def _following(self, file: MappedFile | None) -> MappedFile:
         """The segment after `file`: prepared already, or created now."""
-        if file is None:
-            return self.files.append_new(self.wrote - self.wrote % self.segment_size)
-        following = self.files.find(file.end_offset)
-        return following if following is not None else self.files.append_new(file.end_offset)
+        start = self.wrote - self.wrote % self.segment_size if file is None else file.end_offset
+        following = self.files.find(start)
+        return following if following is not None else self.files.append_new(start)

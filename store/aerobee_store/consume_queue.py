@@ -45,7 +45,7 @@ class QueueMisalignedError(StoreError):
 
 
 class ConsumeQueue:
-    """One queue. `min_offset <= n < max_offset` are the units that can be served; `next_offset` is the next message's."""
+    """One queue. Units `min_offset <= n < max_offset` can be served; `next_offset` is the next message's."""
 
     __slots__ = ("_dirty", "_files", "_run", "_starts", "max_offset", "min_offset", "next_offset", "queue_id", "topic")
 
@@ -149,7 +149,7 @@ class ConsumeQueue:
         self.max_offset = max(end, self.max_offset)
 
     def truncate(self, end: int) -> None:
-        """Forget every unit from queue offset `end` on. The bytes are zeroed, so that no later start finds them again."""
+        """Forget every unit from queue offset `end` on; their bytes are zeroed, so that no later start finds them."""
         if end >= self.max_offset:
             return
         end = max(end, self._starts[0] // UNIT_SIZE)
@@ -220,7 +220,7 @@ class ConsumeQueue:
         return self.min_offset + max(0, bisect_right(offsets, timestamp, key=stored_at) - 1)
 
     def expired_files(self, min_physical_offset: int) -> list[int]:
-        """The first queue offsets of the leading files of which every record is gone from the log; never the last file."""
+        """The first queue offsets of the leading files whose records are all gone from the log; never the last file."""
         expired = []
         for start in self._starts[:-1]:
             last = self.units((start + self._run.file_size) // UNIT_SIZE - 1, 1)

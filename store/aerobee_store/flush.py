@@ -36,7 +36,7 @@ def sync_all(files: Sequence[MappedFile | File]) -> float:
 
 
 class GroupCommit:
-    """The one task that syncs the log. After LevelDB's writer queue: whoever finds a sync running waits for the next."""
+    """The one task that syncs the log. After LevelDB's writer queue: who finds a sync running waits for the next."""
 
     name = "group-commit"
 

@@ -143,7 +143,7 @@ class IndexFile:
             number = previous
 
     def synced_before(self, timestamp: int) -> int:
-        """The physical offset of the first entry that may be younger than `timestamp`; 0 if that is the first of all."""
+        """Physical offset of the first entry that may be younger than `timestamp`; 0 if that is the first of all."""
         entries = self._entries[1 : self.next_entry]
         if not len(entries) or self.begin_timestamp > timestamp:
             return 0

@@ -307,8 +307,10 @@ class MessageStore:
 
     # --- writing ----------------------------------------------------------------------------------------------
 
-    def append(self, messages: Sequence[Message]) -> list[Appended]:
+    def append(self, messages: Sequence[Message], *, split_batch: bool = False) -> list[Appended]:
         """Append messages in this order, all or none. They can be waited for with `wait_stored`.
+
+        `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
 
         Raises InvalidMessageError, StoreFullError, StoreFailedError, StoreClosedError; nothing is stored then.
         """
@@ -321,10 +323,15 @@ class MessageStore:
                     f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
                 )
             encoded.append(
-                record.encode_unplaced(message, store_host=config.store_host, property_crc=config.property_crc)
+                record.encode_unplaced(
+                    message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch
+                )
             )
         log = self._log
-        self._prepare([len(data) for data in encoded])
+        sizes = [len(data) for data in encoded]
+        self._prepare([sum(sizes)] if split_batch else sizes)
+        if split_batch:
+            log.next_offset(sum(sizes))
         now = self.clock.now_ms()
         appended = []
         entries = []
