@@ -110,6 +110,17 @@ def test_every_flipped_bit_stops_as_the_scalar_scan_does() -> None:
         assert batch.stop == stop
 
 
+@pytest.mark.parametrize("position", [12, 20, 28], ids=["queue id", "queue offset", "physical offset"])
+def test_negative_numbers_are_corrupt(position: int) -> None:
+    """A record whose numbers are negative ends the batch, with the reason of the scalar check."""
+    log = bytearray(VECTORS[1].encoded + VECTORS[0].encoded)
+    log[len(VECTORS[1].encoded) + position] = 0x80
+    batch = RecordBatch.parse(log, base_physical_offset=None)
+    assert len(batch) == 1
+    assert batch.stop.reason is StopReason.CORRUPT
+    assert batch.stop == record.peek(log, len(VECTORS[1].encoded))
+
+
 def test_a_batch_can_require_the_record_checksum() -> None:
     """The first record without one ends it."""
     log = log_of([Message("t", 0, b"1")], property_crc=True)
