@@ -1,0 +1,299 @@
+"""The delivery journal: every change of a delivery, as messages in a system topic of the store.
+
+One message holds events of one kind, its tag names the kind. Layout of the body in docs/formats/delivery-journal.md.
+Being messages, events have the durability, the checksums and the recovery of messages, and one order with them: an
+event is never in the log without the message that it speaks of, nor a dead letter's end without its copy.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.errors import JournalFormatError
+from aerobee_store import MessageStore
+from aerobee_store.properties import TAGS
+from aerobee_store.record import Message
+
+JOURNAL_TOPIC: Final = "rmq_sys_AEROBEE_DELIVERY"
+JOURNAL_GROUP: Final = "CID_RMQ_SYS_AEROBEE_DELIVERY"  # its offset in consumerOffset.json is where replay begins
+JOURNAL_QUEUE_ID: Final = 0
+
+VERSION: Final = 1
+_BODY_SIZE_MAX: Final = 64 << 10  # a snapshot of 100,000 messages in flight is some fifty of these
+_HEADER: Final = struct.Struct(">BBH")
+_SIZE: Final = struct.Struct(">H")
+_QUEUE_ID: Final = struct.Struct(">I")
+_DELIVERED: Final = struct.Struct(">QQQqHH")
+_RUN: Final = struct.Struct(">QIH")
+_ACKNOWLEDGED: Final = struct.Struct(">H")
+_RANGE: Final = struct.Struct(">QI")
+_CHANGED: Final = struct.Struct(">QHQq")
+_STATE: Final = struct.Struct(">QQQHH")
+_ENTRY: Final = struct.Struct(">QHQqH")
+_NO_CLIENT: Final = 0xFFFF
+_COUNT_MAX: Final = 0xFFFF
+_CLIENT_SIZE_MAX: Final = 2 + 255
+_STATE_OVERHEAD_SIZE: Final = 1024  # header, key of the queue and fixed fields: 570 bytes at most
+
+
+class EventKind(enum.IntEnum):
+    """What a journal message holds; the name in lower case is its tag."""
+
+    DELIVERED = 1
+    ACKNOWLEDGED = 2
+    CHANGED = 3
+    STATE = 4
+    REMOVED = 5
+
+
+_TAGS: Final = {kind: kind.name.lower() for kind in EventKind}
+_KNOWN_KINDS: Final = frozenset(int(kind) for kind in EventKind)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKey:
+    """Whose delivery: stored names of group and topic."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+    def encode(self) -> bytes:
+        """As every event of this queue begins."""
+        return _text(self.group) + _text(self.topic) + _QUEUE_ID.pack(self.queue_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A deleted topic, group, or both: an empty name stands for all. Nothing of it is delivered any more."""
+
+    group: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One event as it was read back. `key` is None for Removed."""
+
+    queue_offset: int
+    key: QueueKey | None
+    event: QueueEvent | Removed
+
+
+# Encoding. Every function returns the bytes of one event; `key` is QueueKey.encode().
+
+
+def encode_delivered(key: bytes, event: Delivered) -> bytes:
+    """How a Delivered is written."""
+    client = b"" if event.client_id is None else _bounded(event.client_id)
+    size = _NO_CLIENT if event.client_id is None else len(client)
+    head = _DELIVERED.pack(event.begin, event.cursor, event.nonce, event.invisible_until_ms, size, len(event.runs))
+    return b"".join((key, head, client, *[_RUN.pack(*run) for run in event.runs]))
+
+
+def encode_acknowledged(key: bytes, event: Acknowledged) -> bytes:
+    """How an Acknowledged is written."""
+    ranges = [_RANGE.pack(begin, end - begin) for begin, end in event.ranges]
+    return b"".join((key, _ACKNOWLEDGED.pack(len(ranges)), *ranges))
+
+
+def encode_changed(key: bytes, event: Changed) -> bytes:
+    """How a Changed is written."""
+    return key + _CHANGED.pack(event.offset, event.attempt, event.nonce, event.invisible_until_ms)
+
+
+def encode_state(key: bytes, event: State) -> bytes:
+    """How a State is written; of at most Journal.state_entry_count_max entries."""
+    clients: dict[str, int] = {}
+    entries = []
+    for entry in event.entries:
+        client = _NO_CLIENT
+        if entry.client_id is not None:
+            client = clients.setdefault(entry.client_id, len(clients))
+        entries.append(_ENTRY.pack(entry.offset, entry.attempt, entry.nonce, entry.invisible_until_ms, client))
+    head = _STATE.pack(event.commit_offset, event.begin, event.end, len(clients), len(entries))
+    return b"".join((key, head, *map(_text, clients), *entries))
+
+
+def encode_removed(event: Removed) -> bytes:
+    """How a Removed is written."""
+    return _text(event.group) + _text(event.topic)
+
+
+def _bounded(text: str) -> bytes:
+    # A client id beyond 255 bytes is cut: after a restart its messages are then visible after 30 s, as if it were gone.
+    return text.encode("utf-8", "replace")[:255]
+
+
+def _text(text: str) -> bytes:
+    encoded = _bounded(text)
+    return _SIZE.pack(len(encoded)) + encoded
+
+
+# Decoding
+
+
+class _Reader:
+    """Takes fields off a body, which is hostile: every length is checked before it is used."""
+
+    __slots__ = ("_at", "_body")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def rest(self) -> int:
+        return len(self._body) - self._at
+
+    def take(self, layout: struct.Struct) -> tuple[int, ...]:
+        self._need(layout.size)
+        values = layout.unpack_from(self._body, self._at)
+        self._at += layout.size
+        return values
+
+    def text(self, size: int | None = None) -> str:
+        if size is None:
+            (size,) = self.take(_SIZE)
+        self._need(size)
+        begin, self._at = self._at, self._at + size
+        return self._body[begin : self._at].decode("utf-8", "replace")
+
+    def _need(self, size: int) -> None:
+        if self.rest < size:
+            raise JournalFormatError(f"the body ends where {size} bytes are expected, only {self.rest} are left")
+
+
+def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
+    """The events of one journal message. Raises JournalFormatError for whatever this release does not write."""
+    try:
+        reader = _Reader(body)
+        version, kind, count = reader.take(_HEADER)
+        if version != VERSION:
+            raise JournalFormatError(f"version {version} of the journal is unknown, this release knows {VERSION}")
+        if kind not in _KNOWN_KINDS:
+            raise JournalFormatError(f"event kind {kind} is unknown")
+        entries = []
+        for _ in range(count):
+            if kind == EventKind.REMOVED:
+                entries.append(JournalEntry(queue_offset, None, Removed(reader.text(), reader.text())))
+            else:
+                key = QueueKey(reader.text(), reader.text(), *reader.take(_QUEUE_ID))
+                entries.append(JournalEntry(queue_offset, key, _decode_event(kind, reader)))
+        if reader.rest:
+            raise JournalFormatError(f"{reader.rest} bytes follow the last of {count} events")
+    except JournalFormatError as error:
+        raise JournalFormatError(error.cause, queue_offset=queue_offset) from None
+    return entries
+
+
+def _decode_event(kind: int, reader: _Reader) -> QueueEvent:
+    if kind == EventKind.DELIVERED:
+        begin, cursor, nonce, until, client_size, run_count = reader.take(_DELIVERED)
+        client = None if client_size == _NO_CLIENT else reader.text(client_size)
+        runs = tuple(Run(*reader.take(_RUN)) for _ in range(run_count))
+        _check_order(begin, cursor)
+        if any(run.offset + run.size > cursor for run in runs):
+            raise JournalFormatError(f"a delivery up to queue offset {cursor} has messages beyond it")
+        return Delivered(begin, cursor, runs, nonce, until, client)
+    if kind == EventKind.ACKNOWLEDGED:
+        (range_count,) = reader.take(_ACKNOWLEDGED)
+        ranges = [reader.take(_RANGE) for _ in range(range_count)]
+        return Acknowledged(tuple((begin, begin + size) for begin, size in ranges))
+    if kind == EventKind.CHANGED:
+        return Changed(*reader.take(_CHANGED))
+    assert kind == EventKind.STATE, "all other kinds are handled"
+    commit_offset, begin, end, client_count, entry_count = reader.take(_STATE)
+    clients = [reader.text() for _ in range(client_count)]
+    entries = []
+    for _ in range(entry_count):
+        offset, attempt, nonce, until, client_index = reader.take(_ENTRY)
+        if client_index != _NO_CLIENT and client_index >= client_count:
+            raise JournalFormatError(f"client {client_index} of {client_count} does not exist")
+        client = None if client_index == _NO_CLIENT else clients[client_index]
+        entries.append(Entry(offset, attempt, nonce, until, client))
+    _check_order(commit_offset, begin)
+    _check_order(begin, end)
+    offsets = [entry.offset for entry in entries]
+    if offsets and not (begin <= offsets[0] and offsets[-1] < end and offsets == sorted(set(offsets))):
+        raise JournalFormatError(f"the messages of a state from {begin} to {end} are not in order, or outside of it")
+    return State(commit_offset, begin, end, tuple(entries))
+
+
+def _check_order(low: int, high: int) -> None:
+    if low > high:
+        raise JournalFormatError(f"queue offset {low} is given as the begin of what ends at {high}")
+
+
+def highest_offset(event: QueueEvent) -> int:
+    """One more than the highest queue offset that the event speaks of."""
+    match event:
+        case Delivered():
+            return event.cursor
+        case Acknowledged():
+            return max((end for _, end in event.ranges), default=0)
+        case Changed():
+            return event.offset + 1
+        case State():
+            return event.end
+
+
+# The topic
+
+
+class Journal:
+    """Appends events to the store and reads them back."""
+
+    def __init__(self, store: MessageStore, body_size_max: int) -> None:
+        self._store = store
+        self._body_size_max = min(_BODY_SIZE_MAX, body_size_max)
+        self.end = 0
+        """Physical offset behind the last event that was appended; what `MessageStore.wait_stored` takes."""
+        self.next_queue_offset = store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)[1]
+        """Of the next message: what a replay that needs nothing before now may begin with."""
+        self.event_count = 0
+        """Events appended by this process."""
+
+    @property
+    def state_entry_count_max(self) -> int:
+        """How many entries a State may have so that it fits into one message."""
+        return max(1, (self._body_size_max - _STATE_OVERHEAD_SIZE) // (_ENTRY.size + _CLIENT_SIZE_MAX))
+
+    def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int) -> int:
+        """Append one or more events of one kind, in one message if they fit; moves `end`.
+
+        Returns the queue offset of the first message: a replay from there sees all of them. Raises StoreError.
+        """
+        bodies = []
+        start, size = 0, _HEADER.size
+        for index, event in enumerate(events):
+            if index > start and (size + len(event) > self._body_size_max or index - start == _COUNT_MAX):
+                bodies.append(_HEADER.pack(VERSION, kind, index - start) + b"".join(events[start:index]))
+                start, size = index, _HEADER.size
+            size += len(event)
+        bodies.append(_HEADER.pack(VERSION, kind, len(events) - start) + b"".join(events[start:]))
+        properties = {TAGS: _TAGS[kind]}
+        appended = self._store.append(
+            [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies]
+        )
+        self.end = appended[-1].end
+        self.next_queue_offset = appended[-1].queue_offset + 1
+        self.event_count += len(events)
+        return appended[0].queue_offset
+
+    def replay(self, start: int | None) -> Iterator[JournalEntry]:
+        """All events from that queue offset on, or from the oldest that is left. Raises JournalFormatError."""
+        begin, end = self._store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)
+        position = begin if start is None else max(begin, start)
+        while position < end:
+            result = self._store.read(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, position, max_count=1024)
+            for record in result.records:
+                yield from decode(record.body, record.queue_offset)
+            if result.next_offset <= position:
+                break
+            position = result.next_offset

@@ -1,0 +1,389 @@
+"""The delivery of one queue to one group: a state machine without I/O and without a clock.
+
+    commit_offset              cursor
+         |                        |
+    -----+------------------------+----------------
+    done   done, in flight, ready   never delivered
+
+Every offset below `cursor` is exactly one of finished (acknowledged, filtered out, lost, a dead letter), in flight (a
+client has it, nobody else sees it before its time), and ready (was delivered before, waits for the next receive). The
+commit offset is the lowest one that is not finished. Redelivery happens in place: a message keeps its queue offset,
+and how often it was delivered is known here and in the journal alone.
+
+Methods for live traffic return the event to write into the journal; `apply` repeats such an event when the journal is
+read again. What is not an event follows from one: expiry from the time, and messages that a filter skipped from the
+next delivery, which says where the one before it ended.
+
+Ordered (FIFO) groups need a lock for each message group. It has its place here: `take_ready` and the offsets given to
+`deliver` are the only two ways out, `_finish` and `_make_ready` the only two ways back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.delivery.offset_ranges import OffsetRanges
+from aerobee_broker.errors import InvalidReceiptHandleError
+
+_STALE_DEADLINES_MAX: Final = 1024  # what the heap of deadlines may hold beyond twice what is in flight
+
+
+class InFlight:
+    """One message that a client has. Mutable: it is in one place only."""
+
+    __slots__ = ("attempt", "client_id", "invisible_until_ms", "nonce")
+
+    def __init__(self, attempt: int, invisible_until_ms: int, nonce: int, client_id: str | None) -> None:
+        self.attempt = attempt
+        self.invisible_until_ms = invisible_until_ms
+        self.nonce = nonce
+        self.client_id = client_id
+
+
+class QueueDelivery:
+    """Times are Unix milliseconds, attempts count from 1, nonces are 1..2**64-1."""
+
+    __slots__ = (
+        "_deadline_sequence",
+        "_deadline_size",
+        "_deadlines",
+        "_order",
+        "_recorded_cursor",
+        "commit_offset",
+        "cursor",
+        "finished",
+        "in_flight",
+        "ready",
+    )
+
+    def __init__(self, commit_offset: int) -> None:
+        self.commit_offset = commit_offset
+        self.cursor = commit_offset
+        self.finished = OffsetRanges()  # above commit_offset, below cursor
+        self.in_flight: dict[int, InFlight] = {}
+        self.ready: dict[int, int] = {}  # queue offset -> deliveries so far
+        self._order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
+        self._recorded_cursor = commit_offset  # as the journal knows it
+        # (time, sequence, offsets): one entry a delivery, not one a message. What is stale is dropped when its time
+        # comes, or all at once when there is too much of it.
+        self._deadlines: list[tuple[int, int, tuple[int, ...]]] = []
+        self._deadline_size = 0
+        self._deadline_sequence = 0
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether the commit offset says everything."""
+        return self.commit_offset == self.cursor
+
+    @property
+    def next_expiry_ms(self) -> int | None:
+        """When `expire` should be called next; it may then find nothing to do."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # Out
+
+    def take_ready(self, count: int) -> list[int]:
+        """The lowest `count` offsets that are ready for redelivery. Nothing changes before `deliver`."""
+        if self._order is None:
+            self._order = sorted(self.ready)
+        return self._order[:count]
+
+    def deliver(
+        self, offsets: Sequence[int], cursor: int, *, nonce: int, invisible_until_ms: int, client_id: str | None = None
+    ) -> Delivered:
+        """Put `offsets` in flight: ascending, first some that are ready, then some from the present cursor on.
+
+        `cursor` becomes the cursor; what lies between the old and the new one and is not in `offsets` is finished.
+        """
+        begin = self._recorded_cursor
+        runs: list[Run] = []
+        run_begin, run_count, run_attempt = 0, 0, 0
+        ready, in_flight, position = self.ready, self.in_flight, self.cursor
+        redelivered = 0
+        for offset in offsets:
+            if offset < position:
+                attempt = ready.pop(offset) + 1
+                redelivered += 1
+            else:
+                if offset > position:
+                    self._add_finished(position, offset)
+                position = offset + 1
+                attempt = 1
+            in_flight[offset] = InFlight(attempt, invisible_until_ms, nonce, client_id)
+            if offset == run_begin + run_count and attempt == run_attempt:
+                run_count += 1
+                continue
+            if run_count:
+                runs.append(Run(run_begin, run_count, run_attempt))
+            run_begin, run_count, run_attempt = offset, 1, attempt
+        if run_count:
+            runs.append(Run(run_begin, run_count, run_attempt))
+        if redelivered:
+            self._drop_from_order(offsets[:redelivered])
+        self.cursor = position
+        self.skip(cursor)
+        self._recorded_cursor = self.cursor
+        self._add_deadline(invisible_until_ms, tuple(offsets))
+        return Delivered(begin, self.cursor, tuple(runs), nonce, invisible_until_ms, client_id)
+
+    def skip(self, cursor: int) -> None:
+        """Move the cursor forward; what it passes is finished. Not an event: the next one tells."""
+        if cursor > self.cursor:
+            position, self.cursor = self.cursor, cursor
+            self._add_finished(position, cursor)
+
+    # Back
+
+    def check(self, offset: int, nonce: int) -> InFlight:
+        """The message that a receipt handle names. Raises InvalidReceiptHandleError if it is not that delivery."""
+        entry = self.in_flight.get(offset)
+        if entry is None or entry.nonce != nonce:
+            raise InvalidReceiptHandleError(
+                "the receipt handle is not valid (any more): the message's invisible time is over, it was "
+                "acknowledged, or its invisible time was changed and that gave it a new handle"
+            )
+        return entry
+
+    def acknowledge(self, offset: int, nonce: int) -> None:
+        """The message is finished; put the offset into an Acknowledged. Raises InvalidReceiptHandleError."""
+        self.check(offset, nonce)
+        self._finish(offset)
+
+    def finish(self, offsets: Iterable[int]) -> Acknowledged:
+        """These are finished without a receipt handle: lost by the log, or moved to the dead letters."""
+        offsets = list(offsets)
+        for offset in offsets:
+            self._finish(offset)
+        return acknowledged(offsets)
+
+    def change_invisible(self, offset: int, nonce: int, invisible_until_ms: int, new_nonce: int) -> Changed:
+        """Another time under another nonce, which the client's life no longer extends. InvalidReceiptHandleError."""
+        entry = self.check(offset, nonce)
+        self._set_in_flight(offset, InFlight(entry.attempt, invisible_until_ms, new_nonce, None))
+        return Changed(offset, entry.attempt, new_nonce, invisible_until_ms)
+
+    def release(self, offsets: Iterable[int], nonce: int, invisible_until_ms: int) -> None:
+        """What of `offsets` is still in flight under `nonce` becomes ready at that time instead of later. No event:
+        whoever forgets it keeps the message invisible for longer, which is allowed."""
+        released = []
+        for offset in offsets:
+            entry = self.in_flight.get(offset)
+            if entry is not None and entry.nonce == nonce and entry.invisible_until_ms > invisible_until_ms:
+                entry.invisible_until_ms = invisible_until_ms
+                released.append(offset)
+        if released:
+            self._add_deadline(invisible_until_ms, tuple(released))
+
+    def release_client(self, client_id: str, invisible_until_ms: int) -> None:
+        """The same for all that is invisible because this client lives."""
+        released = []
+        for offset, entry in self.in_flight.items():
+            if entry.client_id == client_id and entry.invisible_until_ms > invisible_until_ms:
+                entry.invisible_until_ms = invisible_until_ms
+                released.append(offset)
+        if released:
+            self._add_deadline(invisible_until_ms, tuple(released))
+
+    def expire(self, now_ms: int) -> int:
+        """Whatever was invisible until now is ready; returns how many messages that are."""
+        expired: dict[int, int] = {}
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            offsets = heapq.heappop(self._deadlines)[2]
+            self._deadline_size -= len(offsets)
+            for offset in offsets:
+                entry = self.in_flight.get(offset)
+                if entry is not None and entry.invisible_until_ms <= now_ms:
+                    del self.in_flight[offset]
+                    expired[offset] = entry.attempt
+        if expired:
+            self._make_ready(expired)
+        return len(expired)
+
+    # The journal's side
+
+    def states(self, entry_count_max: int = 1000) -> Iterator[State]:
+        """All of it, in pieces of at most that many entries; the first has the commit offset. Exhaust it at once."""
+        assert entry_count_max > 0, "a state without room for entries would not end"
+        self._recorded_cursor = self.cursor
+        entries = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
+        for offset, flight in self.in_flight.items():
+            entries.append(Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id))
+        entries.sort()
+        begin = self.commit_offset
+        for start in range(0, max(len(entries), 1), entry_count_max):
+            piece = tuple(entries[start : start + entry_count_max])
+            is_last = start + entry_count_max >= len(entries)
+            end = self.cursor if is_last else piece[-1].offset + 1
+            yield State(self.commit_offset, begin, end, piece)
+            begin = end
+
+    def apply(self, event: QueueEvent) -> None:
+        """Repeat an event from the journal.
+
+        Where events before it are missing, because the log lost them, everything that it does not tell of is ready:
+        a redelivery too many is allowed, a message too few is not.
+        """
+        match event:
+            case Delivered():
+                self._apply_delivered(event)
+            case Acknowledged():
+                for begin, end in event.ranges:
+                    self._reach(begin, end)
+                    for offset in range(max(begin, self.commit_offset), end):
+                        self._finish(offset)
+            case Changed():
+                self._reach(event.offset, event.offset + 1)
+                self._restore(Entry(event.offset, event.attempt, event.nonce, event.invisible_until_ms, None))
+            case State():
+                self._apply_state(event)
+        self._recorded_cursor = self.cursor
+
+    def cut(self, end: int) -> bool:
+        """Forget all from `end` on: the log does not have it. True if there was something."""
+        if end >= self.cursor:
+            return False
+        for offset in [offset for offset in self.in_flight if offset >= end]:
+            del self.in_flight[offset]
+        for offset in [offset for offset in self.ready if offset >= end]:
+            del self.ready[offset]
+        self._order = None
+        kept = [(first, min(last, end)) for first, last in self.finished if first < end]
+        self.finished = OffsetRanges()
+        for first, last in kept:
+            self.finished.add(first, last)
+        self.cursor = self._recorded_cursor = end
+        self.commit_offset = min(self.commit_offset, end)
+        return True
+
+    def _apply_delivered(self, event: Delivered) -> None:
+        entries = [
+            Entry(offset, run.attempt, event.nonce, event.invisible_until_ms, event.client_id)
+            for run in event.runs
+            for offset in range(run.offset, run.offset + run.size)
+        ]
+        self._apply_range(event.begin, event.cursor, entries)
+
+    def _apply_state(self, event: State) -> None:
+        if event.commit_offset > self.commit_offset:
+            self._reach(event.commit_offset, event.commit_offset)
+            for offset in [offset for offset in self.in_flight if offset < event.commit_offset]:
+                del self.in_flight[offset]
+            for offset in [offset for offset in self.ready if offset < event.commit_offset]:
+                del self.ready[offset]
+            self._order = None
+            self._commit(event.commit_offset)
+        self._apply_range(event.begin, event.end, event.entries)
+
+    def _apply_range(self, begin: int, end: int, entries: Iterable[Entry]) -> None:
+        """`entries` are open; of begin <= offset < end the others are finished."""
+        self._reach(begin, begin)
+        open_offsets = {entry.offset for entry in entries}
+        for offset in range(max(begin, self.commit_offset), min(end, self.cursor)):
+            if offset not in open_offsets:
+                self._finish(offset)
+        position = max(self.cursor, begin)
+        for entry in entries:
+            if entry.offset >= position:
+                self.skip(entry.offset)
+                self.cursor = position = entry.offset + 1
+            self._restore(entry)
+        self.skip(end)
+
+    def _reach(self, begin: int, end: int) -> None:
+        """Make the cursor `end` at least. What it passes before `begin` is unknown, and therefore ready."""
+        if begin > self.cursor:
+            unknown = dict.fromkeys(range(self.cursor, begin), 0)
+            self.cursor = begin
+            self._make_ready(unknown)
+        if end > self.cursor:
+            # From here to `end` the caller says at once what they are.
+            self.cursor = end
+
+    def _restore(self, entry: Entry) -> None:
+        if entry.offset < self.commit_offset or entry.offset in self.finished:
+            return
+        self.in_flight.pop(entry.offset, None)
+        if entry.nonce:
+            self._set_in_flight(
+                entry.offset, InFlight(entry.attempt, entry.invisible_until_ms, entry.nonce, entry.client_id)
+            )
+        else:
+            self._forget_ready(entry.offset)
+            self._make_ready({entry.offset: entry.attempt})
+
+    # Inside
+
+    def _set_in_flight(self, offset: int, entry: InFlight) -> None:
+        self._forget_ready(offset)
+        self.in_flight[offset] = entry
+        self._add_deadline(entry.invisible_until_ms, (offset,))
+
+    def _finish(self, offset: int) -> None:
+        self.in_flight.pop(offset, None)
+        self._forget_ready(offset)
+        self._add_finished(offset, offset + 1)
+
+    def _forget_ready(self, offset: int) -> None:
+        if self.ready.pop(offset, None) is not None:
+            self._drop_from_order((offset,))
+
+    def _make_ready(self, attempts: dict[int, int]) -> None:
+        self.ready.update(attempts)
+        if self._order is None:
+            return
+        if len(attempts) == 1:
+            insort(self._order, *attempts)
+        else:
+            self._order.extend(attempts)
+            self._order.sort()  # two sorted runs at most of the times: linear
+
+    def _drop_from_order(self, offsets: Sequence[int]) -> None:
+        if self._order is not None:
+            if self._order[: len(offsets)] == list(offsets):
+                del self._order[: len(offsets)]
+            else:
+                self._order = None
+
+    def _add_finished(self, begin: int, end: int) -> None:
+        if begin <= self.commit_offset:
+            if end > self.commit_offset:
+                self._commit(end)
+        else:
+            self.finished.add(begin, end)
+
+    def _commit(self, offset: int) -> None:
+        """Everything below `offset` is finished, and what follows it without a gap."""
+        self.commit_offset = offset
+        if len(self.finished):
+            self.commit_offset = self.finished.end_of_range_at(offset)
+            self.finished.remove_below(self.commit_offset)
+
+    def _add_deadline(self, invisible_until_ms: int, offsets: tuple[int, ...]) -> None:
+        if not offsets:
+            return
+        self._deadline_size += len(offsets)
+        if self._deadline_size > 2 * len(self.in_flight) + _STALE_DEADLINES_MAX:
+            self._rebuild_deadlines()  # `offsets` are in flight already
+            return
+        self._deadline_sequence += 1
+        heapq.heappush(self._deadlines, (invisible_until_ms, self._deadline_sequence, offsets))
+
+    def _rebuild_deadlines(self) -> None:
+        by_time: dict[int, list[int]] = {}
+        for offset, entry in self.in_flight.items():
+            by_time.setdefault(entry.invisible_until_ms, []).append(offset)
+        self._deadlines = [(until, sequence, tuple(by_time[until])) for sequence, until in enumerate(sorted(by_time))]
+        self._deadline_sequence = len(self._deadlines)
+        self._deadline_size = len(self.in_flight)
+
+
+def acknowledged(offsets: Iterable[int]) -> Acknowledged:
+    """The event that says so of `offsets`, in any order."""
+    ranges = OffsetRanges()
+    for offset in offsets:
+        ranges.add(offset, offset + 1)
+    return Acknowledged(tuple(ranges))

@@ -1,0 +1,168 @@
+"""Receives that wait for a message, without ever looking at an interval.
+
+Waiting receives stand in one line for each (group, topic). What may end a wait: a message arrived or became ready
+again (`wake`), the client said goodbye, the broker drains, the time is over.
+
+One wake lets one receive of a line go on, however many messages there are: it takes what it can, and if that may not be
+all, it wakes the next (the baton). So a message costs one look at the queues and not a thousand, and nobody sleeps
+while there is something to take: a receive that was woken but goes away instead passes the baton on as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from aerobee_broker.errors import TooManyRequestsError
+
+WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
+WAITING_MAX: Final = 100_000
+
+Line = tuple[str, str]
+"""Stored names of topic and group."""
+
+
+class _Waiter:
+    __slots__ = ("client_id", "future")
+
+    def __init__(self, future: asyncio.Future[bool], client_id: str) -> None:
+        self.future = future  # True: look again; False: the wait is over
+        self.client_id = client_id
+
+
+class _Waiting:
+    """One line. An OrderedDict as a set, because waiters leave from the middle too."""
+
+    __slots__ = ("awake", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: OrderedDict[_Waiter, None] = OrderedDict()
+        self.awake = 0  # receives that were woken and have not looked yet; they will see what arrives meanwhile
+
+
+class LongPolling:
+    """All waiting receives. Event loop only."""
+
+    def __init__(self, *, waiting_per_line_max: int = WAITING_PER_LINE_MAX, waiting_max: int = WAITING_MAX) -> None:
+        self._lines: dict[str, dict[str, _Waiting]] = {}  # topic -> group
+        self._of_client: dict[str, set[_Waiter]] = {}
+        self._waiting_per_line_max = waiting_per_line_max
+        self._waiting_max = waiting_max
+        self._draining = False
+        self.waiting_count = 0
+
+    async def wait(self, topic: str, group: str, client_id: str, seconds: float, *, again: bool = False) -> bool:
+        """True when it is worth looking for a message, False when the wait is over (time, drain, client gone).
+
+        Must be called in the same step of the loop in which the caller looked and found nothing. `again`: the caller
+        was woken before and keeps its place at the head of the line. Raises TooManyRequestsError when too many wait.
+        """
+        if seconds <= 0 or self._draining:
+            return False
+        line = self._lines.setdefault(topic, {}).setdefault(group, _Waiting())
+        if not again and len(line.waiters) >= self._waiting_per_line_max:
+            raise TooManyRequestsError(
+                f"polling full: {len(line.waiters)} receives of group {group!r} wait for topic {topic!r} already; "
+                "use fewer consumers or fewer receives at a time"
+            )
+        if not again and self.waiting_count >= self._waiting_max:
+            self._remove_line(topic, group, line)
+            raise TooManyRequestsError(f"polling full: {self.waiting_count} receives wait already; try again later")
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(loop.create_future(), client_id)
+        line.waiters[waiter] = None
+        if again:
+            line.waiters.move_to_end(waiter, last=False)
+        self._of_client.setdefault(client_id, set()).add(waiter)
+        self.waiting_count += 1
+        timer = loop.call_later(seconds, _resolve, waiter.future, False)
+        look = False
+        try:
+            look = await waiter.future
+            return look
+        finally:
+            timer.cancel()
+            was_woken = waiter not in line.waiters
+            if not was_woken:
+                del line.waiters[waiter]
+            self.waiting_count -= 1
+            self._forget(waiter)
+            if was_woken:
+                line.awake -= 1
+                if not look:
+                    self._wake_line(line)  # woken, but cancelled or ended before it could look
+            self._remove_line(topic, group, line)
+
+    def wake(self, topic: str, group: str | None = None) -> None:
+        """There may be a message: let one receive of that group look; without a group, one of each."""
+        lines = self._lines.get(topic)
+        if lines is None:
+            return
+        if group is None:
+            for line in lines.values():
+                self._wake_line(line)
+        elif (of_group := lines.get(group)) is not None:
+            self._wake_line(of_group)
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
+        """A listener for `MessageStore.arrival_listeners`."""
+        self.wake(topic)
+
+    def end_client(self, client_id: str) -> None:
+        """This client waits no longer."""
+        for waiter in tuple(self._of_client.get(client_id, ())):
+            _resolve(waiter.future, False)
+
+    def end_line(self, topic: str | None = None, group: str | None = None) -> None:
+        """Topic or group was deleted: those who wait look again, and learn it."""
+        for name, lines in self._lines.items():
+            if topic is None or name == topic:
+                for group_name, line in lines.items():
+                    if group is None or group_name == group:
+                        for waiter in line.waiters:
+                            _resolve(waiter.future, True)
+
+    def drain(self) -> None:
+        """Every wait ends now, and none begins any more."""
+        self._draining = True
+        for waiters in tuple(self._of_client.values()):
+            for waiter in tuple(waiters):
+                _resolve(waiter.future, False)
+
+    def _wake_line(self, line: _Waiting) -> None:
+        if line.awake or not line.waiters:
+            return
+        waiter, _ = line.waiters.popitem(last=False)
+        line.awake += 1
+        # If its time was over, or it was cancelled, in this same step: it passes the baton on when it runs.
+        _resolve(waiter.future, True)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        waiters = self._of_client[waiter.client_id]
+        waiters.discard(waiter)
+        if not waiters:
+            del self._of_client[waiter.client_id]
+
+    def _remove_line(self, topic: str, group: str, line: _Waiting) -> None:
+        if not line.waiters and not line.awake:
+            lines = self._lines.get(topic)
+            if lines is not None and lines.get(group) is line:
+                del lines[group]
+                if not lines:
+                    del self._lines[topic]
+
+
+def _resolve(future: asyncio.Future[bool], look: bool) -> None:
+    if not future.done():
+        future.set_result(look)
+
+
+def poll_seconds(requested: float | None, remaining: float | None, *, reserve: float, longest: float) -> float:
+    """How long a receive may wait: what it asks for, but over before its deadline by `reserve`, and at most `longest`.
+
+    `requested` None: an old client, which means as long as its deadline allows. `remaining` None: no deadline.
+    Never negative; 0 means to answer at once.
+    """
+    limit = longest if remaining is None else min(longest, remaining - reserve)
+    return max(0.0, limit if requested is None else min(requested, limit))

@@ -1,0 +1,231 @@
+"""QueueDelivery against a model that keeps one status per message, and against itself read back from its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aerobee_broker.delivery.events import QueueEvent, State
+from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
+from aerobee_broker.errors import InvalidReceiptHandleError
+
+CLIENTS = ("first", "second")
+
+
+@dataclass
+class Modelled:
+    """One message that was delivered or skipped, the slow and obvious way."""
+
+    status: str  # "finished", "in flight", "ready"
+    attempt: int = 0
+    nonce: int = 0
+    until: int = 0
+    client: str | None = None
+
+
+@dataclass
+class Model:
+    start: int
+    messages: dict[int, Modelled] = field(default_factory=dict)
+
+    @property
+    def cursor(self) -> int:
+        return self.start + len(self.messages)
+
+    @property
+    def commit_offset(self) -> int:
+        return min((offset for offset, m in self.messages.items() if m.status != "finished"), default=self.cursor)
+
+    def with_status(self, status: str) -> list[int]:
+        return sorted(offset for offset, message in self.messages.items() if message.status == status)
+
+    def expire(self, now: int) -> None:
+        for message in self.messages.values():
+            if message.status == "in flight" and message.until <= now:
+                message.status = "ready"
+
+
+def contents(queue: QueueDelivery) -> object:
+    """All that matters of a queue, comparable."""
+    return (
+        queue.commit_offset,
+        queue.cursor,
+        list(queue.finished),
+        {o: (f.attempt, f.invisible_until_ms, f.nonce, f.client_id) for o, f in queue.in_flight.items()},
+        queue.ready,
+    )
+
+
+class QueueDeliveryMachine(RuleBasedStateMachine):
+    """Every operation on both; after each the queue is compared with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = QueueDelivery(100)
+        self.model = Model(100)
+        self.now = 1_000
+        self.nonce = 0
+        self.events: list[QueueEvent] = []
+        self.commit_offsets = [100]  # that a save could have had
+
+    def new_nonce(self) -> int:
+        self.nonce += 1
+        return self.nonce
+
+    @rule(
+        ready_count=st.integers(0, 3),
+        gaps=st.lists(st.integers(0, 2), max_size=4),
+        tail=st.integers(0, 2),
+        seconds=st.integers(0, 5),
+        client=st.sampled_from((None, *CLIENTS)),
+    )
+    def deliver(self, ready_count: int, gaps: list[int], tail: int, seconds: int, client: str | None) -> None:
+        """Some that are ready and some new ones, with gaps between them."""
+        ready = self.queue.take_ready(ready_count)
+        assert ready == self.model.with_status("ready")[:ready_count]
+        nonce, until = self.new_nonce(), self.now + seconds
+        for offset in ready:
+            message = self.model.messages[offset]
+            self.model.messages[offset] = Modelled("in flight", message.attempt + 1, nonce, until, client)
+        fresh = []
+        for gap in gaps:
+            for _ in range(gap):
+                self.model.messages[self.model.cursor] = Modelled("finished")
+            fresh.append(self.model.cursor)
+            self.model.messages[self.model.cursor] = Modelled("in flight", 1, nonce, until, client)
+        for _ in range(tail):
+            self.model.messages[self.model.cursor] = Modelled("finished")
+        event = self.queue.deliver(
+            [*ready, *fresh], self.model.cursor, nonce=nonce, invisible_until_ms=until, client_id=client
+        )
+        self.events.append(event)
+
+    @rule(count=st.integers(1, 3))
+    def skip(self, count: int) -> None:
+        """A filter passes over messages and nothing is delivered."""
+        for _ in range(count):
+            self.model.messages[self.model.cursor] = Modelled("finished")
+        self.queue.skip(self.model.cursor)
+
+    @precondition(lambda self: self.model.with_status("in flight"))
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        """A message with its handle."""
+        offset = data.draw(st.sampled_from(self.model.with_status("in flight")))
+        message = self.model.messages[offset]
+        self.queue.acknowledge(offset, message.nonce)
+        self.events.append(acknowledged([offset]))
+        message.status = "finished"
+
+    @rule(offset=st.integers(95, 130), nonce=st.integers(0, 40))
+    def use_wrong_handle(self, offset: int, nonce: int) -> None:
+        """A handle that names no present delivery is refused and changes nothing."""
+        message = self.model.messages.get(offset)
+        if message is None or message.status != "in flight" or message.nonce != nonce:
+            with pytest.raises(InvalidReceiptHandleError):
+                self.queue.acknowledge(offset, nonce)
+            with pytest.raises(InvalidReceiptHandleError):
+                self.queue.change_invisible(offset, nonce, self.now, 1)
+
+    @precondition(lambda self: self.model.with_status("in flight"))
+    @rule(data=st.data(), seconds=st.integers(0, 5))
+    def change_invisible(self, data: st.DataObject, seconds: int) -> None:
+        """Another time, another nonce, no client."""
+        offset = data.draw(st.sampled_from(self.model.with_status("in flight")))
+        message = self.model.messages[offset]
+        nonce = self.new_nonce()
+        self.events.append(self.queue.change_invisible(offset, message.nonce, self.now + seconds, nonce))
+        message.nonce, message.until, message.client = nonce, self.now + seconds, None
+
+    @precondition(lambda self: self.model.with_status("ready"))
+    @rule(data=st.data())
+    def finish_ready(self, data: st.DataObject) -> None:
+        """A message that waits for redelivery turns out to be lost, or becomes a dead letter."""
+        offset = data.draw(st.sampled_from(self.model.with_status("ready")))
+        self.events.append(self.queue.finish([offset]))
+        self.model.messages[offset].status = "finished"
+
+    @rule(client=st.sampled_from(CLIENTS), seconds=st.integers(0, 2))
+    def release_client(self, client: str, seconds: int) -> None:
+        """A client is gone."""
+        self.queue.release_client(client, self.now + seconds)
+        for message in self.model.messages.values():
+            if message.status == "in flight" and message.client == client:
+                message.until = min(message.until, self.now + seconds)
+
+    @rule(seconds=st.integers(0, 3))
+    def expire(self, seconds: int) -> None:
+        """Time passes."""
+        self.now += seconds
+        before = len(self.model.with_status("ready"))
+        self.model.expire(self.now)
+        assert self.queue.expire(self.now) == len(self.model.with_status("ready")) - before
+
+    @rule()
+    def save_commit_offset(self) -> None:
+        """consumerOffset.json is saved now and then."""
+        self.commit_offsets.append(self.queue.commit_offset)
+
+    @rule(piece=st.integers(1, 4))
+    def snapshot(self, piece: int) -> None:
+        """A snapshot says all of it again."""
+        self.events.extend(self.queue.states(piece))
+
+    @rule(data=st.data(), twice=st.booleans(), from_snapshot=st.booleans(), piece=st.integers(1, 3))
+    def restart(self, data: st.DataObject, twice: bool, from_snapshot: bool, piece: int) -> None:
+        """What is read back is what was there, whatever commit offset was saved, and however often it is read."""
+        self.events.extend(self.queue.states(piece))
+        events = self.events
+        if from_snapshot:  # the replay begins where a snapshot begins
+            starts = [i for i, e in enumerate(events) if isinstance(e, State) and e.begin == e.commit_offset]
+            events = events[data.draw(st.sampled_from(starts)) :]
+        restored = QueueDelivery(data.draw(st.sampled_from(self.commit_offsets)))
+        for event in events * 2 if twice else events:
+            restored.apply(event)
+        restored.expire(self.now)
+        self.queue.expire(self.now)
+        self.model.expire(self.now)
+        assert contents(restored) == contents(self.queue)
+        assert restored.take_ready(1000) == self.queue.take_ready(1000)
+
+    @rule()
+    def crash(self) -> None:
+        """Without a last snapshot, all that was delivered or acknowledged is known; only skipping may be repeated."""
+        restored = QueueDelivery(self.commit_offsets[0])
+        for event in self.events:
+            restored.apply(event)
+        for offset in self.model.with_status("finished"):
+            assert offset not in restored.in_flight
+            assert offset not in restored.ready
+        for offset in self.model.with_status("in flight") + self.model.with_status("ready"):
+            assert offset in restored.in_flight or offset in restored.ready
+        assert restored.cursor <= self.queue.cursor
+
+    @invariant()
+    def same_as_model(self) -> None:
+        """Queue and model agree."""
+        queue, model = self.queue, self.model
+        assert queue.cursor == model.cursor
+        assert queue.commit_offset == model.commit_offset
+        assert sorted(queue.in_flight) == model.with_status("in flight")
+        assert queue.take_ready(1000) == model.with_status("ready") == sorted(queue.ready)
+        for offset, attempt in queue.ready.items():
+            assert attempt == model.messages[offset].attempt
+        for offset, flight in queue.in_flight.items():
+            message = model.messages[offset]
+            assert (flight.attempt, flight.nonce, flight.client_id) == (message.attempt, message.nonce, message.client)
+            assert flight.invisible_until_ms == message.until
+        finished = [offset for offset in model.with_status("finished") if offset >= queue.commit_offset]
+        assert [offset for begin, end in queue.finished for offset in range(begin, end)] == finished
+        if queue.in_flight:
+            earliest = min(flight.invisible_until_ms for flight in queue.in_flight.values())
+            assert queue.next_expiry_ms is not None
+            assert queue.next_expiry_ms <= earliest
+
+
+TestQueueDelivery = QueueDeliveryMachine.TestCase
+TestQueueDelivery.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
