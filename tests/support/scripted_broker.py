@@ -1,0 +1,133 @@
+"""A server of the wire protocol that answers what a test tells it: for failures that a healthy broker never shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from aerobee_proto import v2
+
+OK = v2.Status(code=v2.Code.OK, message="OK")
+
+Answer = Any  # a response, an exception of `failure`, or for ReceiveMessage a list of both
+
+
+def failure(code: grpc.StatusCode) -> Exception:
+    """An answer that ends the call with a gRPC status."""
+    return _FailureError(code)
+
+
+class _FailureError(Exception):
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class ScriptedBroker(v2.MessagingServiceServicer):
+    """`answers[method]` are given one a call, then all goes well. `calls` has every request, `metadata` its headers."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Answer]] = defaultdict(list)
+        self.calls: list[tuple[str, Any]] = []
+        self.metadata: dict[str, str] = {}
+        self.endpoint = ""
+        self._streams_end = asyncio.Event()
+        self._call = asyncio.Event()
+
+    def requests(self, method: str) -> list[Any]:
+        """The requests to one method, in order."""
+        return [request for name, request in self.calls if name == method]
+
+    def end_streams(self) -> None:
+        """End every Telemetry stream that is open now."""
+        self._streams_end.set()
+        self._streams_end = asyncio.Event()
+
+    async def called(self, method: str, times: int) -> None:
+        """Return once a method was called so many times."""
+        while len(self.requests(method)) < times:
+            self._call.clear()
+            await self._call.wait()
+
+    async def _answer(self, method: str, request: Any, context: Any, otherwise: Callable[[], Answer]) -> Answer:
+        self.calls.append((method, request))
+        self._call.set()
+        self.metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
+        answer = self.answers[method].pop(0) if self.answers[method] else otherwise()
+        if isinstance(answer, _FailureError):
+            await context.abort(answer.code, "as the test wants it")
+        return answer
+
+    async def Telemetry(self, request_iterator: Any, context: Any) -> AsyncIterator[v2.TelemetryCommand]:
+        command = await anext(aiter(request_iterator))
+        ended = self._streams_end
+        yield await self._answer(
+            "Telemetry", command, context, lambda: v2.TelemetryCommand(status=OK, settings=command.settings)
+        )
+        await ended.wait()
+
+    async def QueryRoute(self, request: Any, context: Any) -> Answer:
+        queue = v2.MessageQueue(
+            topic=request.topic, permission=v2.Permission.READ_WRITE, broker=v2.Broker(name="one", id=0)
+        )
+        return await self._answer(
+            "QueryRoute", request, context, lambda: v2.QueryRouteResponse(status=OK, message_queues=[queue])
+        )
+
+    async def SendMessage(self, request: Any, context: Any) -> Answer:
+        entries = [
+            v2.SendResultEntry(status=OK, message_id=message.system_properties.message_id, offset=offset)
+            for offset, message in enumerate(request.messages)
+        ]
+        return await self._answer(
+            "SendMessage", request, context, lambda: v2.SendMessageResponse(status=OK, entries=entries)
+        )
+
+    async def ReceiveMessage(self, request: Any, context: Any) -> AsyncIterator[Answer]:
+        nothing = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND)
+        items = await self._answer(
+            "ReceiveMessage", request, context, lambda: [v2.ReceiveMessageResponse(status=nothing)]
+        )
+        for item in items:
+            if isinstance(item, _FailureError):
+                await context.abort(item.code, "as the test wants it")
+            yield item
+
+    async def AckMessage(self, request: Any, context: Any) -> Answer:
+        entries = [v2.AckMessageResultEntry(message_id=entry.message_id, status=OK) for entry in request.entries]
+        return await self._answer(
+            "AckMessage", request, context, lambda: v2.AckMessageResponse(status=OK, entries=entries)
+        )
+
+    async def ChangeInvisibleDuration(self, request: Any, context: Any) -> Answer:
+        answer = v2.ChangeInvisibleDurationResponse(status=OK, receipt_handle="second")
+        return await self._answer("ChangeInvisibleDuration", request, context, lambda: answer)
+
+    async def NotifyClientTermination(self, request: Any, context: Any) -> Answer:
+        answer = v2.NotifyClientTerminationResponse(status=OK)
+        return await self._answer("NotifyClientTermination", request, context, lambda: answer)
+
+
+def new_scripted_broker() -> ScriptedBroker:
+    """One that no server offers yet."""
+    return ScriptedBroker()  # type: ignore[abstract]  # the calls that it lacks answer UNIMPLEMENTED, which is right
+
+
+@asynccontextmanager
+async def scripted_broker() -> AsyncIterator[ScriptedBroker]:
+    """A ScriptedBroker that listens on `endpoint`."""
+    broker = new_scripted_broker()
+    server = grpc.aio.server()
+    v2.add_MessagingServiceServicer_to_server(broker, server)
+    broker.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield broker
+    finally:
+        await server.stop(None)

@@ -1,0 +1,479 @@
+"""The client against a server that fails in every way that a test can think of."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from aerobee_client import (
+    BadRequestError,
+    BatchError,
+    Client,
+    ClientError,
+    DeadlineError,
+    ForbiddenError,
+    InternalServerError,
+    InvalidEndpointError,
+    Message,
+    NotFoundError,
+    ReceivedMessage,
+    SendResult,
+    ServerError,
+    SimpleConsumer,
+    SqlFilter,
+    TooManyRequestsError,
+    UnavailableError,
+    UnsupportedError,
+    connect,
+    new_message_id,
+)
+from aerobee_proto import v2
+from tests.support.scripted_broker import OK, ScriptedBroker, failure, new_scripted_broker, scripted_broker
+
+pytestmark = pytest.mark.timeout(30)
+
+MESSAGE = Message(topic="orders", body=b"hello")
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
+    """A server that answers what it is told."""
+    async with scripted_broker() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(broker: ScriptedBroker) -> AsyncIterator[Client]:
+    """A client of that server."""
+    async with connect(broker.endpoint) as connected:
+        yield connected
+
+
+def send_answer(*codes: v2.Code.ValueType, top: v2.Code.ValueType | None = None) -> v2.SendMessageResponse:
+    """An answer with one entry for each code."""
+    entries = [v2.SendResultEntry(status=v2.Status(code=code), message_id=f"id-{code}", offset=7) for code in codes]
+    return v2.SendMessageResponse(status=v2.Status(code=top or codes[0]), entries=entries)
+
+
+def delivered(
+    body: bytes = b"hello", handle: str = "first", encoding: v2.Encoding.ValueType = v2.Encoding.IDENTITY
+) -> v2.ReceiveMessageResponse:
+    """One item of a receive stream."""
+    properties = v2.SystemProperties(
+        tag="paid",
+        keys=["a", "b c"],
+        message_id="ID",
+        body_encoding=encoding,
+        receipt_handle=handle,
+        queue_id=3,
+        queue_offset=12,
+        delivery_attempt=2,
+    )
+    properties.store_timestamp.FromMilliseconds(1_700_000_000_123)
+    message = v2.Message(
+        topic=v2.Resource(name="orders"), user_properties={"x": "y"}, system_properties=properties, body=body
+    )
+    return v2.ReceiveMessageResponse(message=message)
+
+
+RECEIVED_OK = v2.ReceiveMessageResponse(status=OK)
+
+
+async def received(consumer: SimpleConsumer) -> ReceivedMessage:
+    """The one message that the next receive brings."""
+    messages = await consumer.receive(wait_seconds=0)
+    assert len(messages) == 1
+    return messages[0]
+
+
+class TestProducer:
+    async def test_a_message_goes_out_with_everything_that_it_has(self, broker: ScriptedBroker, client: Client) -> None:
+        """Every field reaches the wire, and the result names the id that the message went out with."""
+        result = await client.producer().send(
+            Message(topic="orders", body=b"\0\xff", tag="paid", keys=("k 1", "k2"), properties={"region": "north"})
+        )
+        wire = broker.requests("SendMessage")[0].messages[0]
+        assert (wire.topic.name, wire.body, dict(wire.user_properties)) == ("orders", b"\0\xff", {"region": "north"})
+        assert wire.system_properties.tag == "paid"
+        assert list(wire.system_properties.keys) == ["k 1", "k2"]
+        assert wire.system_properties.message_type == v2.MessageType.NORMAL
+        assert wire.system_properties.body_encoding == v2.Encoding.IDENTITY
+        assert abs(wire.system_properties.born_timestamp.ToMilliseconds() - time.time() * 1000) < 60_000
+        assert result == SendResult(wire.system_properties.message_id, 0)
+
+    async def test_the_kind_of_a_message_follows_from_its_fields(self, broker: ScriptedBroker, client: Client) -> None:
+        """A message group makes it FIFO, a delivery time DELAY."""
+        producer = client.producer()
+        await producer.send(Message(topic="orders", body=b"x", message_group="g"))
+        await producer.send(Message(topic="orders", body=b"x", delivery_timestamp=1_900_000_000_001))
+        ordered, delayed = (request.messages[0].system_properties for request in broker.requests("SendMessage"))
+        assert (ordered.message_type, ordered.message_group) == (v2.MessageType.FIFO, "g")
+        assert delayed.message_type == v2.MessageType.DELAY
+        assert delayed.delivery_timestamp.ToMilliseconds() == 1_900_000_000_001
+
+    async def test_settings_go_before_the_first_message(self, broker: ScriptedBroker, client: Client) -> None:
+        """RocketMQ refuses clients that it does not know, so the settings are answered before anything is sent."""
+        producer = client.producer()
+        await asyncio.gather(*(producer.send(MESSAGE) for _ in range(5)))
+        assert [name for name, _ in broker.calls] == ["Telemetry"] + ["SendMessage"] * 5
+        assert broker.requests("Telemetry")[0].settings.client_type == v2.ClientType.PRODUCER
+        assert broker.metadata["x-mq-client-id"]
+        assert broker.metadata["x-mq-language"] == "PYTHON"
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            failure(grpc.StatusCode.UNAVAILABLE),
+            send_answer(v2.Code.INTERNAL_SERVER_ERROR),
+            send_answer(v2.Code.MASTER_PERSISTENCE_TIMEOUT),
+            v2.SendMessageResponse(status=v2.Status(code=v2.Code.TOO_MANY_REQUESTS)),
+        ],
+        ids=["unavailable", "internal", "persistence", "busy"],
+    )
+    async def test_what_may_pass_is_tried_again_under_the_same_id(
+        self, broker: ScriptedBroker, client: Client, answer: object
+    ) -> None:
+        """The third attempt succeeds; all three carry one message id, so that duplicates can be recognized."""
+        broker.answers["SendMessage"] = [answer, answer]
+        result = await client.producer().send(MESSAGE)
+        ids = {request.messages[0].system_properties.message_id for request in broker.requests("SendMessage")}
+        assert len(broker.requests("SendMessage")) == 3
+        assert ids == {result.message_id}
+
+    async def test_three_attempts_are_all(self, broker: ScriptedBroker, client: Client) -> None:
+        """A server that keeps failing is given up, with its own words."""
+        status = v2.Status(code=v2.Code.INTERNAL_SERVER_ERROR, message="the disk is full")
+        broker.answers["SendMessage"] = [v2.SendMessageResponse(status=status)] * 9
+        with pytest.raises(InternalServerError, match="the disk is full") as raised:
+            await client.producer().send(MESSAGE)
+        assert raised.value.code == v2.Code.INTERNAL_SERVER_ERROR
+        assert len(broker.requests("SendMessage")) == 3
+
+    @pytest.mark.parametrize(
+        ("code", "kind"),
+        [
+            (v2.Code.TOPIC_NOT_FOUND, NotFoundError),
+            (v2.Code.ILLEGAL_MESSAGE_TAG, BadRequestError),
+            (v2.Code.MESSAGE_BODY_TOO_LARGE, BadRequestError),
+            (v2.Code.FORBIDDEN, ForbiddenError),
+            (v2.Code.UNAUTHORIZED, ForbiddenError),
+            (v2.Code.NOT_IMPLEMENTED, UnsupportedError),
+        ],
+    )
+    async def test_what_cannot_pass_is_tried_once(
+        self, broker: ScriptedBroker, client: Client, code: v2.Code.ValueType, kind: type[ServerError]
+    ) -> None:
+        """The caller's fault is reported as the class and code that it is, after one attempt."""
+        broker.answers["SendMessage"] = [v2.SendMessageResponse(status=v2.Status(code=code, message="because"))]
+        with pytest.raises(kind, match=f"because.*{v2.Code.Name(code)}") as raised:
+            await client.producer().send(MESSAGE)
+        assert type(raised.value) is kind
+        assert raised.value.code == code
+        assert len(broker.requests("SendMessage")) == 1
+
+    async def test_a_code_that_is_unknown_here_is_an_error(self, broker: ScriptedBroker, client: Client) -> None:
+        """A newer server may know more codes; none of them means success."""
+        broker.answers["SendMessage"] = [
+            v2.SendMessageResponse(status=v2.Status(code=99999, message="new"))  # type: ignore[arg-type]  # unknown
+        ]
+        with pytest.raises(ServerError, match="new"):
+            await client.producer().send(MESSAGE)
+
+    async def test_no_answer_is_a_deadline(self, broker: ScriptedBroker) -> None:
+        """A server that accepts and says nothing is given up after the request time-out, each attempt."""
+        broker.answers["SendMessage"] = [failure(grpc.StatusCode.DEADLINE_EXCEEDED)] * 3
+        async with connect(broker.endpoint) as client:
+            with pytest.raises(DeadlineError, match="did not answer in time"):
+                await client.producer().send(MESSAGE)
+
+    async def test_many_messages_of_some_topics_come_back_in_order(
+        self, broker: ScriptedBroker, client: Client
+    ) -> None:
+        """Requests carry one topic and a bounded number of messages; the results have the order of the input."""
+        messages = [Message(topic=f"t{number % 3}", body=b"%d" % number) for number in range(900)]
+        results = await client.producer().send_many(messages)
+        sent = {}
+        for request in broker.requests("SendMessage"):
+            assert len({message.topic.name for message in request.messages}) == 1
+            assert len(request.messages) <= 256
+            sent.update({message.body: message.system_properties.message_id for message in request.messages})
+        assert [result.message_id for result in results] == [sent[message.body] for message in messages]
+
+    async def test_large_messages_go_in_more_requests(self, broker: ScriptedBroker, client: Client) -> None:
+        """A request stays below gRPC's 4 MiB as long as a single message does."""
+        await client.producer().send_many([Message(topic="t", body=bytes(1 << 20))] * 5)
+        assert [len(request.messages) for request in broker.requests("SendMessage")] == [3, 2]
+
+    async def test_some_of_many_fail(self, broker: ScriptedBroker, client: Client) -> None:
+        """The error says which messages are stored and which are not."""
+        broker.answers["SendMessage"] = [
+            send_answer(v2.Code.OK, v2.Code.ILLEGAL_MESSAGE_KEY, v2.Code.OK, top=v2.Code.MULTIPLE_RESULTS)
+        ]
+        with pytest.raises(BatchError, match="1 of 3 failed") as raised:
+            await client.producer().send_many([MESSAGE] * 3)
+        assert [type(outcome) for outcome in raised.value.outcomes] == [SendResult, BadRequestError, SendResult]
+
+    async def test_one_entry_for_a_batch_stands_for_all(self, broker: ScriptedBroker, client: Client) -> None:
+        """RocketMQ's server answers a batch with a single entry; each message keeps its own id."""
+        broker.answers["SendMessage"] = [send_answer(v2.Code.OK)]
+        results = await client.producer().send_many([MESSAGE] * 3)
+        assert len({result.message_id for result in results}) == 3
+
+    async def test_a_wrong_number_of_entries_is_no_success(self, broker: ScriptedBroker, client: Client) -> None:
+        """OK above entries that do not match the messages proves nothing."""
+        broker.answers["SendMessage"] = [v2.SendMessageResponse(status=OK)]
+        with pytest.raises(ClientError, match="1 messages with 0 results"):
+            await client.producer().send(MESSAGE)
+
+    async def test_nothing_to_send_is_nothing_sent(self, broker: ScriptedBroker, client: Client) -> None:
+        """An empty list makes no request."""
+        assert await client.producer().send_many([]) == []
+        assert broker.calls == []
+
+
+class TestConnection:
+    async def test_nobody_answers(self) -> None:
+        """The error names the endpoint and what to do, at once."""
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            endpoint = f"127.0.0.1:{taken.getsockname()[1]}"  # bound, not listening: refused
+            async with connect(endpoint) as client:
+                with pytest.raises(UnavailableError, match=rf"no broker answers at {endpoint}; start one"):
+                    await client.producer().send(MESSAGE)
+
+    async def test_it_connects_once_a_broker_is_there(self) -> None:
+        """A producer whose first send found nobody works when somebody comes."""
+        async with scripted_broker() as gone:
+            endpoint = gone.endpoint
+        async with connect(endpoint) as client:
+            producer = client.producer()
+            with pytest.raises(UnavailableError):
+                await producer.send(MESSAGE)
+            server = grpc.aio.server()
+            v2.add_MessagingServiceServicer_to_server(new_scripted_broker(), server)
+            server.add_insecure_port(endpoint)
+            await server.start()
+            try:
+                async with asyncio.timeout(10):
+                    while True:
+                        try:
+                            await producer.send(MESSAGE)
+                            break
+                        except UnavailableError:  # gRPC waits a little between its attempts to connect
+                            await asyncio.sleep(0.05)
+            finally:
+                await server.stop(None)
+
+    @pytest.mark.parametrize(
+        "endpoint", ["", "localhost", "localhost:", "host:0", "host:65536", "::1:80", "http://h:1"]
+    )
+    async def test_what_is_no_endpoint(self, endpoint: str) -> None:
+        """A wrong endpoint is refused before anything is sent, with an example of a right one."""
+        with pytest.raises(InvalidEndpointError, match=r"127\.0\.0\.1:8081"):
+            connect(endpoint)
+
+    @pytest.mark.parametrize(
+        ("endpoint", "scheme", "host"),
+        [
+            ("127.0.0.1:8081", v2.AddressScheme.IPv4, "127.0.0.1"),
+            ("[::1]:8081", v2.AddressScheme.IPv6, "::1"),
+            ("broker.example:8081", v2.AddressScheme.DOMAIN_NAME, "broker.example"),
+        ],
+    )
+    def test_kinds_of_endpoints(self, endpoint: str, scheme: v2.AddressScheme.ValueType, host: str) -> None:
+        """The scheme on the wire fits the host."""
+        from aerobee_client.connection import parse_endpoint
+
+        parsed = parse_endpoint(endpoint)
+        assert (parsed.scheme, parsed.addresses[0].host, parsed.addresses[0].port) == (scheme, host, 8081)
+
+    async def test_refused_settings_fail_the_call(self, broker: ScriptedBroker, client: Client) -> None:
+        """What the server has against the client reaches the caller; the next call tries anew."""
+        status = v2.Status(code=v2.Code.ILLEGAL_CONSUMER_GROUP, message="no such name")
+        broker.answers["Telemetry"] = [v2.TelemetryCommand(status=status)]
+        producer = client.producer()
+        with pytest.raises(BadRequestError, match="no such name"):
+            await producer.send(MESSAGE)
+        await producer.send(MESSAGE)
+
+    async def test_a_broken_telemetry_stream_is_opened_again(
+        self, broker: ScriptedBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a stream ended, the settings are sent once more, while calls go on."""
+        monkeypatch.setattr("aerobee_client.telemetry.REOPEN_SECONDS", 0.01)
+        bad = v2.Status(code=v2.Code.INTERNAL_SERVER_ERROR)
+
+        await client.producer().send(MESSAGE)
+        settings = len(broker.requests("Telemetry"))
+        broker.answers["Telemetry"] = [v2.TelemetryCommand(status=bad)] * 2  # the next two streams break as well
+        broker.end_streams()
+        async with asyncio.timeout(10):
+            await broker.called("Telemetry", settings + 3)
+
+    async def test_closing_says_goodbye_once(self, broker: ScriptedBroker) -> None:
+        """The server hears that a consumer leaves, with its group; closing twice is harmless."""
+        client = connect(broker.endpoint)
+        consumer = client.simple_consumer("billing", "orders")
+        assert await consumer.receive(wait_seconds=0) == []
+        await consumer.close()
+        await client.close()
+        assert [request.group.name for request in broker.requests("NotifyClientTermination")] == ["billing"]
+        with pytest.raises(ClientError, match="closed"):
+            await consumer.receive()
+
+
+class TestSimpleConsumer:
+    async def test_what_a_receive_asks_for(self, broker: ScriptedBroker, client: Client) -> None:
+        """Group, topic, filter and durations reach the wire, for any queue of the broker."""
+        consumer = client.simple_consumer("billing", {"orders": "paid || refunded"})
+        assert await consumer.receive(7, invisible_seconds=12.5, wait_seconds=0.25) == []
+        request = broker.requests("ReceiveMessage")[0]
+        assert (request.group.name, request.message_queue.topic.name) == ("billing", "orders")
+        assert (request.message_queue.id, request.message_queue.broker.name) == (-1, "one")
+        assert request.filter_expression == v2.FilterExpression(type=v2.FilterType.TAG, expression="paid || refunded")
+        assert (request.batch_size, request.auto_renew) == (7, False)
+        assert request.invisible_duration.ToMilliseconds() == 12_500
+        assert request.long_polling_timeout.ToMilliseconds() == 250
+        settings = broker.requests("Telemetry")[0].settings
+        assert settings.client_type == v2.ClientType.SIMPLE_CONSUMER
+        assert settings.subscription.group.name == "billing"
+        assert settings.subscription.subscriptions[0].topic.name == "orders"
+
+    async def test_a_delivery_with_all_its_fields(self, broker: ScriptedBroker, client: Client) -> None:
+        """Everything that the wire says is there; what is not set is None."""
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
+        message = await received(client.simple_consumer("billing", "orders"))
+        assert (message.topic, message.body, message.message_id) == ("orders", b"hello", "ID")
+        assert (message.tag, message.keys, message.properties) == ("paid", ("a", "b c"), {"x": "y"})
+        assert (message.queue_id, message.queue_offset, message.delivery_attempt) == (3, 12, 2)
+        assert message.store_timestamp == 1_700_000_000_123
+        assert (message.message_group, message.delivery_timestamp) == (None, None)
+
+    @pytest.mark.parametrize("topics", [{"a": "*", "b": SqlFilter("x > 1")}])
+    async def test_topics_take_turns(self, broker: ScriptedBroker, client: Client, topics: dict[str, str]) -> None:
+        """Each receive asks for the next of the subscribed topics, with its own filter."""
+        consumer = client.simple_consumer("billing", topics)
+        for _ in range(4):
+            await consumer.receive(wait_seconds=0)
+        requests = broker.requests("ReceiveMessage")
+        assert [request.message_queue.topic.name for request in requests] == ["a", "b", "a", "b"]
+        assert requests[1].filter_expression == v2.FilterExpression(type=v2.FilterType.SQL, expression="x > 1")
+
+    async def test_compressed_bodies_arrive_as_they_were(self, broker: ScriptedBroker, client: Client) -> None:
+        """A body that another client compressed is decompressed."""
+        body = b"long " * 1000
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(gzip.compress(body), encoding=v2.Encoding.GZIP)]]
+        assert (await received(client.simple_consumer("billing", "orders"))).body == body
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"no gzip at all", "cannot be decompressed"),
+            (gzip.compress(b"hello")[:-9], "truncated"),
+            (gzip.compress(bytes((64 << 20) + 1), 1), "grows beyond"),
+        ],
+        ids=["garbage", "truncated", "bomb"],
+    )
+    async def test_bodies_that_cannot_be_decompressed(
+        self, broker: ScriptedBroker, client: Client, body: bytes, reason: str
+    ) -> None:
+        """Bytes from the wire may be anything: the error says so, and memory stays bounded."""
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(body, encoding=v2.Encoding.GZIP)]]
+        with pytest.raises(ClientError, match=reason):
+            await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
+
+    async def test_messages_before_a_break_are_kept(self, broker: ScriptedBroker, client: Client) -> None:
+        """They are invisible for others now, so dropping them would delay them for nothing."""
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(), failure(grpc.StatusCode.UNAVAILABLE)]]
+        assert (await received(client.simple_consumer("billing", "orders"))).body == b"hello"
+
+    async def test_a_receive_repeats_its_attempt_id_after_a_break_only(
+        self, broker: ScriptedBroker, client: Client
+    ) -> None:
+        """An ordered group answers a repeated attempt with the same messages; after an answer a new attempt begins."""
+        consumer = client.simple_consumer("billing", "orders")
+        broker.answers["ReceiveMessage"] = [[failure(grpc.StatusCode.UNAVAILABLE)]]
+        with pytest.raises(UnavailableError):
+            await consumer.receive(wait_seconds=0)
+        await consumer.receive(wait_seconds=0)
+        await consumer.receive(wait_seconds=0)
+        first, second, third = (request.attempt_id for request in broker.requests("ReceiveMessage"))
+        assert first == second != third
+
+    async def test_a_refused_receive(self, broker: ScriptedBroker, client: Client) -> None:
+        """The status of the stream becomes the error; "no message" is none."""
+        status = v2.Status(code=v2.Code.TOO_MANY_REQUESTS, message="polling full")
+        broker.answers["ReceiveMessage"] = [[v2.ReceiveMessageResponse(status=status)]]
+        with pytest.raises(TooManyRequestsError, match="polling full"):
+            await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
+
+    async def test_a_topic_that_cannot_be_read(self, broker: ScriptedBroker, client: Client) -> None:
+        """Without a readable queue there is nothing to ask."""
+        broker.answers["QueryRoute"] = [v2.QueryRouteResponse(status=OK)]
+        with pytest.raises(ForbiddenError, match="no readable queue"):
+            await client.simple_consumer("billing", "orders").receive()
+
+    async def test_acknowledging_some_that_fail(self, broker: ScriptedBroker, client: Client) -> None:
+        """A single failure is the error itself; among several, the outcomes tell them apart."""
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
+        consumer = client.simple_consumer("billing", "orders")
+        message = await received(consumer)
+        bad = v2.AckMessageResultEntry(status=v2.Status(code=v2.Code.INVALID_RECEIPT_HANDLE, message="expired"))
+        good = v2.AckMessageResultEntry(status=OK)
+        broker.answers["AckMessage"] = [
+            v2.AckMessageResponse(status=bad.status, entries=[bad]),
+            v2.AckMessageResponse(status=v2.Status(code=v2.Code.MULTIPLE_RESULTS), entries=[good, bad]),
+        ]
+        with pytest.raises(BadRequestError, match="expired"):
+            await consumer.ack(message)
+        with pytest.raises(BatchError, match="1 of 2") as raised:
+            await consumer.ack([message, message])
+        assert [type(outcome) for outcome in raised.value.outcomes] == [type(None), BadRequestError]
+        await consumer.ack([message])
+        entry = broker.requests("AckMessage")[-1].entries[0]
+        assert (entry.message_id, entry.receipt_handle) == ("ID", "first")
+
+    async def test_acknowledgements_are_tried_again(self, broker: ScriptedBroker, client: Client) -> None:
+        """An acknowledgement that got lost on the way is repeated; it does no harm twice."""
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
+        consumer = client.simple_consumer("billing", "orders")
+        message = await received(consumer)
+        broker.answers["AckMessage"] = [failure(grpc.StatusCode.UNAVAILABLE)]
+        await consumer.ack(message)
+        assert len(broker.requests("AckMessage")) == 2
+
+    async def test_a_changed_invisible_time_changes_the_handle(self, broker: ScriptedBroker, client: Client) -> None:
+        """The message that comes back can be acknowledged, the old handle is spent."""
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered()]]
+        consumer = client.simple_consumer("billing", "orders")
+        changed = await consumer.change_invisible(await received(consumer), 0)
+        assert changed.receipt_handle == "second"
+        request = broker.requests("ChangeInvisibleDuration")[0]
+        assert (request.receipt_handle, request.message_id) == ("first", "ID")
+        assert request.HasField("invisible_duration")
+
+    def test_a_consumer_needs_a_topic(self) -> None:
+        """An empty subscription is refused at once."""
+
+        async def subscribe_to_nothing() -> None:
+            async with connect("127.0.0.1:1") as client:
+                client.simple_consumer("billing", {})
+
+        with pytest.raises(ValueError, match="at least one topic"):
+            asyncio.run(subscribe_to_nothing())
+
+
+def test_message_ids_are_unique_and_have_rocketmqs_form() -> None:
+    """17 bytes as upper-case hex digits, version 1 first, never twice."""
+    ids = [new_message_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    for identifier in ids:
+        assert len(identifier) == 34
+        assert identifier.startswith("01")
+        assert bytes.fromhex(identifier).hex().upper() == identifier
