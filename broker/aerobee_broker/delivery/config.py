@@ -1,4 +1,4 @@
-"""How messages are delivered: what is not a limit of the protocol (LimitsConfig has those)."""
+"""How messages are delivered. Part of BrokerConfig, as the section `delivery`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ class DeliveryConfig:
     initial_position: InitialPosition = "auto"
     """Where a new group begins: auto is at the beginning of a queue that still has its first message, else behind the
     last one (as RocketMQ's consumers expect); earliest and latest are what they say."""
+    invisible_seconds_min: float = 1.0  # RocketMQ: 10; tests and quick jobs want less, and nothing here needs more
+    invisible_seconds_max: float = 12 * 3600.0
     auto_renew_seconds_max: float = 3 * 3600.0  # how long a living push consumer may work on one message
+    receive_count_max: int = 32  # messages in one answer
+    poll_seconds_max: float = 30.0
     poll_reserve_seconds: float = 0.2  # an answer must leave so long before the deadline of its call
+    waiting_per_line_max: int = 1024  # receives of one group that wait for one topic
+    waiting_max: int = 100_000  # and of all
     in_flight_per_group_max: int = 100_000
     client_gone_seconds: float = 1.0  # until what a client leaves behind is visible to others
     client_return_seconds: float = 30.0  # for the clients of a restarted broker to show up again
@@ -31,13 +37,20 @@ class DeliveryConfig:
             raise ConfigError(
                 f"delivery.initial_position: {self.initial_position!r} is none of 'auto', 'earliest' and 'latest'"
             )
+        if not 0 < self.invisible_seconds_min <= self.invisible_seconds_max <= _DAY_SECONDS:
+            raise ConfigError(
+                f"delivery.invisible_seconds_min ({self.invisible_seconds_min}) and delivery.invisible_seconds_max "
+                f"({self.invisible_seconds_max}) must be in order, above 0 and at most a day"
+            )
         if not 0 < self.auto_renew_seconds_max <= _DAY_SECONDS:
             raise ConfigError(
                 f"delivery.auto_renew_seconds_max: {self.auto_renew_seconds_max} is not above 0 and at most a day"
             )
-        for name in ("poll_reserve_seconds", "client_gone_seconds", "client_return_seconds"):
+        if not 1 <= self.receive_count_max <= 1024:
+            raise ConfigError(f"delivery.receive_count_max: {self.receive_count_max} is not within 1..1024")
+        for name in ("poll_seconds_max", "poll_reserve_seconds", "client_gone_seconds", "client_return_seconds"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"delivery.{name}: {getattr(self, name)} is below 0")
-        for name in ("in_flight_per_group_max", "snapshot_event_count"):
+        for name in ("waiting_per_line_max", "waiting_max", "in_flight_per_group_max", "snapshot_event_count"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"delivery.{name}: {getattr(self, name)} is not at least 1")

@@ -153,7 +153,6 @@ class Deliveries:
         clock: Clock,
         config: DeliveryConfig,
         *,
-        long_polling: LongPolling | None = None,
         connected: Callable[[str], bool] | None = None,
     ) -> None:
         """`connected` says whether a client id is known to be alive; without it all are taken for it."""
@@ -162,7 +161,9 @@ class Deliveries:
         self._clock = clock
         self._config = config
         self._connected = connected or (lambda client_id: True)
-        self.long_polling = long_polling or LongPolling()
+        self.long_polling = LongPolling(
+            waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
+        )
         self.stats = DeliveryStats()
         self._journal = Journal(store, store.config.body_size_max)
         self._subscriptions: dict[str, dict[str, _Subscription]] = {}  # group -> topic

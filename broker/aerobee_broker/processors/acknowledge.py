@@ -1,0 +1,72 @@
+"""AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue: what a consumer says about what it received."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.receive import duration_ms
+from aerobee_proto import v2
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+_MULTIPLE: Final = v2.Status(code=v2.Code.MULTIPLE_RESULTS, message="the entries have different results")
+
+
+class AcknowledgeProcessor:
+    """Push consumers repeat these calls for ever, unless the answer is OK or INVALID_RECEIPT_HANDLE."""
+
+    def __init__(self, config: BrokerConfig, deliveries: Deliveries) -> None:
+        self._config = config
+        self._deliveries = deliveries
+
+    async def acknowledge(self, request: v2.AckMessageRequest, client: Client) -> v2.AckMessageResponse:
+        """One result an entry, in their order; the status on top is theirs if they have the same."""
+        topic = topic_name(request.topic, client)
+        group = group_name(request.group, client)
+        if not request.entries:
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request has no entry; name a message to acknowledge")
+        errors = await self._deliveries.acknowledge(topic, group, [entry.receipt_handle for entry in request.entries])
+        response = v2.AckMessageResponse()
+        failures = 0
+        for entry, error in zip(request.entries, errors, strict=True):
+            status = _OK
+            if error is not None:
+                status = v2.Status(code=v2.Code.INVALID_RECEIPT_HANDLE, message=str(error))
+                failures += 1
+            response.entries.append(
+                v2.AckMessageResultEntry(
+                    message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+                )
+            )
+        response.status.CopyFrom(response.entries[0].status if failures in (0, len(errors)) else _MULTIPLE)
+        return response
+
+    async def change_invisible(
+        self, request: v2.ChangeInvisibleDurationRequest, client: Client
+    ) -> v2.ChangeInvisibleDurationResponse:
+        """Durations of 0 and of a few milliseconds are what one official client retries with."""
+        topic = topic_name(request.topic, client)
+        group = group_name(request.group, client)
+        milliseconds = duration_ms(request.invisible_duration)
+        longest = self._config.delivery.invisible_seconds_max
+        if not 0 <= milliseconds <= longest * 1000:
+            raise InvalidRequestError(
+                v2.Code.ILLEGAL_INVISIBLE_TIME,
+                f"the invisible duration of {milliseconds / 1000:g} s is not within 0..{longest:g} s "
+                "(delivery.invisible_seconds_max)",
+            )
+        handle = await self._deliveries.change_invisible(topic, group, request.receipt_handle, milliseconds)
+        return v2.ChangeInvisibleDurationResponse(status=_OK, receipt_handle=handle)
+
+    async def forward(
+        self, request: v2.ForwardMessageToDeadLetterQueueRequest, client: Client
+    ) -> v2.ForwardMessageToDeadLetterQueueResponse:
+        """The consumer has given up on a message."""
+        topic = topic_name(request.topic, client)
+        group = group_name(request.group, client)
+        await self._deliveries.forward_to_dead_letter_queue(topic, group, request.receipt_handle)
+        return v2.ForwardMessageToDeadLetterQueueResponse(status=_OK)

@@ -1,0 +1,99 @@
+"""ReceiveMessage: wire <-> Deliveries.receive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.filters import tags_of
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.long_polling import poll_seconds
+from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.tables import Tables
+from aerobee_proto import v2
+from aerobee_store.clock import Clock
+
+_FOUND: Final = v2.ReceiveMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK"))
+_NOTHING: Final = v2.ReceiveMessageResponse(
+    status=v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
+)
+
+
+class ReceiveProcessor:
+    """Answers ReceiveMessage: a status, the messages, the time of delivery."""
+
+    def __init__(self, config: BrokerConfig, tables: Tables, deliveries: Deliveries, clock: Clock) -> None:
+        self._config = config
+        self._tables = tables
+        self._deliveries = deliveries
+        self._clock = clock
+
+    async def process(
+        self, request: v2.ReceiveMessageRequest, client: Client, remaining_seconds: float | None
+    ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
+        """The stream of responses. Closing it early gives back what was not taken from it.
+
+        The queue that the request names does not matter: some official clients always name the same one, and any
+        consumer of a group may get any message. Raises what `services.errors` knows as status codes.
+        """
+        resource = request.message_queue.topic
+        topic = topic_name(resource, client)
+        group = group_name(request.group, client)
+        topic_config = self._tables.topics.get(topic) or await self._tables.topic_in_use(topic)
+        if not topic_config.readable or not topic_config.read_queue_count:
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN, f"topic {topic!r} has no readable queue; allow reading with: aerobee topic update"
+            )
+        if group not in self._tables.groups:
+            await self._tables.group_in_use(group)
+        config = self._config.delivery
+        messages = await self._deliveries.receive(
+            topic,
+            group,
+            client_id=client.client_id,
+            count=max(1, min(request.batch_size, config.receive_count_max)),
+            invisible_ms=None if request.auto_renew else self._invisible_ms(request),
+            wait_seconds=poll_seconds(
+                duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None,
+                remaining_seconds,
+                reserve=config.poll_reserve_seconds,
+                longest=config.poll_seconds_max,
+            ),
+            tags=tags_of(request.filter_expression),
+        )
+        taken = 0
+        try:
+            yield _FOUND if messages else _NOTHING
+            for message in messages:
+                wire = to_wire_message(
+                    message.record, resource, receipt_handle=message.receipt_handle, delivery_attempt=message.attempt
+                )
+                yield v2.ReceiveMessageResponse(message=wire)
+                taken += 1
+        finally:
+            if taken < len(messages):
+                self._deliveries.give_back(topic, group, messages[taken:])
+        now = v2.Timestamp()
+        now.FromMilliseconds(self._clock.now_ms())
+        yield v2.ReceiveMessageResponse(delivery_timestamp=now)
+
+    def _invisible_ms(self, request: v2.ReceiveMessageRequest) -> int:
+        milliseconds = duration_ms(request.invisible_duration)
+        shortest, longest = self._config.delivery.invisible_seconds_min, self._config.delivery.invisible_seconds_max
+        if not request.HasField("invisible_duration") or not shortest * 1000 <= milliseconds <= longest * 1000:
+            raise InvalidRequestError(
+                v2.Code.ILLEGAL_INVISIBLE_TIME,
+                f"the invisible duration of {milliseconds / 1000:g} s is not within {shortest:g}..{longest:g} s "
+                "(delivery.invisible_seconds_min, delivery.invisible_seconds_max)",
+            )
+        return milliseconds
+
+
+def duration_ms(duration: v2.Duration) -> int:
+    """Whole milliseconds; what is above 0 is at least 1, what is below 0 stays below."""
+    microseconds = duration.seconds * 1_000_000 + duration.nanos // 1000
+    return -(-microseconds // 1000) if microseconds > 0 else microseconds // 1000
