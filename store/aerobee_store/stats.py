@@ -10,20 +10,22 @@ MESSAGES_PER_SYNC_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 
 
 
 class Histogram:
-    """Counts of values up to each bound, the sum and the number of all. Not cumulative."""
+    """Counts of values up to each bound, the sum and the number of all, and the last one. Not cumulative."""
 
-    __slots__ = ("bounds", "count", "counts", "sum")
+    __slots__ = ("bounds", "count", "counts", "last", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)  # the last one: above every bound
         self.sum = 0.0
         self.count = 0
+        self.last = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
         self.count += 1
+        self.last = value
 
 
 @dataclass(slots=True)
