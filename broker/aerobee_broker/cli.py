@@ -46,6 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` are those of the process by default."""
     parsed = build_parser().parse_args(arguments)
+    # gRPC's C library has its own lines on standard error about connections; ours say what to do.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         code: int = parsed.run(parsed)
         sys.stdout.flush()

@@ -69,9 +69,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
         values = output.protobuf_json(status)
         del values["status"]
     else:
+        directory = _directory(arguments)
         from aerobee_store.tools.inspect import inspect
 
-        values = _plain(inspect(_directory(arguments)))
+        values = _plain(inspect(directory))
     if arguments.json:
         output.print_json(values)
     else:
@@ -80,15 +81,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    directory = _directory(arguments)
     from aerobee_store.tools.verify import verify
 
     from aerobee_store.errors import StoreError
 
     try:
         with _progress("verifying") as progress:
-            report = verify(_directory(arguments), progress=progress)
+            report = verify(directory, progress=progress)
     except (StoreError, OSError) as error:
-        raise CommandError(f"cannot look at {arguments.directory}: {error}", exit_code=_CANNOT_LOOK) from error
+        raise CommandError(f"cannot look at {directory}: {error}", exit_code=_CANNOT_LOOK) from error
     values = _plain(report)
     if arguments.json:
         output.print_json({"ok": report.ok} | values)
@@ -99,9 +101,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _dump(arguments: argparse.Namespace) -> int:
+    directory = _directory(arguments)
     from aerobee_store.tools.dump import dump
 
-    for entry in dump(_directory(arguments)):
+    for entry in dump(directory):
         if isinstance(entry, dict):
             output.print_json(entry)
         else:

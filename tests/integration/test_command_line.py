@@ -1,0 +1,332 @@
+"""The command line and a real broker: what a person does in the first minutes, and what goes wrong for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+
+pytestmark = pytest.mark.timeout(90)
+
+READY = re.compile(r"ready grpc=127\.0\.0\.1:\d+ metrics=127\.0\.0\.1:\d+\n")
+
+
+def aerobee(*arguments: str, endpoint: str | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """One run of the command."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
+    if endpoint is not None:
+        environment["AEROBEE_ENDPOINT"] = endpoint
+    command = [sys.executable, "-m", "aerobee_broker", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment)
+
+
+class Shell:
+    """The command line with a broker behind it."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def text(self, *arguments: str, stdin: bytes = b"") -> str:
+        """What a command that has to work prints."""
+        ended = aerobee(*arguments, endpoint=self.endpoint, stdin=stdin)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        return ended.stdout.decode()
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        """The one JSON document that it prints."""
+        return json.loads(self.text(*arguments, "--json", stdin=stdin))
+
+    def lines(self, *arguments: str, stdin: bytes = b"") -> list[dict[str, Any]]:
+        """The JSON objects that it prints, one a line."""
+        return [json.loads(line) for line in self.text(*arguments, "--json", stdin=stdin).splitlines()]
+
+    def error(self, *arguments: str) -> str:
+        """The one line of a command that has to fail."""
+        ended = aerobee(*arguments, endpoint=self.endpoint)
+        assert (ended.returncode, ended.stdout) == (1, b"")
+        return one_line(ended)
+
+
+def one_line(ended: subprocess.CompletedProcess[bytes]) -> str:
+    """The only line on standard error."""
+    lines = ended.stderr.decode().splitlines()
+    assert len(lines) == 1, ended.stderr.decode()
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the tests of this module that leave it alone; each has topics of its own."""
+    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
+        yield running
+
+
+@pytest.fixture
+def shell(broker: BrokerProcess) -> Shell:
+    """The command line of that broker."""
+    return Shell(broker.endpoint)
+
+
+class TestTopicsAndGroups:
+    def test_a_topic_from_creation_to_deletion(self, shell: Shell) -> None:
+        """Created, listed, described, changed, deleted, and then unknown."""
+        created = shell.json("topic", "create", "orders", "--queues", "3", "--type", "fifo")
+        assert (created["name"], created["readQueueCount"], created["acceptMessageTypes"]) == ("orders", 3, ["FIFO"])
+        assert "orders" in [topic["name"] for topic in shell.json("topic", "list")]
+        assert "orders" in shell.text("topic", "list")
+        described = shell.json("topic", "describe", "orders")
+        assert [queue["queueId"] for queue in described["queues"]] == [0, 1, 2]
+        assert "FIFO" in shell.text("topic", "describe", "orders")
+        assert shell.json("topic", "update", "orders", "--queues", "5")["readQueueCount"] == 5
+        assert "deleted" in shell.text("topic", "delete", "orders")
+        assert "orders" not in [topic["name"] for topic in shell.json("topic", "list")]
+        assert "aerobee topic create orders" in shell.error("topic", "describe", "orders")
+
+    def test_a_group_from_creation_to_deletion(self, shell: Shell) -> None:
+        """The same for a consumer group."""
+        created = shell.json("group", "create", "billing", "--fifo", "--max-attempts", "5")
+        assert (created["name"], created["fifo"], created["maxAttempts"]) == ("billing", True, 5)
+        assert "billing" in [group["name"] for group in shell.json("group", "list")]
+        assert "fifo" in shell.text("group", "describe", "billing")
+        assert shell.json("group", "update", "billing", "--pause")["consumeEnabled"] is False
+        assert shell.json("group", "describe", "billing")["group"]["maxAttempts"] == 5
+        shell.text("group", "delete", "billing")
+        assert "billing" not in [group["name"] for group in shell.json("group", "list")]
+        assert "does not exist" in shell.error("group", "describe", "billing")
+
+    def test_a_name_that_cannot_be(self, shell: Shell) -> None:
+        """The broker's reason reaches the person."""
+        assert "a b" in shell.error("topic", "create", "a b")
+
+
+class TestMessages:
+    def test_what_was_sent_is_received_and_then_gone(self, shell: Shell) -> None:
+        """Every part of a message survives, and an acknowledged one does not come back."""
+        (sent,) = shell.lines(
+            *("send", "round-trip", "héllo", "--tag", "paid", "--key", "k1", "--key", "k2", "--property", "a=b=c")
+        )
+        (received,) = shell.lines("receive", "round-trip", "--group", "g")
+        assert (received["body"], received["tag"], received["keys"]) == ("héllo", "paid", ["k1", "k2"])
+        assert (received["properties"], received["deliveryAttempt"]) == ({"a": "b=c"}, 1)
+        assert (received["messageId"], received["queueOffset"]) == (sent["messageId"], sent["queueOffset"])
+        assert shell.lines("receive", "round-trip", "--group", "g", "--wait", "0") == []
+        assert "no message" in shell.text("receive", "round-trip", "--group", "g", "--wait", "0")
+
+    def test_without_acknowledgement_it_comes_back(self, shell: Shell) -> None:
+        """--no-ack is a look: after the invisible time the message is there again, one attempt on."""
+        shell.text("send", "looked-at", "x")
+        (first,) = shell.lines("receive", "looked-at", "--group", "g", "--no-ack", "--invisible", "1")
+        (second,) = shell.lines("receive", "looked-at", "--group", "g", "--wait", "20")
+        assert second["messageId"] == first["messageId"]
+        assert (first["deliveryAttempt"], second["deliveryAttempt"]) == (1, 2)
+
+    def test_any_bytes_from_standard_input(self, shell: Shell) -> None:
+        """A body that is no text goes through unchanged."""
+        shell.text("send", "bytes", "-", stdin=b"\x00\xff\n")
+        (received,) = shell.lines("receive", "bytes", "--group", "g")
+        assert received["bodyBase64"] == "AP8K"
+
+    def test_many_at_once(self, shell: Shell) -> None:
+        """--count sends copies with ids of their own; --max takes as many as asked."""
+        sent = shell.lines("send", "many", "x", "--count", "70")
+        assert len({message["messageId"] for message in sent}) == 70
+        first = shell.lines("receive", "many", "--group", "g", "--max", "50")
+        rest = shell.lines("receive", "many", "--group", "g", "--max", "50")
+        assert (len(first), len(rest)) == (50, 20)
+        assert {message["messageId"] for message in first + rest} == {message["messageId"] for message in sent}
+
+    def test_tags_choose(self, shell: Shell) -> None:
+        """A group that subscribes to a tag gets the messages with it."""
+        for tag in ("red", "green", "blue"):
+            shell.text("send", "colours", tag, "--tag", tag)
+        received = shell.lines("receive", "colours", "--group", "g", "--tags", "red || blue")
+        assert sorted(message["body"] for message in received) == ["blue", "red"]
+
+    def test_found_by_key_id_and_time(self, shell: Shell) -> None:
+        """A query finds messages that are consumed already, each way, and only those."""
+        begin = str(int(time.time() * 1000) - 1)
+        sent = {key: shell.lines("send", "found", f"body {key}", "--key", key)[0] for key in ("a", "b", "c")}
+        shell.lines("receive", "found", "--group", "g")
+        (by_key,) = shell.lines("query", "found", "--key", "b")
+        (by_id,) = shell.lines("query", "found", "--id", sent["b"]["messageId"])
+        assert by_key == by_id
+        assert (by_key["body"], by_key["messageId"]) == ("body b", sent["b"]["messageId"])
+        by_time = shell.lines("query", "found", "--time", begin, "now")
+        assert sorted(message["body"] for message in by_time) == ["body a", "body b", "body c"]
+        assert len(shell.lines("query", "found", "--time", begin, "now", "--max", "2")) == 2
+        assert shell.lines("query", "found", "--time", "1", "2") == []
+        assert shell.lines("query", "found", "--key", "b", "--begin", begin) == [by_key]
+        assert shell.lines("query", "found", "--key", "b", "--end", begin) == []
+        assert "body b" in shell.text("query", "found", "--key", "b")
+        assert "no such message" in shell.text("query", "found", "--key", "nothing")
+
+    def test_more_than_one_page_by_time(self, shell: Shell) -> None:
+        """A time range is read to its end, page by page, each message once."""
+        sent = shell.lines("send", "pages", "x", "--count", "150")
+        found = shell.lines("query", "pages", "--time", "1h", "now", "--max", "1000")
+        assert sorted(message["messageId"] for message in found) == sorted(message["messageId"] for message in sent)
+
+    def test_a_topic_that_is_not_there(self, shell: Shell) -> None:
+        """A query does not create topics, and says how to."""
+        assert "aerobee topic create absent" in shell.error("query", "absent", "--key", "k")
+
+    def test_what_the_broker_refuses(self, shell: Shell) -> None:
+        """An empty body breaks a rule of the protocol; the line has its name."""
+        assert "MESSAGE_BODY_EMPTY" in shell.error("send", "refused", "")
+
+    def test_the_store_of_the_running_broker(self, shell: Shell, broker: BrokerProcess) -> None:
+        """`store inspect --endpoint` asks the broker and does not touch its directory."""
+        shell.text("send", "inspected", "x")
+        status = json.loads(shell.text("store", "inspect", "--endpoint", broker.endpoint, "--json"))
+        assert status["directory"] == str(broker.store)
+        assert 0 < status["flushedPhysicalOffset"] <= status["maxPhysicalOffset"]
+        assert str(broker.store) in shell.text("store", "inspect", "--endpoint", broker.endpoint)
+
+
+class TestServe:
+    def test_it_says_when_it_is_ready_and_ends_when_told(self, tmp_path: Path) -> None:
+        """One line on standard output, with the ports that were free; SIGTERM and SIGINT end it with 0."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            process = start_serve(tmp_path / "store")
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                assert READY.fullmatch(line)
+                assert ":0" not in line.replace(":0.", ".")
+                process.send_signal(number)
+                rest, errors = process.communicate(timeout=30)
+                assert (process.returncode, rest) == (0, ""), errors
+                assert "Traceback" not in errors
+            finally:
+                process.kill()
+                process.wait()
+
+    def test_messages_survive_a_restart(self, aerobee_broker: BrokerProcess) -> None:
+        """After an orderly restart and after a kill the messages are there, under the same endpoint."""
+        shell = Shell(aerobee_broker.endpoint)
+        shell.text("send", "kept", "first")
+        aerobee_broker.restart()
+        shell.text("send", "kept", "second")
+        aerobee_broker.kill()
+        assert not aerobee_broker.running
+        aerobee_broker.start()
+        assert aerobee_broker.endpoint == shell.endpoint
+        received = shell.lines("receive", "kept", "--group", "g")
+        assert sorted(message["body"] for message in received) == ["first", "second"]
+        assert aerobee_broker.stop() == 0
+
+    def test_a_port_in_use(self, broker: BrokerProcess, tmp_path: Path) -> None:
+        """The line names the address; the store is not left behind locked or half made."""
+        for option, address in (("--listen", broker.endpoint), ("--metrics", broker.metrics)):
+            other = "--metrics" if option == "--listen" else "--listen"
+            ended = serve(tmp_path / "store", option, address, other, "127.0.0.1:0")
+            assert ended.returncode == 1
+            assert address in error_line(ended)
+        with run_broker(tmp_path) as second:
+            assert second.running
+
+    def test_a_store_that_another_broker_has(self, broker: BrokerProcess) -> None:
+        """The second broker is refused and changes nothing; the first goes on."""
+        before = content(broker.store)
+        ended = serve(broker.store)
+        assert ended.returncode == 1
+        assert str(broker.store) in error_line(ended)
+        assert content(broker.store) == before
+        Shell(broker.endpoint).text("topic", "list")
+
+    def test_a_directory_that_holds_something_else(self, tmp_path: Path) -> None:
+        """A directory with other people's files is no place for a store."""
+        directory = tmp_path / "photos"
+        directory.mkdir()
+        (directory / "beach.jpg").write_bytes(b"not a log")
+        before = content(directory)
+        ended = serve(directory)
+        assert ended.returncode == 1
+        assert str(directory) in error_line(ended)
+        assert content(directory) == before
+
+    def test_a_path_that_is_a_file(self, tmp_path: Path) -> None:
+        """A file is not replaced by a store."""
+        path = tmp_path / "file"
+        path.write_bytes(b"mine")
+        ended = serve(path)
+        assert ended.returncode == 1
+        assert str(path) in error_line(ended)
+        assert path.read_bytes() == b"mine"
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    def test_a_directory_that_cannot_be_read(self, tmp_path: Path) -> None:
+        """Missing permissions are named with the directory."""
+        directory = tmp_path / "closed"
+        directory.mkdir(mode=0)
+        try:
+            ended = serve(directory)
+        finally:
+            directory.chmod(0o700)
+        assert ended.returncode == 1
+        assert str(directory) in error_line(ended)
+
+    @pytest.mark.parametrize(
+        ("arguments", "named"),
+        [
+            (("--listen", "nonsense"), "listen.grpc"),
+            (("--listen", "192.0.2.1:8081"), "192.0.2.1"),  # reserved for documentation: nobody's address
+            (("--config", "/does/not/exist.toml"), "/does/not/exist.toml"),
+            (("--rocketmq-conf", "/does/not/exist.conf"), "/does/not/exist.conf"),
+        ],
+        ids=["listen", "foreign", "config", "rocketmq-conf"],
+    )
+    def test_settings_that_cannot_work(self, tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
+        """The line names the setting or the file."""
+        ended = serve(tmp_path / "store", *arguments)
+        assert ended.returncode == 1
+        assert named in error_line(ended)
+
+
+def serve(store: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """A broker that is expected not to start."""
+    free = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    return aerobee("serve", "--store", str(store), *free, *arguments)  # of an option given twice the last counts
+
+
+def start_serve(store: Path) -> subprocess.Popen[str]:
+    """A broker as a child, with its output in pipes."""
+    command = [sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(store)]
+    free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    return subprocess.Popen([*command, *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def error_line(ended: subprocess.CompletedProcess[bytes]) -> str:
+    """The line that says why it did not start; log lines may precede it. Never a traceback, never a ready line."""
+    assert ended.stdout == b""
+    text = ended.stderr.decode()
+    assert "Traceback" not in text
+    (line,) = (line for line in text.splitlines() if line.startswith("aerobee: "))
+    assert "internal error" not in line
+    return line
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every small file below a directory, and the name of every large one."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() if path.stat().st_size < 1 << 20 else b"" for path in files}
+
+
+def test_ports_of_the_fixture_are_its_own(broker: BrokerProcess) -> None:
+    """The fixture names the ports that the broker listens on."""
+    for address in (broker.endpoint, broker.metrics):
+        host, port = address.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=5):
+            pass

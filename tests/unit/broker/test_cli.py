@@ -1,0 +1,288 @@
+"""The command line without a broker: what it accepts, what it explains, how it fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.cli import build_parser, main
+from aerobee_broker.commands import options, output
+from aerobee_client.message import StoredMessage
+from aerobee_proto import admin_v1, v2
+
+
+def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command and sub-command of the parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub_parser in action.choices.items():
+                yield (*path, name)
+                yield from commands(sub_parser, (*path, name))
+
+
+COMMANDS = [(), *commands(build_parser())]
+
+
+@pytest.fixture
+def refused() -> Iterator[str]:
+    """An endpoint where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def exit_code(*arguments: str) -> int:
+    """That of one command."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:  # as argparse ends
+        return int(str(ended.code))
+
+
+class TestHelp:
+    def test_the_promised_commands_are_there(self) -> None:
+        """Scripts rely on these names."""
+        expected = {"serve", "topic", "group", "send", "receive", "query", "store", "version"}
+        assert expected <= {path[0] for path in COMMANDS if path}
+        for resource in ("topic", "group"):
+            for action in ("create", "list", "describe", "delete"):
+                assert (resource, action) in COMMANDS
+        for action in ("inspect", "verify", "dump"):
+            assert ("store", action) in COMMANDS
+
+    @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+    def test_every_command_explains_itself_with_an_example(
+        self, path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`--help` says what the command does and shows how it is typed."""
+        assert exit_code(*path, "--help") == 0
+        text = capsys.readouterr().out
+        assert "examples:" in text
+        assert f"  aerobee {' '.join(path)}".rstrip() in text
+
+    @pytest.mark.parametrize("path", [path for path in COMMANDS if path], ids=" ".join)
+    def test_the_examples_in_the_help_are_valid(self, path: tuple[str, ...]) -> None:
+        """Every example of every command parses; what follows it on the line is an explanation."""
+        import shlex
+
+        parser = build_parser()
+        for name in path:
+            (action,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+            parser = action.choices[name]
+        lines = [line for line in (parser.epilog or "").splitlines() if line.startswith("  aerobee ")]
+        assert lines
+        for line in lines:
+            command = line.strip().split("   ")[0].split(" | ")[0].split(" < ")[0]
+            build_parser().parse_args(shlex.split(command)[1:])
+
+    def test_help_does_not_wait_for_grpc(self) -> None:
+        """Nothing heavy is imported before a command runs."""
+        check = (
+            "import sys, aerobee_broker.cli as cli\n"
+            "cli.build_parser()\n"
+            "sys.exit(' '.join({'grpc', 'numpy', 'rich', 'google.protobuf', 'asyncio'} & set(sys.modules)))"
+        )
+        ended = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+        assert ended.stderr.strip() == ""
+
+    def test_the_module_is_the_command(self) -> None:
+        """`python -m aerobee_broker` works, and so does --version."""
+        command = [sys.executable, "-m", "aerobee_broker"]
+        for arguments in (["version"], ["--version"]):
+            ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+            assert (ended.returncode, ended.stdout.split()[0]) == (0, "aerobee")
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            (),
+            ("nonsense",),
+            ("topic",),
+            ("topic", "create"),
+            ("topic", "create", "t", "--queues", "0"),
+            ("topic", "create", "t", "--type", "ODD"),
+            ("group", "update", "g", "--pause", "--resume"),
+            ("receive", "t"),
+            ("receive", "t", "--group", "g", "--wait", "-1"),
+            ("receive", "t", "--group", "g", "--max", "many"),
+            ("receive", "t", "--group", "g", "--timeout", "0"),
+            ("receive", "t", "--group", "g", "--invisible", "nan"),
+            ("send", "t", "b", "--property", "novalue"),
+            ("send", "t", "b", "--count", "0"),
+            ("query", "t"),
+            ("query", "t", "--key", "k", "--id", "i"),
+            ("query", "t", "--time", "1"),
+            ("query", "t", "--time", "yesterday", "now"),
+            ("query", "t", "--time", "2", "1"),
+            ("query", "t", "--id", "i", "--begin", "1"),
+            ("query", "t", "--key", "k", "--begin", "2", "--end", "1"),
+            ("serve", "--flush", "sometimes"),
+            ("store", "inspect"),
+            ("store", "inspect", "dir", "--endpoint", "127.0.0.1:1"),
+            ("store", "verify"),
+        ],
+        ids=" ".join,
+    )
+    def test_wrong_arguments_end_with_two(
+        self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], refused: str
+    ) -> None:
+        """Usage errors are told on standard error, without a traceback, before anybody is asked."""
+        assert exit_code(*arguments) == 2
+        captured = capsys.readouterr()
+        assert "aerobee" in captured.err
+        assert captured.out == ""
+        assert "Traceback" not in captured.err
+
+    def test_the_endpoint_comes_from_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: str
+    ) -> None:
+        """AEROBEE_ENDPOINT replaces the default, a flag replaces both."""
+        monkeypatch.setenv("AEROBEE_ENDPOINT", "from-environment:x")
+        assert exit_code("topic", "list") == 1
+        assert "from-environment:x" in capsys.readouterr().err
+        assert exit_code("topic", "list", "--endpoint", refused) == 1
+        assert refused in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("topic", "list"),
+            ("topic", "describe", "t"),
+            ("topic", "delete", "t"),
+            ("group", "create", "g"),
+            ("send", "t", "body"),
+            ("receive", "t", "--group", "g"),
+            ("query", "t", "--key", "k"),
+            ("store", "inspect"),
+        ],
+        ids=" ".join,
+    )
+    def test_no_broker_is_one_clear_line(
+        self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], refused: str
+    ) -> None:
+        """Nobody listens: exit code 1, nothing on standard output, and one line with the endpoint and the next step."""
+        assert exit_code(*arguments, "--endpoint", refused) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        assert f"no broker answers at {refused}; start one with `aerobee serve`" in line
+
+    def test_debug_shows_the_traceback(self, refused: str) -> None:
+        """With --debug, before or after the command, the error is raised as it is."""
+        from aerobee_client import UnavailableError
+
+        for arguments in (["--debug", "topic", "list"], ["topic", "list", "--debug"]):
+            with pytest.raises(UnavailableError):
+                main([*arguments, "--endpoint", refused])
+
+    def test_a_bug_is_one_line_too(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        """What nobody expected says how to see more."""
+        monkeypatch.setattr("aerobee_broker.commands.version.text", lambda: 1 // 0)
+        parser = argparse.ArgumentParser()
+        parser.set_defaults(run=lambda arguments: 1 // 0)
+        monkeypatch.setattr("aerobee_broker.cli.build_parser", lambda: parser)
+        assert main([]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "internal error: ZeroDivisionError" in line
+        assert "--debug" in line
+
+
+class TestTimes:
+    def test_numbers_are_unix_milliseconds(self) -> None:
+        """As programs print them."""
+        assert options.moment("1700000000123") == 1_700_000_000_123
+
+    def test_iso_times_are_local_unless_they_say(self) -> None:
+        """With a zone it counts, without one it is that of the machine."""
+        assert options.moment("2026-01-31T12:00:00+00:00") == 1_769_860_800_000
+        local = datetime(2026, 1, 31, 12).timestamp() * 1000
+        assert options.moment("2026-01-31T12:00") == local
+
+    def test_spans_are_before_now(self) -> None:
+        """15m is a quarter of an hour ago."""
+        now = options.moment("now")
+        assert abs(now - options.moment("15m") - 900_000) < 60_000
+        assert abs(now - options.moment("2 d") - 2 * 86_400_000) < 60_000
+
+    @pytest.mark.parametrize("text", ["", "yesterday", "12:00", "9" * 12 + "d", "2026-13-01"])
+    def test_what_is_no_time(self, text: str) -> None:
+        """The error shows the forms that work."""
+        with pytest.raises(argparse.ArgumentTypeError, match="2026-01-31T12:00"):
+            options.moment(text)
+
+
+class TestOutput:
+    def test_messages_as_json(self) -> None:
+        """Text is text, other bytes are base64, and what is not set is left out."""
+        message = StoredMessage(
+            topic="t",
+            body=b"\xff",
+            message_id="ID",
+            tag=None,
+            keys=("a",),
+            properties={"x": "y"},
+            message_group=None,
+            queue_id=1,
+            queue_offset=2,
+            born_timestamp=3,
+            born_host="h",
+            store_timestamp=4,
+            delivery_timestamp=None,
+        )
+        values = output.message_json(message)
+        assert (values["bodyBase64"], values["keys"], values["properties"]) == ("/w==", ["a"], {"x": "y"})
+        assert values.keys().isdisjoint({"body", "tag", "messageGroup", "deliveryTimestamp", "receiptHandle"})
+        json.dumps(values)
+
+    def test_protocol_messages_as_json(self) -> None:
+        """64-bit numbers stay numbers, enums are names, times Unix milliseconds, and unset parts are left out."""
+        queue = admin_v1.QueueStatus(queue_id=1, min_offset=2, max_offset=1 << 60)
+        queue.last_store_timestamp.FromMilliseconds(1_700_000_000_123)
+        topic = admin_v1.Topic(name="t", accept_message_types=[v2.MessageType.FIFO], attributes={"b": "2", "a": "1"})
+        answer = admin_v1.DescribeTopicResponse(topic=topic, queues=[queue, admin_v1.QueueStatus()])
+        values = output.protobuf_json(answer)
+        assert "status" not in values
+        assert values["topic"]["acceptMessageTypes"] == ["FIFO"]
+        assert list(values["topic"]["attributes"]) == ["a", "b"]
+        assert values["queues"][0]["maxOffset"] == 1 << 60
+        assert values["queues"][0]["lastStoreTimestamp"] == 1_700_000_000_123
+        assert "lastStoreTimestamp" not in values["queues"][1]
+
+    def test_bodies_in_tables_are_harmless(self) -> None:
+        """A body cannot move the cursor of a terminal, and a long one is cut."""
+        assert "\x1b" not in output.body_text(b"\x1b[2Jhello")
+        assert output.body_text(b"\xff\xfe") == "(2 bytes)"
+        assert output.body_text(b"x" * 5000).endswith("... (5000 bytes)")
+
+    def test_tables_do_not_read_markup(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """What a message says is shown as it is, numbers are grouped, and an empty table says so."""
+        output.print_table(("name", "count"), [("[bold]x[/]", 1234567)], empty="none")
+        shown = capsys.readouterr().out
+        assert "[bold]x[/]" in shown
+        assert "1,234,567" in shown
+        output.print_table(("name",), [], empty="nothing yet")
+        assert capsys.readouterr().out == "nothing yet\n"
+
+    def test_impossible_times_are_shown_as_numbers(self) -> None:
+        """A damaged store may hold any number."""
+        assert output.time_text(1 << 62) == str(1 << 62)
+
+
+class TestStore:
+    @pytest.mark.parametrize("action", ["inspect", "verify", "dump"])
+    def test_no_directory(self, action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A path that is none ends with 2 and is named."""
+        missing = tmp_path / "missing"
+        assert exit_code("store", action, str(missing)) == 2
+        assert str(missing) in capsys.readouterr().err
+        assert not missing.exists()
