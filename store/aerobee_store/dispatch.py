@@ -15,18 +15,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aerobee_store.clock import Clock
 from aerobee_store.consume_queue import UNIT, ConsumeQueue
 from aerobee_store.index_file import IndexService, Integers
+from aerobee_store.properties import index_hashes
 from aerobee_store.stats import StoreStats
 
 ArrivalListener = Callable[[str, int, int], None]
 """Called with topic, queue id and the queue's new end, after its units are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What the queue and the index need of one record. `queue` is None for types that are in no queue."""
 
     queue: ConsumeQueue | None
@@ -35,7 +36,8 @@ class Entry:
     size: int
     tags_code: int
     store_timestamp: int
-    key_hashes: Sequence[int]
+    topic: str
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Dispatch:
         if not entries:
             return
         units: dict[ConsumeQueue, list[bytes]] = {}
-        key_hashes: list[int] = []
+        keys: list[tuple[str, str]] = []
         physical_offsets: list[int] = []
         timestamps: list[int] = []
         first_offsets: dict[ConsumeQueue, int] = {}
@@ -101,14 +103,14 @@ class Dispatch:
                 else:
                     units[queue] = [unit]
                     first_offsets[queue] = entry.queue_offset
-            for key_hash in entry.key_hashes:
-                key_hashes.append(key_hash)
+            for key in entry.keys:
+                keys.append((entry.topic, key))
                 physical_offsets.append(entry.physical_offset)
                 timestamps.append(entry.store_timestamp)
         for queue, parts in units.items():
             queue.put(first_offsets[queue], parts[0] if len(parts) == 1 else b"".join(parts))
-        if key_hashes:
-            self._index.put(key_hashes, physical_offsets, timestamps, self._clock.now_ms())
+        if keys:
+            self._index.put(index_hashes(keys), physical_offsets, timestamps, self._clock.now_ms())
         self.last_timestamp = entries[-1].store_timestamp
         self._stats.messages_dispatched += len(entries)
         for queue in units:

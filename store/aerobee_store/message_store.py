@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, ParamSpec, Self, TypeVar
+from typing import Final, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Loc
 from aerobee_store.flush import FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import FileRun, MappedFileQueue
-from aerobee_store.record import SYS_FLAG_PREPARED, SYS_FLAG_TRANSACTION, Message, Record, TransactionType
+from aerobee_store.record import SYS_FLAG_PREPARED, SYS_FLAG_TRANSACTION, Draft, Message, Record, TransactionType
 from aerobee_store.record_batch import RecordBatch, place
 from aerobee_store.recovery import Recovery, RecoveryReport
 from aerobee_store.stats import StoreStats
@@ -69,8 +69,7 @@ _STORE_NAMES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """Where a message went."""
 
     queue_offset: int
@@ -316,40 +315,36 @@ class MessageStore:
         """
         self._check_open()
         config = self.config
-        encoded = []
+        drafts = []
         for message in messages:
             if len(message.body) > config.body_size_max:
                 raise InvalidMessageError(
                     f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
                 )
-            encoded.append(
-                record.encode_unplaced(
-                    message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch
-                )
+            drafts.append(
+                Draft(message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch)
             )
         log = self._log
-        sizes = [len(data) for data in encoded]
+        sizes = [draft.size for draft in drafts]
         self._prepare([sum(sizes)] if split_batch else sizes)
         if split_batch:
             log.next_offset(sum(sizes))
         now = self.clock.now_ms()
         appended = []
         entries = []
-        for message, data in zip(messages, encoded, strict=True):
-            size = len(data)
+        for message, draft in zip(messages, drafts, strict=True):
+            size = draft.size
             physical_offset = log.next_offset(size)
-            transaction = message.sys_flag & SYS_FLAG_TRANSACTION
-            queue = None if transaction & SYS_FLAG_PREPARED else self._queue(message.topic, message.queue_id)
-            queue_offset = 0
-            if queue is not None:
+            queue = queue_offset = None
+            if not message.sys_flag & SYS_FLAG_PREPARED:
+                queue = self._queue(message.topic, message.queue_id)
                 queue_offset = queue.next_offset
-                queue.next_offset += 1
-            record.place(data, 0, queue_offset, physical_offset, now)
-            log.append(data)
-            entries.append(self._entry(message, queue, queue_offset, physical_offset, size, now))
-            appended.append(Appended(queue_offset, physical_offset, size, now))
+                queue.next_offset = queue_offset + 1
+            log.append(draft.encode(queue_offset or 0, physical_offset, now))
+            entries.append(_entry(message, queue, queue_offset or 0, physical_offset, size, now))
+            appended.append(Appended(queue_offset or 0, physical_offset, size, now))
         self.stats.messages_appended += len(appended)
-        self.stats.bytes_appended += sum(item.size for item in appended)
+        self.stats.bytes_appended += sum(sizes)
         self._appended(entries, now)
         return appended
 
@@ -644,31 +639,6 @@ class MessageStore:
             self._queues[topic, queue_id] = queue
         return queue
 
-    def _entry(
-        self,
-        message: Message,
-        queue: ConsumeQueue | None,
-        queue_offset: int,
-        physical_offset: int,
-        size: int,
-        store_timestamp: int,
-    ) -> Entry:
-        raw = message.raw_properties
-        values = message.properties if raw is None else properties.decode_properties(raw)
-        topic = message.topic
-        code = properties.tags_code(values.get(properties.TAGS))
-        if topic == SCHEDULE_TOPIC:
-            code = unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
-        key_hashes = []
-        if message.sys_flag & SYS_FLAG_TRANSACTION != TransactionType.ROLLBACK:
-            unique_key = values.get(properties.UNIQ_KEY)
-            if unique_key:
-                key_hashes.append(properties.index_hash(topic, unique_key))
-            keys = values.get(properties.KEYS)
-            if keys:
-                key_hashes += [properties.index_hash(topic, key) for key in properties.split_keys(keys)]
-        return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, key_hashes)
-
     def _prepare(self, sizes: list[int]) -> None:
         try:
             self._log.prepare(sizes)
@@ -738,6 +708,31 @@ class MessageStore:
             raise StoreClosedError(f"{self.config.directory}: the store is closed")
         if self.state == "failed":
             raise StoreFailedError(f"{self.config.directory}: the store has failed: {self.failure}") from self.failure
+
+
+def _entry(
+    message: Message,
+    queue: ConsumeQueue | None,
+    queue_offset: int,
+    physical_offset: int,
+    size: int,
+    store_timestamp: int,
+) -> Entry:
+    raw = message.raw_properties
+    values = message.properties if raw is None else properties.decode_properties(raw)
+    topic = message.topic
+    code = properties.tags_code(values.get(properties.TAGS))
+    if topic == SCHEDULE_TOPIC:
+        code = unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
+    index_keys: tuple[str, ...] = ()
+    if message.sys_flag & SYS_FLAG_TRANSACTION != TransactionType.ROLLBACK:
+        unique_key = values.get(properties.UNIQ_KEY)
+        keys = values.get(properties.KEYS)
+        if unique_key:
+            index_keys = (unique_key,)
+        if keys:
+            index_keys += tuple(properties.split_keys(keys))
+    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, index_keys)
 
 
 def _lock(file_system: FileSystem, directory: Path) -> Lock:

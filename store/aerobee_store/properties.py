@@ -20,6 +20,8 @@ from functools import lru_cache
 from operator import mul
 from typing import Final
 
+import numpy as np
+
 from .errors import InvalidMessageError
 
 Host = tuple[str, int]
@@ -108,6 +110,15 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     0x02 in a name, 0x02 in a value), for text that UTF-8 cannot hold and beyond `PROPERTIES_SIZE_MAX`. A 0x01 in a
     value is stored: readers split at the first one, and stored messages that have one must remain copyable.
     """
+    # The usual case is decided by three searches in the whole text instead of several in each pair.
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    count = len(properties)
+    usual = text.count(PROPERTY_SEPARATOR) == count == text.count(NAME_SEPARATOR) and "\x01\x02" not in text
+    usual = usual and CRC32 not in properties and TRANSIENT_PREFIX not in text and "" not in properties
+    return _encode(text) if usual else _encode("".join(_checked_pairs(properties)))
+
+
+def _checked_pairs(properties: Mapping[str, str]) -> list[str]:
     parts = []
     for name, value in properties.items():
         if not name:
@@ -119,8 +130,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
             )
         if value and name != CRC32 and not name.startswith(TRANSIENT_PREFIX):
             parts.append(f"{name}\x01{value}\x02")
+    return parts
+
+
+def _encode(text: str) -> bytes:
     try:
-        encoded = "".join(parts).encode()
+        encoded = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidMessageError(f"properties: text is not valid Unicode: {error.reason}") from None
     if len(encoded) > PROPERTIES_SIZE_MAX:
@@ -152,6 +167,8 @@ def split_keys(keys: str) -> list[str]:
 
 _CHUNK: Final = 256
 _POWERS_OF_31: Final = tuple(pow(31, _CHUNK - 1 - i, 1 << 32) for i in range(_CHUNK))
+_POWERS_OF_31_ARRAY: Final = np.array(_POWERS_OF_31, np.uint32)
+_MATRIX_MIN: Final = 8  # below, numpy's fixed cost is higher than the gain
 _UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 _TAG_LENGTH_CACHED_MAX: Final = 128  # keeps the cache below a megabyte whatever tags a client invents
 
@@ -198,6 +215,35 @@ def index_hash(topic: str, key: str) -> int:
     length = len(key) if key.isascii() else len(key.encode(_UTF_16, "surrogatepass")) // 2
     value = _signed((topic_prefix_hash(topic) * pow(31, length, 1 << 32) + _hash_unsigned(key)) & 0xFFFFFFFF)
     return 0 if value == -(1 << 31) else abs(value)
+
+
+def index_hashes(keys: Sequence[tuple[str, str]]) -> list[int]:
+    """`index_hash` of many (topic, key) pairs. Keys of one length, as message ids are, are hashed as a matrix."""
+    if len(keys) < _MATRIX_MIN:
+        return [index_hash(topic, key) for topic, key in keys]
+    hashes = [0] * len(keys)
+    rows_by_length: dict[int, list[int]] = {}
+    for row, (topic, key) in enumerate(keys):
+        if key.isascii() and 0 < len(key) <= _CHUNK:
+            rows_by_length.setdefault(len(key), []).append(row)
+        else:
+            hashes[row] = index_hash(topic, key)
+    for length, rows in rows_by_length.items():
+        if len(rows) < _MATRIX_MIN:
+            for row in rows:
+                hashes[row] = index_hash(*keys[row])
+            continue
+        text = "".join([keys[row][1] for row in rows]).encode("ascii")
+        units = np.frombuffer(text, np.uint8).reshape(len(rows), length)
+        values = np.einsum("ij,j->i", units, _POWERS_OF_31_ARRAY[_CHUNK - length :], dtype=np.uint32, casting="unsafe")
+        values += np.array([topic_prefix_hash(keys[row][0]) for row in rows], np.uint32) * np.uint32(
+            pow(31, length, 1 << 32)
+        )
+        signed = np.abs(values.view(np.int32).astype(np.int64))
+        signed[signed == 1 << 31] = 0
+        for row, value in zip(rows, signed.tolist(), strict=True):
+            hashes[row] = value
+    return hashes
 
 
 # --- Hosts and server message ids ---------------------------------------------------------------------------

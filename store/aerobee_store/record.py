@@ -41,7 +41,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from mmap import mmap
-from typing import Final
+from typing import Final, NamedTuple
 
 from . import properties as property_codec
 from .errors import CorruptRecordError, InvalidMessageError
@@ -130,9 +130,12 @@ class Message:
     prepared_transaction_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
-    """A stored record, decoded. Timestamps in milliseconds."""
+    """A stored record, decoded. Timestamps in milliseconds.
+
+    Not to be changed, and yet not frozen: that would cost 3 microseconds each.
+    """
 
     topic: str
     queue_id: int
@@ -157,8 +160,7 @@ class Record:
     def properties(self) -> dict[str, str]:
         """The decoded properties. Computed once; not to be changed."""
         if self._properties is None:
-            object.__setattr__(self, "_properties", property_codec.decode_properties(self.raw_properties))
-            assert self._properties is not None
+            self._properties = property_codec.decode_properties(self.raw_properties)
         return self._properties
 
     @property
@@ -197,6 +199,99 @@ def ends_in_property_crc(raw_properties: bytes) -> bool:
 # --- Encoding -----------------------------------------------------------------------------------------------
 
 
+class Draft:
+    """A message made ready for the log: its size is known, and only its place is missing.
+
+    So an append can ask for room first, and then packs every field once.
+    """
+
+    __slots__ = ("_body", "_fixed", "_head", "_host_head", "_sys_flag", "_tail", "_tail_fields", "size")
+
+    def __init__(
+        self,
+        message: Message,
+        *,
+        store_host: Host,
+        property_crc: bool,
+        split_batch: bool = False,
+        version: int | None = None,
+    ) -> None:
+        """Encode all that does not depend on the place. The parameters are those of `encode`."""
+        topic = _encode_topic(message.topic)
+        topic_size = len(topic)
+        if version is None:
+            version = 1 if topic_size <= TOPIC_SIZE_MAX_V1 else 2
+        elif version not in (1, 2):
+            raise InvalidMessageError(f"version {version}: 1 or 2 expected")
+        if version == 1 and topic_size > TOPIC_SIZE_MAX_V1:
+            raise InvalidMessageError(f"topic takes {topic_size} bytes, version 1 holds {TOPIC_SIZE_MAX_V1}")
+        if message.queue_id < 0:
+            raise InvalidMessageError(f"queue id {message.queue_id} is negative")
+        raw = message.raw_properties
+        if raw is None:
+            raw = property_codec.encode_properties(message.properties) if message.properties else b""
+        elif raw and ends_in_property_crc(raw):
+            raw = raw[:-PROPERTY_CRC_SIZE]
+        if property_crc and raw and raw[-1] != 2 and not split_batch:
+            raw += b"\x02"
+        properties_size = len(raw) + (PROPERTY_CRC_SIZE if property_crc else 0)
+        if properties_size > property_codec.PROPERTIES_SIZE_MAX:
+            raise InvalidMessageError(
+                f"properties take {properties_size} bytes with separators and checksum, "
+                f"the limit is {property_codec.PROPERTIES_SIZE_MAX}"
+            )
+        born_host = encode_host(message.born_host)
+        own_host = encode_host(message.store_host or store_host)
+        hosts = (len(born_host) != 8) | (len(own_host) != 8) << 1
+        body = message.body
+        body_size = len(body)
+        fixed = _FIXED[hosts]
+        topic_length = topic_size.to_bytes(version, "big")
+        self.size = fixed.size + body_size + version + topic_size + 2 + properties_size
+        self._fixed = fixed
+        self._body = body
+        self._tail = b"".join((topic_length, topic, properties_size.to_bytes(2, "big"), raw))
+        self._sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4
+        # The fields around the place, in the order of the struct.
+        self._head = (
+            self.size,
+            MAGIC_V1 if version == 1 else MAGIC_V2,
+            zlib.crc32(body) & BODY_CRC_MASK,
+            message.queue_id,
+            message.flag,
+        )
+        self._host_head = (self._sys_flag, message.born_timestamp, born_host)
+        self._tail_fields = (own_host, message.reconsume_times, message.prepared_transaction_offset, body_size)
+        # Numbers that do not fit are an error of the caller's, and must show before room is taken for the record.
+        self._pack(0, 0, 0)
+
+    def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
+        """The record at its place. Prepared and rolled-back messages get queue offset 0: they are in no queue."""
+        if self._sys_flag & SYS_FLAG_PREPARED:
+            queue_offset = 0
+        start = self._pack(queue_offset, physical_offset, store_timestamp)
+        tail = self._tail
+        if len(start) + len(self._body) + len(tail) == self.size:
+            return b"".join((start, self._body, tail))
+        crc = zlib.crc32(tail, zlib.crc32(self._body, zlib.crc32(start))) & BODY_CRC_MASK
+        return b"".join((start, self._body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
+
+    def encode_unplaced(self) -> bytes:
+        """The record with zeros for what only an append knows: both offsets, store time and record checksum."""
+        parts = (self._pack(0, 0, 0), self._body, self._tail)
+        if sum(map(len, parts)) == self.size:
+            return b"".join(parts)
+        return b"".join((*parts, _PROPERTY_CRC_UNPLACED))
+
+    def _pack(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
+        try:
+            return self._fixed.pack(
+                *self._head, queue_offset, physical_offset, *self._host_head, store_timestamp, *self._tail_fields
+            )
+        except struct.error as error:
+            raise InvalidMessageError(f"a number of the message does not fit its field: {error}") from None
+
+
 def encode(
     message: Message,
     *,
@@ -207,7 +302,7 @@ def encode(
     property_crc: bool,
     split_batch: bool = False,
     version: int | None = None,
-) -> bytearray:
+) -> bytes:
     """The record of `message` at its place.
 
     `property_crc` appends the record checksum. An open last property is closed before it, but not in a `split_batch`:
@@ -216,95 +311,10 @@ def encode(
 
     Raises InvalidMessageError for what the format cannot hold.
     """
-    record = encode_unplaced(
-        message, store_host=store_host, property_crc=property_crc, split_batch=split_batch, version=version
-    )
+    draft = Draft(message, store_host=store_host, property_crc=property_crc, split_batch=split_batch, version=version)
     if queue_offset < 0 or physical_offset < 0:
         raise InvalidMessageError(f"offsets must not be negative: queue {queue_offset}, physical {physical_offset}")
-    try:
-        place(record, 0, queue_offset, physical_offset, store_timestamp)
-    except struct.error as error:
-        raise InvalidMessageError(f"an offset or the store time does not fit its field: {error}") from None
-    return record
-
-
-def encode_unplaced(
-    message: Message, *, store_host: Host, property_crc: bool, split_batch: bool = False, version: int | None = None
-) -> bytearray:
-    """As `encode`, but with zeros for what only the append knows: both offsets, store time and record checksum."""
-    topic = _encode_topic(message.topic)
-    topic_size = len(topic)
-    if version is None:
-        version = 1 if topic_size <= TOPIC_SIZE_MAX_V1 else 2
-    elif version not in (1, 2):
-        raise InvalidMessageError(f"version {version}: 1 or 2 expected")
-    if version == 1 and topic_size > TOPIC_SIZE_MAX_V1:
-        raise InvalidMessageError(f"topic takes {topic_size} bytes, version 1 holds {TOPIC_SIZE_MAX_V1}")
-    if message.queue_id < 0:
-        raise InvalidMessageError(f"queue id {message.queue_id} is negative")
-
-    raw = message.raw_properties
-    if raw is None:
-        raw = property_codec.encode_properties(message.properties) if message.properties else b""
-    elif raw and ends_in_property_crc(raw):
-        raw = raw[:-PROPERTY_CRC_SIZE]
-    if property_crc:
-        close = b"\x02" if raw and raw[-1] != 2 and not split_batch else b""
-        raw = b"".join((raw, close, _PROPERTY_CRC_UNPLACED))
-    if len(raw) > property_codec.PROPERTIES_SIZE_MAX:
-        raise InvalidMessageError(
-            f"properties take {len(raw)} bytes with separators and checksum, "
-            f"the limit is {property_codec.PROPERTIES_SIZE_MAX}"
-        )
-
-    born_host = encode_host(message.born_host)
-    own_host = encode_host(message.store_host or store_host)
-    hosts = (len(born_host) != 8) | (len(own_host) != 8) << 1
-    body = message.body
-    body_size = len(body)
-    fixed = _FIXED[hosts]
-    total_size = fixed.size + body_size + version + topic_size + 2 + len(raw)
-    try:
-        start = fixed.pack(
-            total_size,
-            MAGIC_V1 if version == 1 else MAGIC_V2,
-            zlib.crc32(body) & BODY_CRC_MASK,
-            message.queue_id,
-            message.flag,
-            0,
-            0,
-            (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4,
-            message.born_timestamp,
-            born_host,
-            0,
-            own_host,
-            message.reconsume_times,
-            message.prepared_transaction_offset,
-            body_size,
-        )
-    except struct.error as error:
-        raise InvalidMessageError(f"a number of the message does not fit its field: {error}") from None
-    topic_length = topic_size.to_bytes(version, "big")
-    return bytearray().join((start, body, topic_length, topic, len(raw).to_bytes(2, "big"), raw))
-
-
-def place(buffer: WritableBuffer, start: int, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-    """Write what the append knows into the record at `start`, and then its checksum if it has one.
-
-    The record must have been made by `encode_unplaced` or checked. Prepared and rolled-back messages get queue
-    offset 0: they are in no queue.
-    """
-    (sys_flag,) = _I32.unpack_from(buffer, start + SYS_FLAG_POSITION)
-    if sys_flag & SYS_FLAG_PREPARED:
-        queue_offset = 0
-    _OFFSETS.pack_into(buffer, start + QUEUE_OFFSET_POSITION, queue_offset, physical_offset)
-    time_position = STORE_TIMESTAMP_POSITION + (HOST_V6_EXTRA if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0)
-    _I64.pack_into(buffer, start + time_position, store_timestamp)
-    end = start + _I32.unpack_from(buffer, start)[0]
-    if _has_property_crc(buffer, start, end):
-        buffer[end - 11 : end - 1] = property_crc_digits(
-            record_crc(memoryview(buffer)[start : end - PROPERTY_CRC_SIZE])
-        )
+    return draft.encode(queue_offset, physical_offset, store_timestamp)
 
 
 def record_crc(record_without_checksum: ReadableBuffer) -> int:
@@ -332,21 +342,6 @@ def _encode_topic(topic: str) -> bytes:
     if not 1 <= len(encoded) <= TOPIC_SIZE_MAX_V2:
         raise InvalidMessageError(f"topic takes {len(encoded)} bytes, 1 to {TOPIC_SIZE_MAX_V2} are possible")
     return encoded
-
-
-def _has_property_crc(buffer: WritableBuffer, start: int, end: int) -> bool:
-    tail = bytes(buffer[end - PROPERTY_CRC_SIZE : end])
-    if not ends_in_property_crc(tail):
-        return False
-    # A body or topic could end so too, with shorter properties behind it: only the length field tells.
-    (magic,) = struct.unpack_from(">I", buffer, start + 4)
-    (sys_flag,) = _I32.unpack_from(buffer, start + SYS_FLAG_POSITION)
-    fixed_size: int = _FIXED[sys_flag >> 4 & 3].size
-    body_size: int = _I32.unpack_from(buffer, start + fixed_size - 4)[0]
-    topic_position = start + fixed_size + body_size
-    topic_size: int = buffer[topic_position] if magic == MAGIC_V1 else _I16.unpack_from(buffer, topic_position)[0]
-    properties_start = topic_position + (1 if magic == MAGIC_V1 else 2) + topic_size + 2
-    return end - properties_start >= PROPERTY_CRC_SIZE
 
 
 # --- Checking and decoding ----------------------------------------------------------------------------------
@@ -382,8 +377,7 @@ class ScanStop:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHeader:
+class RecordHeader(NamedTuple):
     """What a scan needs of a checked record. `position`, `*_start` count in the buffer that was given."""
 
     position: int

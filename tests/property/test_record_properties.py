@@ -125,7 +125,7 @@ def assert_batch_equals_scan(buffer: bytes | bytearray, **circumstances: Any) ->
 def frame_of(batch: list[Message], property_crc: bool) -> bytearray:
     """Unplaced records, one behind another."""
     return bytearray().join(
-        record.encode_unplaced(message, store_host=STORE_HOST, property_crc=property_crc) for message in batch
+        record.Draft(message, store_host=STORE_HOST, property_crc=property_crc).encode_unplaced() for message in batch
     )
 
 
@@ -136,9 +136,12 @@ def test_batch_equals_scalar(given_messages: list[Message], property_crc: bool, 
     assert_batch_equals_scan(frame, base_physical_offset=None, placed=False)
     batch = RecordBatch.parse(bytes(frame), base_physical_offset=None, placed=False)
     assert len(batch) == len(given_messages)
-    one_by_one = bytearray(frame)
-    for row, start in enumerate(batch.start.tolist()):
-        record.place(one_by_one, start, 7 + row, base + start, 1700000000000)
+    one_by_one = b"".join(
+        record.Draft(message, store_host=STORE_HOST, property_crc=property_crc).encode(
+            7 + row, base + start, 1700000000000
+        )
+        for row, (message, start) in enumerate(zip(given_messages, batch.start.tolist(), strict=True))
+    )
     placed = place(batch, frame, list(range(7, 7 + len(batch))), base, 1700000000000)
     assert frame == one_by_one
     assert_batch_equals_scan(frame, base_physical_offset=base)

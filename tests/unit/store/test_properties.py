@@ -144,3 +144,19 @@ def test_hosts_that_cannot_be_stored(host: properties.Host) -> None:
     """Names and ports that do not exist are refused."""
     with pytest.raises(InvalidMessageError):
         properties.encode_host(host)
+
+
+def test_hashing_many_keys_equals_hashing_each() -> None:
+    """Keys of one length go through a matrix, others do not; the hashes are the same."""
+    keys = [("TopicTest", f"0102FC000000014AB00B13010{number:09X}") for number in range(50)]
+    keys += [
+        ("订单", "订单1"),
+        ("TopicTest", "k1"),
+        ("TopicTest", "k2"),
+        ("TopicTest", "x" * 300),
+        ("TopicTest", "ogb2mc"),
+    ]
+    keys += [("t", "ogb2mc"), ("TopicTest", "")] + [("TopicTest", "ogb2mc")] * 20
+    assert properties.index_hashes(keys) == [properties.index_hash(topic, key) for topic, key in keys]
+    assert properties.index_hashes(keys)[-1] == 0, "the hash -2**31 becomes 0, in the matrix too"
+    assert properties.index_hashes(keys[:3]) == [properties.index_hash(topic, key) for topic, key in keys[:3]]

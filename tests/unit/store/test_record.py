@@ -135,15 +135,6 @@ def test_a_body_that_looks_like_a_checksum_is_left_alone() -> None:
     assert (found.topic, found.body, found.has_property_crc) == ("abcd", message.body, False)
 
 
-def test_placing_somewhere_in_a_buffer() -> None:
-    """A record encoded without a place gets it later, anywhere in a larger buffer, and equals one made in one go."""
-    message = Message("t", 3, b"body", {"k": "v"}, born_host=("::1", 9))
-    unplaced = record.encode_unplaced(message, store_host=STORE_HOST, property_crc=True)
-    buffer = bytearray(b"\xee" * 10) + unplaced + bytearray(b"\xee" * 10)
-    record.place(buffer, 10, 5, 7000, 1700000000123)
-    assert buffer == b"\xee" * 10 + encode(message, property_crc=True) + b"\xee" * 10
-
-
 def test_topics_up_to_127_bytes_have_version_1() -> None:
     """The version follows from the topic's size in bytes; 2 can be forced, 1 only where it fits."""
     assert record.decode(encode(Message("t" * 127, 0, b""))).version == 1
@@ -329,7 +320,7 @@ def test_checksums_can_be_skipped() -> None:
 
 def test_an_unplaced_record_is_checked_without_its_place() -> None:
     """Before the append, offsets and record checksum are not final; lengths and body are checked all the same."""
-    unplaced = record.encode_unplaced(VECTORS[3].message, store_host=STORE_HOST, property_crc=True)
+    unplaced = bytearray(record.Draft(VECTORS[3].message, store_host=STORE_HOST, property_crc=True).encode_unplaced())
     assert isinstance(record.peek(unplaced, placed=False, require_property_crc=True), RecordHeader)
     assert isinstance(record.peek(unplaced), ScanStop), "its checksum digits are still zeros"
     unplaced[88] ^= 1

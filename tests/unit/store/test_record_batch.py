@@ -204,7 +204,7 @@ MIXED = [
 @pytest.mark.parametrize("property_crc", [False, True])
 def test_placing_equals_encoding_in_place(property_crc: bool) -> None:
     """A batch of unplaced records becomes what encoding each at its place gives, and the new batch says the same."""
-    frame = b"".join(record.encode_unplaced(m, store_host=STORE_HOST, property_crc=property_crc) for m in MIXED)
+    frame = b"".join(record.Draft(m, store_host=STORE_HOST, property_crc=property_crc).encode_unplaced() for m in MIXED)
     batch = RecordBatch.parse(frame, base_physical_offset=None, placed=False)
     assert len(batch) == 4
     buffer = bytearray(frame)
@@ -232,7 +232,7 @@ def test_placing_equals_encoding_in_place(property_crc: bool) -> None:
 
 def test_placing_with_another_store_host() -> None:
     """The store's own host replaces what a client put there, if it has room; else nothing is written."""
-    frame = b"".join(record.encode_unplaced(m, store_host=("0.0.0.0", 0), property_crc=True) for m in MIXED)
+    frame = b"".join(record.Draft(m, store_host=("0.0.0.0", 0), property_crc=True).encode_unplaced() for m in MIXED)
     batch = RecordBatch.parse(frame, base_physical_offset=None, placed=False)
     buffer = bytearray(frame)
     with pytest.raises(InvalidMessageError, match="says IPv4"):
