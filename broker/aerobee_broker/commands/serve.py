@@ -68,11 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config))
-    return 0
+        return runner.run(_serve(config))
 
 
-async def _serve(config: BrokerConfig) -> None:
+async def _serve(config: BrokerConfig) -> int:
     import asyncio
 
     from aerobee_broker import server
@@ -86,7 +85,7 @@ async def _serve(config: BrokerConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, begin_to_stop)
-    await server.run(config, stop, _announce)
+    return await server.run(config, stop, _announce)
 
 
 def _announce(grpc: str, metrics: str) -> None:
