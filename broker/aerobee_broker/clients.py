@@ -24,12 +24,13 @@ _CLIENTS_MAX: Final = 100_000  # a client id costs about a kilobyte; nobody may 
 class TelemetryStream:
     """The open Telemetry call of a client: a bounded queue of commands. Writing never waits."""
 
-    __slots__ = ("_closed", "_commands", "_wake")
+    __slots__ = ("_closed", "_commands", "_wake", "failure")
 
     def __init__(self) -> None:
         self._commands: list[v2.TelemetryCommand] = []
         self._wake = asyncio.Event()
         self._closed = False
+        self.failure: str | None = None  # what the client did wrong, for the status that ends the stream
 
     def write(self, command: v2.TelemetryCommand) -> None:
         """Queue a command; of more than 64 that the client has not read, the oldest is dropped."""
@@ -62,7 +63,6 @@ class Client:
         "group",
         "language",
         "last_seen",
-        "last_seen_ms",
         "namespace",
         "peer",
         "protocol_version",
@@ -80,7 +80,6 @@ class Client:
         self.protocol_version = ""
         self.peer: tuple[str, int] = ("127.0.0.1", 0)  # where the connection comes from: IP address and port
         self.last_seen = 0.0  # of the monotonic clock
-        self.last_seen_ms = 0
         self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group: str | None = None  # stored name (with the namespace) of a consumer's group
         self.topics: frozenset[str] = frozenset()  # stored names of a producer's topics
@@ -149,6 +148,12 @@ class ClientRegistry:
         stream.close()
         if client.stream is stream:
             client.stream = None
+
+    def close_streams(self) -> None:
+        """End all Telemetry streams: the broker stops."""
+        for client in self._clients.values():
+            if client.stream is not None:
+                client.stream.close()
 
     def terminate(self, client_id: str) -> None:
         """The client said goodbye. Unknown ids are fine."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
 
+from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.topics import QUEUE_COUNT_MAX
 from aerobee_store.config import UNIT_SIZE, StoreConfig
 from aerobee_store.errors import ConfigError
@@ -101,17 +102,11 @@ class GroupsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """How much one request, one group or one client may ask for. The defaults are RocketMQ's."""
+    """What is refused, or given up on. The defaults are RocketMQ's."""
 
     user_property_count_max: int = 128
     properties_size_max: int = 16384  # bytes: user properties, tag and keys of one message
     delay_seconds_max: float = 86_400.0
-    receive_batch_max: int = 32  # messages in one answer
-    long_polling_seconds_max: float = 30.0
-    invisible_seconds_min: float | None = None  # of a receive without auto-renew; None: 10, or 1 with broker.dev
-    invisible_seconds_max: float = 43_200.0
-    long_polls_per_group_max: int = 1024  # receives that wait, of one group in one topic
-    long_polls_max: int = 100_000
     client_expiry_seconds: float = 120.0  # a client that is silent for longer is gone
 
 
@@ -126,6 +121,7 @@ class BrokerConfig:
     listen: ListenConfig = field(default_factory=ListenConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
+    delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
 
@@ -136,11 +132,8 @@ class BrokerConfig:
         if not 1 <= self.topics.queue_count <= QUEUE_COUNT_MAX:
             raise ConfigError(f"topics.queue_count: {self.topics.queue_count} is not within 1..{QUEUE_COUNT_MAX}")
         for key in (item.name for item in dataclasses.fields(LimitsConfig)):
-            value = getattr(self.limits, key)
-            if value is not None and not value > 0:
-                raise ConfigError(f"limits.{key}: {value} is not above 0; leave it out for the default")
-        if self.limits.receive_batch_max > 1024:
-            raise ConfigError(f"limits.receive_batch_max: {self.limits.receive_batch_max} is above 1024")
+            if not getattr(self.limits, key) > 0:
+                raise ConfigError(f"limits.{key}: {getattr(self.limits, key)} is not above 0")
         if self.listen.drain_seconds < 0:
             raise ConfigError(f"listen.drain_seconds: {self.listen.drain_seconds} is below 0")
         if self.listen.advertise is not None and not self.listen.advertise.port:
@@ -153,13 +146,6 @@ class BrokerConfig:
     @property
     def auto_create_groups(self) -> bool:
         return self.dev if self.groups.auto_create is None else self.groups.auto_create
-
-    @property
-    def invisible_seconds_min(self) -> float:
-        """The shortest invisible duration of a receive without auto-renew."""
-        if self.limits.invisible_seconds_min is not None:
-            return self.limits.invisible_seconds_min
-        return 1.0 if self.dev else 10.0
 
     @classmethod
     def tiny(cls, directory: Path, **changes: Any) -> Self:
@@ -214,6 +200,7 @@ class BrokerConfig:
             listen=listen,
             topics=TopicsConfig(**sections["topics"]),
             groups=GroupsConfig(**sections["groups"]),
+            delivery=DeliveryConfig(**sections["delivery"]),
             limits=LimitsConfig(**sections["limits"]),
             ignored_rocketmq_keys=ignored,
         )
@@ -244,6 +231,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "listen": _settings_of(ListenConfig),
     "topics": _settings_of(TopicsConfig),
     "groups": _settings_of(GroupsConfig),
+    "delivery": _settings_of(DeliveryConfig),
     "limits": _settings_of(LimitsConfig),
 }
 

@@ -89,3 +89,11 @@ class JournalFormatError(BrokerError):
         )
         self.cause = cause
         self.queue_offset = queue_offset
+
+
+class ListenError(BrokerError):
+    """An address cannot be listened on; `setting` is the full name of what says so."""
+
+    def __init__(self, setting: str, address: object, cause: str) -> None:
+        super().__init__(f"{setting}: cannot listen on {address}: {cause}; is another broker running? choose another")
+        self.setting = setting

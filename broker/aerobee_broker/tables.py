@@ -15,7 +15,7 @@ from aerobee_broker.topics import TopicConfig, TopicTable, check_new_topic_name
 from aerobee_store.clock import Clock
 from aerobee_store.json_table import JsonTable, TableFiles
 
-SAVE_INTERVAL_SECONDS: Final = 5.0  # of what need not be on disk at once: offsets, which the journal has, too
+SAVE_INTERVAL_SECONDS: Final = 5.0  # as RocketMQ saves consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
 
 
@@ -113,7 +113,7 @@ class Tables:
         await self._saved_offsets.save()
 
     async def run(self) -> None:
-        """Save what changed every few seconds, until cancelled."""
+        """Save what need not be on disk at once, until cancelled: offsets, which the delivery journal has, too."""
         while True:
             await asyncio.sleep(SAVE_INTERVAL_SECONDS)
             await self.save()

@@ -17,7 +17,6 @@ from aerobee_broker.tables import Tables
 from aerobee_broker.validation import check_client_properties
 from aerobee_proto import v2
 
-RECEIVE_BATCH_SIZE: Final = 32
 LONG_POLLING_SECONDS: Final = 20
 PRODUCER_MAX_ATTEMPTS: Final = 3
 LITE_SUBSCRIPTION_QUOTA: Final = 1200
@@ -86,7 +85,7 @@ class TelemetryProcessor:
         group = self._tables.groups.get(name) or GroupConfig(name=name)
         subscription = reply.subscription
         subscription.fifo = group.consume_orderly
-        subscription.receive_batch_size = min(RECEIVE_BATCH_SIZE, self._config.limits.receive_batch_max)
+        subscription.receive_batch_size = self._config.delivery.receive_count_max
         own = received.subscription.long_polling_timeout
         if received.client_type not in _SIMPLE_TYPES or own.ToMilliseconds() <= 0:
             subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)

@@ -1,0 +1,140 @@
+"""/metrics, /healthz and /readyz over HTTP, for machines that watch the broker.
+
+A thread serves them, so that they answer also when the event loop does not: what a body needs of the broker is read on
+the loop, and a loop that does not answer in time makes the answer 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from aerobee_broker.config import Address
+
+_log = logging.getLogger(__name__)
+LOOP_TIMEOUT_SECONDS: Final = 2.0  # Kubernetes' probes give up after 1 s, Prometheus' scrapes after 10 s
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True  # a stuck reader must not keep the process alive
+    allow_reuse_address = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 10  # seconds for a peer that connects and says nothing
+
+    def log_message(self, format: str, *args: object) -> None:
+        _log.debug("request peer=%s %s", self.client_address[0], format % args)
+
+    def address_string(self) -> str:
+        return str(self.client_address[0])  # without asking a name server
+
+
+class HttpEndpoint:
+    """The server. Build it in the event loop's thread; `start` binds, `stop` ends it.
+
+    `render_metrics` and `unreadiness` are called on the loop: the text of /metrics, and why the broker is not ready,
+    or None if it is.
+    """
+
+    def __init__(
+        self, address: Address, render_metrics: Callable[[], bytes], unreadiness: Callable[[], str | None]
+    ) -> None:
+        self._address = address
+        self._render_metrics = render_metrics
+        self._unreadiness = unreadiness
+        self._loop = asyncio.get_running_loop()
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Address:
+        """Bind and serve; return the address with the real port. OSError if it cannot be bound."""
+        kind = _Server6 if ":" in self._address.host else _Server
+        self._server = kind((self._address.host, self._address.port), _QuietHandler)
+        self._server.set_app(self._answer)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="aerobee-http", daemon=True
+        )
+        self._thread.start()
+        return Address(self._address.host, self._server.server_address[1])
+
+    async def stop(self) -> None:
+        """Serve no more and free the port."""
+        server, thread = self._server, self._thread
+        if server is None or thread is None:
+            return
+        self._server = None
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        await asyncio.to_thread(thread.join)
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        kind = "text/plain; charset=utf-8"
+        path, method = environ.get("PATH_INFO", ""), environ.get("REQUEST_METHOD", "")
+        if method not in ("GET", "HEAD"):
+            status, body = "405 Method Not Allowed", b"only GET and HEAD\n"
+        elif path == "/metrics":
+            status, body, kind = self._metrics()
+        elif path == "/healthz":
+            status, body = self._health()
+        elif path == "/readyz":
+            status, body = self._readiness()
+        else:
+            status, body = "404 Not Found", b"there are /metrics, /healthz and /readyz\n"
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [b"" if method == "HEAD" else body]
+
+    def _metrics(self) -> tuple[str, bytes, str]:
+        try:
+            return "200 OK", self._on_loop(self._render_metrics), METRICS_TYPE
+        except FutureTimeoutError:
+            return "503 Service Unavailable", _HUNG, "text/plain; charset=utf-8"
+
+    def _health(self) -> tuple[str, bytes]:
+        """Alive is whoever still turns its event loop; anything else is readiness."""
+        try:
+            self._on_loop(lambda: None)
+        except FutureTimeoutError:
+            return "503 Service Unavailable", _HUNG
+        return "200 OK", b"ok\n"
+
+    def _readiness(self) -> tuple[str, bytes]:
+        try:
+            reason = self._on_loop(self._unreadiness)
+        except FutureTimeoutError:
+            return "503 Service Unavailable", _HUNG
+        if reason is None:
+            return "200 OK", b"ready\n"
+        return "503 Service Unavailable", f"{reason}\n".encode()
+
+    def _on_loop(self, function: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return function()
+
+        waiting = call()
+        try:
+            future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+        except RuntimeError:  # the loop is closed: the process ends
+            waiting.close()
+            raise FutureTimeoutError from None
+        try:
+            return future.result(LOOP_TIMEOUT_SECONDS)
+        except FutureTimeoutError:
+            future.cancel()
+            raise
+
+
+_HUNG: Final = b"the event loop does not answer\n"

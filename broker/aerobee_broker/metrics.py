@@ -1,0 +1,313 @@
+"""The broker's values under RocketMQ's metric names, and under `aerobee_` what RocketMQ has no name for.
+
+Nothing is counted here: stores, tables and counters hold plain numbers, and a scrape reads them all at once, on the
+event loop, which is the only writer of most of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from aerobee_broker.clients import ClientRegistry
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.consumer_groups import is_system_group
+from aerobee_broker.counters import MESSAGE_SIZE_BOUNDS, BrokerCounters
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic
+from aerobee_proto import v2
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+from aerobee_store.stats import Histogram
+
+_BROKER: Final = ("cluster", "node_type", "node_id")
+_STORE: Final = (*_BROKER, "storage_type", "storage_medium")
+_PERMISSION_READ_WRITE: Final = 6
+_CONSUME_MODES: Final = {
+    v2.ClientType.PUSH_CONSUMER: "push",
+    v2.ClientType.SIMPLE_CONSUMER: "simple",
+    v2.ClientType.PULL_CONSUMER: "pull",
+    v2.ClientType.LITE_PUSH_CONSUMER: "lite_push",
+    v2.ClientType.LITE_SIMPLE_CONSUMER: "lite_simple",
+}
+
+
+class Metrics:
+    """What /metrics shows. Before `attach` it is the process alone: the store may still recover."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+
+    def attach(
+        self,
+        *,
+        store: MessageStore,
+        tables: Tables,
+        clients: ClientRegistry,
+        deliveries: Deliveries,
+        counters: BrokerCounters,
+        clock: Clock,
+    ) -> None:
+        """Show the broker from now on."""
+        broker = _BrokerCollector(self._config, store, tables, clients, deliveries, counters, clock)
+        self._registry.register(broker)
+        self._registry.register(_StoreCollector(self._config, store, clock))
+
+    def render(self) -> bytes:
+        """The text of /metrics."""
+        return generate_latest(self._registry)
+
+
+class _BrokerCollector(Collector):
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        clients: ClientRegistry,
+        deliveries: Deliveries,
+        counters: BrokerCounters,
+        clock: Clock,
+    ) -> None:
+        self._base = (config.cluster, "broker", config.name)
+        self._store = store
+        self._tables = tables
+        self._clients = clients
+        self._deliveries = deliveries
+        self._counters = counters
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._traffic()
+        yield from self._deliveries_out()
+        yield from self._rpc()
+        yield self._gauge(
+            "rocketmq_broker_permission", "What the broker may do: 2 write, 4 read.", _PERMISSION_READ_WRITE
+        )
+        topics = sum(1 for topic in self._tables.topics if not is_system_topic(topic.name))
+        yield self._gauge("rocketmq_topic_number", "Topics, without the broker's own.", topics)
+        groups = sum(1 for group in self._tables.groups if not is_system_group(group.name))
+        yield self._gauge("rocketmq_consumer_group_number", "Consumer groups, without the broker's own.", groups)
+        yield from self._connections()
+        yield from self._consumers()
+        yield self._gauge(
+            "aerobee_long_polls", "Receives that wait for a message.", self._deliveries.long_polling.waiting_count
+        )
+        yield self._gauge("aerobee_clients", "Clients that were heard of within the expiry time.", len(self._clients))
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=_BROKER)
+        gauge.add_metric(self._base, value)
+        return gauge
+
+    def _traffic(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "topic", "message_type", "is_system")
+        messages = CounterMetricFamily("rocketmq_messages_in", "Messages that were stored.", labels=labels)
+        size = CounterMetricFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
+        sizes = HistogramMetricFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
+        for (topic, message_type), sent in list(self._counters.sent.items()):
+            values = (*self._base, topic, message_type, _flag(is_system_topic(topic)))
+            messages.add_metric(values, sent.messages)
+            size.add_metric(values, sent.bytes)
+            sizes.add_metric(values, _buckets(MESSAGE_SIZE_BOUNDS, sent.sizes), sent.bytes)
+        yield from (messages, size, sizes)
+
+    def _deliveries_out(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "topic", "consumer_group", "is_retry", "is_system")
+        messages = CounterMetricFamily("rocketmq_messages_out", "Messages that were delivered.", labels=labels)
+        size = CounterMetricFamily("rocketmq_throughput_out", "Bytes of messages that were delivered.", labels=labels)
+        for (topic, group), received in list(self._counters.received.items()):
+            values = (*self._base, topic, group, _flag(_is_retry(topic)), _flag(_is_system(topic, group)))
+            messages.add_metric(values, received.messages)
+            size.add_metric(values, received.bytes)
+        yield from (messages, size)
+
+    def _rpc(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "protocol_type", "request_code", "response_code", "is_long_polling", "result")
+        family = HistogramMetricFamily("rocketmq_rpc_latency", "Milliseconds from a call to its answer.", labels=labels)
+        for (_, method, code), histogram in list(self._counters.rpc_milliseconds.items()):
+            if histogram.count:
+                result = "success" if code == "OK" else "process_request_failed"
+                long_polling = _flag(method in ("ReceiveMessage", "PullMessage"))
+                _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
+        yield family
+
+    def _connections(self) -> Iterator[Metric]:
+        producers: Counter[tuple[str, ...]] = Counter()
+        consumers: Counter[tuple[str, ...]] = Counter()
+        for client in self._clients.all():
+            kind = (client.language.lower(), client.version)
+            if client.is_consumer and client.group is not None:
+                mode = _CONSUME_MODES.get(client.client_type, "unspecified")
+                system = _flag(is_system_group(client.group))
+                consumers[(client.group, *kind, mode, "grpc", system)] += 1
+            elif client.client_type == v2.ClientType.PRODUCER:
+                producers[(*kind, "grpc")] += 1
+        family = GaugeMetricFamily(
+            "rocketmq_producer_connections",
+            "Connected producers.",
+            labels=(*_BROKER, "language", "version", "protocol_type"),
+        )
+        for values, count in producers.items():
+            family.add_metric((*self._base, *values), count)
+        yield family
+        family = GaugeMetricFamily(
+            "rocketmq_consumer_connections",
+            "Connected consumers.",
+            labels=(
+                *_BROKER,
+                *("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
+            ),
+        )
+        for values, count in consumers.items():
+            family.add_metric((*self._base, *values), count)
+        yield family
+
+    def _consumers(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "consumer_group", "topic", "is_retry", "is_system")
+        lag = GaugeMetricFamily(
+            "rocketmq_consumer_lag_messages", "Messages that the group has not acknowledged.", labels=labels
+        )
+        latency = GaugeMetricFamily(
+            "rocketmq_consumer_lag_latency",
+            "Milliseconds since the oldest message that the group has not acknowledged was stored.",
+            labels=labels,
+        )
+        inflight = GaugeMetricFamily(
+            "rocketmq_consumer_inflight_messages", "Messages that were delivered and not acknowledged.", labels=labels
+        )
+        ready = GaugeMetricFamily(
+            "rocketmq_consumer_ready_messages", "Messages that could be delivered now.", labels=labels
+        )
+        now_ms = self._clock.now_ms()
+        for group in self._tables.groups:
+            sums: dict[str, list[int]] = {}
+            for queue in self._deliveries.status(group.name):
+                values = sums.setdefault(queue.topic, [0, 0, 0, 0])
+                values[0] += queue.lag
+                values[1] += queue.in_flight
+                values[2] += queue.ready
+                if queue.lag:
+                    stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.commit_offset)
+                    if stored is not None:
+                        values[3] = max(values[3], now_ms - stored)
+            for topic, (lag_count, inflight_count, ready_count, age_ms) in sums.items():
+                key = (*self._base, group.name, topic, _flag(_is_retry(topic)), _flag(_is_system(topic, group.name)))
+                lag.add_metric(key, lag_count)
+                inflight.add_metric(key, inflight_count)
+                ready.add_metric(key, ready_count)
+                latency.add_metric(key, age_ms)
+        yield from (lag, latency, inflight, ready)
+        yield from self._dead_letters()
+
+    def _dead_letters(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "rocketmq_send_to_dlq_messages",
+            "Messages that became dead letters of the group.",
+            labels=(*_BROKER, "consumer_group", "topic", "is_system"),
+        )
+        for group in self._tables.groups:
+            # Its dead letters are the only messages of this topic, and their number outlives a restart.
+            topic = dead_letter_topic(group.name)
+            count = self._store.queue_range(topic, 0)[1]
+            if count:
+                family.add_metric((*self._base, group.name, topic, _flag(is_system_group(group.name))), count)
+        yield family
+
+
+class _StoreCollector(Collector):
+    def __init__(self, config: BrokerConfig, store: MessageStore, clock: Clock) -> None:
+        self._base = (config.cluster, "broker", config.name, "local", "disk")
+        self._store = store
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        status, stats = self._store.status(), self._store.stats
+        oldest = status.oldest_timestamp
+        yield self._gauge("rocketmq_storage_size", "Bytes used on the disk of the store.", status.disk.used)
+        unsynced = status.wrote - status.flushed
+        yield self._gauge("rocketmq_storage_flush_behind_bytes", "Bytes of the log that no sync has covered.", unsynced)
+        behind = status.wrote - status.dispatched
+        yield self._gauge(
+            "rocketmq_storage_dispatch_behind_bytes", "Bytes of the log that consumers cannot see.", behind
+        )
+        yield self._gauge(
+            "rocketmq_storage_message_reserve_time",
+            "Milliseconds since the oldest message was stored.",
+            0 if oldest is None else max(0, self._clock.now_ms() - oldest),
+        )
+        yield self._gauge("aerobee_store_unsynced_bytes", "Bytes of the log that no sync has covered.", unsynced)
+        yield self._counter("aerobee_store_syncs", "Syncs of the log.", stats.sync_seconds.count)
+        yield self._counter(
+            "aerobee_store_sync_failures", "Syncs that failed; one ends the broker.", stats.sync_failures
+        )
+        family = HistogramMetricFamily("aerobee_store_sync_seconds", "How long a sync of the log took.", labels=_STORE)
+        _add_histogram(family, self._base, stats.sync_seconds)
+        yield family
+        family = HistogramMetricFamily(
+            "aerobee_store_messages_per_sync", "Messages that one sync made durable.", labels=_STORE
+        )
+        _add_histogram(family, self._base, stats.messages_per_sync)
+        yield family
+        yield self._counter(
+            "aerobee_store_appended_messages", "Messages in the log, ours included.", stats.messages_appended
+        )
+        yield self._counter("aerobee_store_appended_bytes", "Bytes in the log, ours included.", stats.bytes_appended)
+        yield self._counter("aerobee_store_read_messages", "Records read from the log.", stats.messages_read)
+        yield self._counter(
+            "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
+        )
+        yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
+        yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
+        yield self._gauge("aerobee_store_damaged_ranges", "Damaged stretches of the log.", status.damaged_ranges)
+        yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=_STORE)
+        gauge.add_metric(self._base, value)
+        return gauge
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        counter = CounterMetricFamily(name, text, labels=_STORE)
+        counter.add_metric(self._base, value)
+        return counter
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
+    family.add_metric(labels, _buckets(histogram.bounds, histogram.counts), histogram.sum)
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative, as Prometheus has them."""
+    buckets = []
+    total = 0
+    for bound, count in zip((*bounds, float("inf")), counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
+    return buckets
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _is_retry(topic: str) -> bool:
+    return topic.startswith(RETRY_PREFIX)
+
+
+def _is_system(topic: str, group: str) -> bool:
+    return is_system_topic(topic) or is_system_group(group)

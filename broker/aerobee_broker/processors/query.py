@@ -1,0 +1,112 @@
+"""Admin.QueryMessage: find messages by id, by key, or by the time at which they were stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.message_mapping import message_keys, to_wire_message
+from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.tables import Tables
+from aerobee_proto import v2
+from aerobee_store import MessageStore
+from aerobee_store.errors import CorruptRecordError, InvalidMessageError, RecordNotFoundError
+from aerobee_store.properties import parse_offset_message_id
+from aerobee_store.record import Record
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+COUNT_DEFAULT: Final = 32
+COUNT_MAX: Final = 64  # as many as RocketMQ's index gives
+_TIME_MAX: Final = (1 << 63) - 1
+
+
+class QueryProcessor:
+    """Answers QueryMessage. A time range selects by the store's clock, both ends included."""
+
+    def __init__(self, store: MessageStore, tables: Tables) -> None:
+        self._store = store
+        self._tables = tables
+
+    def process(self, request: v2.ListMessageRequest, client: Client) -> v2.ListMessageResponse:
+        topic = self._tables.topics.require(topic_name(request.topic, client)).name
+        count = min(max(request.max_message_nums or request.page_size or COUNT_DEFAULT, 1), COUNT_MAX)
+        begin = request.begin_timestamp.ToMilliseconds() if request.HasField("begin_timestamp") else 0
+        end = request.end_timestamp.ToMilliseconds() if request.HasField("end_timestamp") else _TIME_MAX
+        if begin > end:
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
+        scroll_id = ""
+        match request.WhichOneof("search_key"):
+            case "message_id":
+                records = self._by_id(topic, request.message_id)[:count]
+            case "message_key":
+                found = self._store.query(topic, request.message_key, max_count=count, begin=begin, end=end)
+                records = [record for record in found if request.message_key in message_keys(record.properties)]
+            case None:
+                records, scroll_id = self._by_time(topic, request, count, begin, end)
+            case other:
+                raise InvalidRequestError(
+                    v2.Code.NOT_IMPLEMENTED,
+                    f"a query by {other} is not supported; use message_id, message_key or a time",
+                )
+        messages = [to_wire_message(record, request.topic) for record in records]
+        return v2.ListMessageResponse(status=_OK, messages=messages, scroll_id=scroll_id)
+
+    def _by_id(self, topic: str, message_id: str) -> list[Record]:
+        if not message_id.strip():
+            raise InvalidRequestError(v2.Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the id of a message")
+        found = self._store.query(topic, message_id, max_count=COUNT_MAX)
+        records = [record for record in found if record.unique_key == message_id]
+        if not records:
+            try:  # RocketMQ's consoles show the server's id, which says where the record lies
+                _, physical_offset = parse_offset_message_id(message_id)
+                record = self._store.record_at(physical_offset)
+            except (InvalidMessageError, RecordNotFoundError, CorruptRecordError):
+                return []
+            records = [record] if record.topic == topic else []
+        return records
+
+    def _by_time(
+        self, topic: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
+    ) -> tuple[list[Record], str]:
+        """Records queue after queue, and the scroll id to go on with: `<queue id>-<queue offset>`, empty at the end."""
+        queue_ids: Iterable[int] = sorted(self._store.queues().get(topic, ()))
+        if request.HasField("queue_id"):
+            queue_ids = [queue_id for queue_id in queue_ids if queue_id == request.queue_id]
+        first_queue, first_offset = _parse_scroll_id(request.scroll_id)
+        records: list[Record] = []
+        for queue_id in queue_ids:
+            if queue_id < first_queue:
+                continue
+            offset = self._store.offset_by_time(topic, queue_id, begin) if begin else 0
+            if queue_id == first_queue:
+                offset = max(offset, first_offset)
+            while len(records) < count:
+                result = self._store.read(topic, queue_id, offset, max_count=count - len(records))
+                if offset < result.min_offset:
+                    offset = result.min_offset
+                    continue
+                in_time = [record for record in result.records if begin <= record.store_timestamp <= end]
+                records += in_time
+                if result.next_offset <= offset or len(in_time) < len(result.records):
+                    break  # the end of the queue, or of the time range
+                offset = result.next_offset
+            else:
+                return records, f"{queue_id}-{offset}"
+        return records, ""
+
+
+def _parse_scroll_id(scroll_id: str) -> tuple[int, int]:
+    if not scroll_id:
+        return -1, 0
+    queue_id, dash, offset = scroll_id.partition("-")
+    if not (dash and _is_number(queue_id) and _is_number(offset)):
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST, f"scroll_id {scroll_id[:80]!r} is not one of ours; begin without"
+        )
+    return int(queue_id), int(offset)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18

@@ -1,0 +1,152 @@
+"""SendMessage: check, choose a queue, append, and answer when the messages are as safe as the flush mode promises.
+
+This is the broker's hottest path beside the receive: what depends on the topic alone is looked up once and kept in a
+`_Destination` until a topic changes, and nothing is logged, locked or scheduled for a call.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.counters import BrokerCounters, SentCounters
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.message_mapping import FIFO, NORMAL, PRIORITY, message_type, to_store_message
+from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig
+from aerobee_broker.validation import check_message
+from aerobee_proto import v2
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+from aerobee_store.properties import java_hash
+from aerobee_store.record import Message
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+_STORED_AT_ONCE: Final = frozenset({NORMAL, FIFO, PRIORITY})  # what needs no more than a place in a queue
+_MASK_64: Final = (1 << 64) - 1
+
+
+class _Destination:
+    """What sending to one topic needs to know."""
+
+    __slots__ = ("accepted", "counters", "exempt", "next_queue", "queue_count", "topic")
+
+    def __init__(self, topic: TopicConfig) -> None:
+        self.topic = topic.name
+        self.accepted = frozenset(ACCEPTED_TYPES[topic.message_type])
+        self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # take messages of every type
+        self.queue_count = topic.write_queue_count if topic.writable else 0
+        self.next_queue = 0
+        self.counters: dict[int, SentCounters] = {}
+
+
+class SendProcessor:
+    """Answers SendMessage."""
+
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, tables: Tables, counters: BrokerCounters, clock: Clock
+    ) -> None:
+        self._limits = config.limits
+        self._body_size_max = config.store.body_size_max
+        self._store = store
+        self._tables = tables
+        self._counters = counters
+        self._clock = clock
+        self._destinations: dict[tuple[str, str], _Destination] = {}
+        self._topics_revision = -1
+
+    async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
+        """Store all messages of the request or none. Raises what `services.errors` knows as status codes."""
+        messages = request.messages
+        if not messages:
+            raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no message to send")
+        resource = messages[0].topic
+        key = (resource.resource_namespace or client.namespace, resource.name)
+        if self._topics_revision != self._tables.topics.revision:
+            self._destinations.clear()
+            self._topics_revision = self._tables.topics.revision
+        destination = self._destinations.get(key)
+        stored_name = topic_name(resource, client) if destination is None else destination.topic
+
+        now_ms = self._clock.now_ms()
+        for message in messages:
+            if len(messages) > 1 and message.topic != resource:
+                raise InvalidRequestError(
+                    v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
+                )
+            check_message(message, self._limits, self._body_size_max, now_ms)
+        if destination is None:
+            destination = _Destination(await self._tables.topic_in_use(stored_name))
+            self._destinations[key] = destination
+
+        to_store: list[Message] = []
+        counters: list[SentCounters] = []
+        for message in messages:
+            to_store.append(self._prepared(message, destination, client, now_ms, counters))
+        appended = self._store.append(to_store)
+        for counter, place in zip(counters, appended, strict=True):
+            counter.add(place.size)
+        last = appended[-1]
+        await self._store.wait_stored(last.physical_offset + last.size)
+
+        entries = []
+        for message, place in zip(messages, appended, strict=True):
+            message_id = message.system_properties.message_id
+            entries.append(
+                v2.SendResultEntry(
+                    status=_OK, message_id=message_id, transaction_id=message_id, offset=place.queue_offset
+                )
+            )
+        return v2.SendMessageResponse(status=_OK, entries=entries)
+
+    def _prepared(
+        self,
+        message: v2.Message,
+        destination: _Destination,
+        client: Client,
+        now_ms: int,
+        counters: list[SentCounters],
+    ) -> Message:
+        system = message.system_properties
+        kind = message_type(system)
+        if kind not in destination.accepted and not destination.exempt:
+            names = ", ".join(map(v2.MessageType.Name, destination.accepted))
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"topic {destination.topic!r} takes {names} messages, this one is {v2.MessageType.Name(kind)}; "
+                "send it to a topic of its type",
+            )
+        if kind not in _STORED_AT_ONCE:
+            raise InvalidRequestError(
+                v2.Code.NOT_IMPLEMENTED, f"{v2.MessageType.Name(kind)} messages are not supported by this broker yet"
+            )
+        count = destination.queue_count
+        if not count:
+            raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {destination.topic!r} has no writable queue")
+        if kind == FIFO:
+            queue_id = jump_hash(system.message_group, count)
+        else:
+            queue_id = destination.next_queue
+            destination.next_queue = (queue_id + 1) % count
+        counter = destination.counters.get(kind)
+        if counter is None:
+            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
+            destination.counters[kind] = counter
+        counters.append(counter)
+        return to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
+
+
+@lru_cache(maxsize=16384)
+def jump_hash(message_group: str, queue_count: int) -> int:
+    """The queue of a message group, the same that RocketMQ chooses: jump consistent hashing (Lamping and Veach)."""
+    state = java_hash(message_group) & _MASK_64
+    bucket, candidate = -1, 0
+    while candidate < queue_count:
+        bucket = candidate
+        state = (state * 2862933555777941757 + 1) & _MASK_64
+        candidate = int((bucket + 1) / (((state >> 33) + 1) / (1 << 31)))
+    return bucket

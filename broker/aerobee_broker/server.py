@@ -1,0 +1,249 @@
+"""The broker as a whole: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha._async import ReflectionServicer
+
+from aerobee_broker.clients import ClientRegistry
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.errors import ListenError
+from aerobee_broker.http_endpoint import HttpEndpoint
+from aerobee_broker.metrics import Metrics
+from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
+from aerobee_broker.processors.administration import Administration
+from aerobee_broker.processors.heartbeat import HeartbeatProcessor
+from aerobee_broker.processors.query import QueryProcessor
+from aerobee_broker.processors.receive import ReceiveProcessor
+from aerobee_broker.processors.route import RouteProcessor
+from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.telemetry import TelemetryProcessor
+from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service
+from aerobee_broker.services.admin_service import AdminService
+from aerobee_broker.services.aerobee_admin_service import aerobee_admin_handler
+from aerobee_broker.services.messaging_service import MessagingService
+from aerobee_broker.tables import Tables
+from aerobee_proto.pool import reflection_pool
+from aerobee_store import MessageStore, SystemClock
+from aerobee_store.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
+_SERVICES: Final = (messaging_service.SERVICE, admin_service.SERVICE, aerobee_admin_service.SERVICE)
+_GRPC_OPTIONS: Final = (
+    # RocketMQ's limit; a body above 4 MiB then gets a clear answer instead of a broken call.
+    ("grpc.max_receive_message_length", 130 << 20),
+    ("grpc.max_send_message_length", -1),
+    # Clients ping when they like: C++ every 60 s without calls.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Otherwise a second broker on the same port would take half of the connections instead of failing.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class _Readiness:
+    """Why the broker is not ready; None if it is."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = "starting: the store recovers"
+        self.store: MessageStore | None = None
+
+    def __call__(self) -> str | None:
+        if self.store is not None and self.store.state == "failed":
+            return f"the store has failed: {self.store.failure}"
+        return self.reason
+
+
+async def run(
+    config: BrokerConfig,
+    stop: asyncio.Event,
+    announce: Callable[[str, str], None],
+    *,
+    clock: Clock | None = None,
+) -> int:
+    """Serve until `stop` is set, then drain and return 0.
+
+    `announce` is called once with the addresses of gRPC and metrics when the broker serves. Raises StoreError or
+    BrokerError for what a person has to set right (a locked store, a port in use), and whatever a dying service died
+    of, after logging its traceback: a half-alive broker is worse than a restart.
+    """
+    clock = clock or SystemClock()
+    _warn(config)
+    metrics, ready = Metrics(config), _Readiness()
+    endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready)
+    try:
+        metrics_address = endpoint.start()
+    except OSError as error:
+        raise ListenError("listen.metrics", config.listen.metrics, error.strerror or str(error)) from None
+    try:
+        store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock)
+        ready.store = store
+        try:
+            await _serve(config, stop, announce, clock, store, metrics, metrics_address, ready)
+        finally:
+            # Blocking, and nothing else is left to run: only the probes must still be answered.
+            await asyncio.to_thread(store.close)
+    finally:
+        await endpoint.stop()
+    _log.info("broker stopped")
+    return 0
+
+
+async def _serve(
+    config: BrokerConfig,
+    stop: asyncio.Event,
+    announce: Callable[[str, str], None],
+    clock: Clock,
+    store: MessageStore,
+    metrics: Metrics,
+    metrics_address: Address,
+    ready: _Readiness,
+) -> None:
+    tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+    clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
+    deliveries = Deliveries(
+        store,
+        tables,
+        clock,
+        config.delivery,
+        connected=lambda client_id: clients.get(client_id) is not None,
+    )
+    clients.gone_listeners.append(deliveries.client_gone)
+    await asyncio.to_thread(deliveries.open)
+    counters = BrokerCounters()
+    metrics.attach(store=store, tables=tables, clients=clients, deliveries=deliveries, counters=counters, clock=clock)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            services = [
+                tasks.create_task(service(), name=name)
+                for name, service in (
+                    ("store", store.run),
+                    (deliveries.name, deliveries.run),
+                    (clients.name, clients.run),
+                    (tables.name, tables.run),
+                )
+            ]
+            await asyncio.sleep(0)  # the store's services are up before the first append
+            server, health, address = await _listen(config, clock, store, tables, clients, deliveries, counters)
+            try:
+                ready.reason = None
+                announce(str(address), str(metrics_address))
+                await stop.wait()  # cancelled if a service dies
+                ready.reason = "draining: the broker stops"
+                _log.info("broker drains")
+                await health.enter_graceful_shutdown()
+                deliveries.long_polling.drain()
+                clients.close_streams()
+                await server.stop(config.listen.drain_seconds)
+                await deliveries.close()
+                await tables.save()
+            finally:
+                ready.reason = ready.reason or "stopping: a service of the broker died"
+                with suppress(asyncio.CancelledError):
+                    await server.stop(None)
+            for service in services:
+                service.cancel()
+    except BaseExceptionGroup as group:
+        cause = _first(group)
+        if not isinstance(cause, ListenError):
+            _log.critical("a service died, the broker ends", exc_info=cause)
+        raise cause from None
+
+
+async def _listen(
+    config: BrokerConfig,
+    clock: Clock,
+    store: MessageStore,
+    tables: Tables,
+    clients: ClientRegistry,
+    deliveries: Deliveries,
+    counters: BrokerCounters,
+) -> tuple[grpc.aio.Server, HealthServicer, Address]:
+    """Bind the gRPC port and serve every service on it. ListenError."""
+    server = grpc.aio.server(options=_GRPC_OPTIONS)
+    try:
+        port = server.add_insecure_port(str(config.listen.grpc))
+    except RuntimeError as error:
+        raise ListenError("listen.grpc", config.listen.grpc, str(error)) from None
+    if not port:
+        raise ListenError("listen.grpc", config.listen.grpc, "cannot be bound")
+    address = Address(config.listen.grpc.host, port)
+    messaging = MessagingService(
+        clients=clients,
+        counters=counters,
+        route=RouteProcessor(config, tables, address),
+        heartbeat=HeartbeatProcessor(clients),
+        telemetry=TelemetryProcessor(config, tables),
+        send=SendProcessor(config, store, tables, counters, clock),
+        receive=ReceiveProcessor(config, tables, deliveries, clock),
+        acknowledge=AcknowledgeProcessor(config, deliveries),
+    )
+    administration = Administration(
+        config=config,
+        store=store,
+        tables=tables,
+        clients=clients,
+        deliveries=deliveries,
+        clock=clock,
+        listening=address,
+    )
+    admin = AdminService(counters=counters, tables=tables, query=QueryProcessor(store, tables))
+    server.add_generic_rpc_handlers(
+        (
+            messaging.handler(),
+            admin.handler(),
+            aerobee_admin_handler(administration, counters),
+            *_reflection_handlers(),
+        )
+    )
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    for service in _SERVICES:
+        await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    return server, health, address
+
+
+def _reflection_handlers() -> list[grpc.GenericRpcHandler[Any, Any]]:
+    """Reflection under both of its names; grpcio ships v1alpha only, and v1 has the same messages."""
+    servicer = ReflectionServicer((*_SERVICES, HEALTH, *REFLECTION), pool=reflection_pool())
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in REFLECTION]
+
+
+def _warn(config: BrokerConfig) -> None:
+    if config.ignored_rocketmq_keys:
+        _log.warning("settings of broker.conf without effect here: %s", ", ".join(config.ignored_rocketmq_keys))
+    if not config.listen.grpc.is_loopback:
+        _log.warning(
+            "listening on %s without authentication: whoever reaches it may read, write and delete; "
+            "listen on 127.0.0.1, or see to it that only your own machines can",
+            config.listen.grpc,
+        )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first says more than the group around it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,45 @@
+"""From what went wrong to the status that a client gets: the one table, and the one place that catches everything."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from aerobee_broker import errors as broker
+from aerobee_proto import v2
+from aerobee_store import errors as store
+
+_log = logging.getLogger(__name__)
+_Code = v2.Code
+
+# The first class of an error's bases that is here decides.
+CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
+    broker.IllegalTopicError: _Code.ILLEGAL_TOPIC,
+    broker.IllegalGroupError: _Code.ILLEGAL_CONSUMER_GROUP,
+    broker.IllegalNamespaceError: _Code.ILLEGAL_TOPIC,
+    broker.TopicNotFoundError: _Code.TOPIC_NOT_FOUND,
+    broker.TopicExistsError: _Code.BAD_REQUEST,
+    broker.GroupNotFoundError: _Code.CONSUMER_GROUP_NOT_FOUND,
+    broker.GroupExistsError: _Code.BAD_REQUEST,
+    broker.InvalidReceiptHandleError: _Code.INVALID_RECEIPT_HANDLE,
+    broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,
+    store.InvalidMessageError: _Code.BAD_REQUEST,
+    store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
+    # Clients wait before they try again, where other failures are repeated at once.
+    store.StoreFullError: _Code.TOO_MANY_REQUESTS,
+    store.SyncTimeoutError: _Code.MASTER_PERSISTENCE_TIMEOUT,
+    store.StoreFailedError: _Code.INTERNAL_SERVER_ERROR,
+    store.StoreClosedError: _Code.INTERNAL_SERVER_ERROR,
+}
+
+
+def status_of(error: Exception, method: str) -> v2.Status:
+    """The status that answers `error`. What nobody expected is logged with its traceback and not told to the client."""
+    if isinstance(error, broker.InvalidRequestError):
+        return v2.Status(code=v2.Code.ValueType(error.code), message=str(error))
+    for kind in type(error).__mro__:
+        code = CODES.get(kind)
+        if code is not None:
+            return v2.Status(code=code, message=str(error))
+    _log.error("call failed method=%s", method, exc_info=error)
+    return v2.Status(code=_Code.INTERNAL_SERVER_ERROR, message="the broker failed at this call; its log has the reason")

@@ -1,0 +1,139 @@
+"""apache.rocketmq.v2.MessagingService: what RocketMQ clients call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from aerobee_broker.clients import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.counters import BrokerCounters, ReceivedCounters
+from aerobee_broker.errors import BrokerError, InvalidRequestError
+from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
+from aerobee_broker.processors.heartbeat import HeartbeatProcessor
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.receive import ReceiveProcessor
+from aerobee_broker.processors.route import RouteProcessor
+from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.telemetry import TelemetryProcessor
+from aerobee_broker.services.errors import status_of
+from aerobee_broker.services.rpc import ClientIdentity, Context, introduce, service_handler
+from aerobee_proto import v2
+
+SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+
+
+class MessagingService:
+    """One line a method; those without one answer NOT_IMPLEMENTED."""
+
+    def __init__(
+        self,
+        *,
+        clients: ClientRegistry,
+        counters: BrokerCounters,
+        route: RouteProcessor,
+        heartbeat: HeartbeatProcessor,
+        telemetry: TelemetryProcessor,
+        send: SendProcessor,
+        receive: ReceiveProcessor,
+        acknowledge: AcknowledgeProcessor,
+    ) -> None:
+        self._clients = clients
+        self._counters = counters
+        self._identify = ClientIdentity(clients)
+        self._route = route
+        self._heartbeat_processor = heartbeat
+        self._telemetry_processor = telemetry
+        self._send = send
+        self._receive_processor = receive
+        self._acknowledge = acknowledge
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        return service_handler(
+            SERVICE,
+            self._identify,
+            self._counters,
+            unary={
+                "QueryRoute": self._route.query_route,
+                "QueryAssignment": self._route.query_assignment,
+                "Heartbeat": self._heartbeat,
+                "NotifyClientTermination": self._terminate,
+                "SendMessage": self._send.process,
+                "AckMessage": self._acknowledge.acknowledge,
+                "ChangeInvisibleDuration": self._acknowledge.change_invisible,
+                "ForwardMessageToDeadLetterQueue": self._acknowledge.forward,
+            },
+            streams={"ReceiveMessage": self._receive},
+            ready_made={
+                "Telemetry": grpc.stream_stream_rpc_method_handler(
+                    self._telemetry,
+                    request_deserializer=v2.TelemetryCommand.FromString,
+                    response_serializer=v2.TelemetryCommand.SerializeToString,
+                )
+            },
+        )
+
+    async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:
+        return self._heartbeat_processor.heartbeat(request, client)
+
+    async def _terminate(
+        self, request: v2.NotifyClientTerminationRequest, client: Client
+    ) -> v2.NotifyClientTerminationResponse:
+        return self._heartbeat_processor.terminate(request, client)
+
+    async def _receive(
+        self, request: v2.ReceiveMessageRequest, client: Client, context: Context
+    ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
+        received: ReceivedCounters | None = None
+        async with aclosing(self._receive_processor.process(request, client, context.time_remaining())) as responses:
+            async for response in responses:
+                if response.HasField("message"):
+                    if received is None:
+                        topic = topic_name(request.message_queue.topic, client)
+                        received = self._counters.received_by(topic, group_name(request.group, client))
+                    received.messages += 1
+                    received.bytes += response.ByteSize()
+                yield response
+
+    async def _telemetry(self, requests: AsyncIterator[v2.TelemetryCommand], context: Context) -> None:
+        """One conversation: a task reads what the client says, this one writes what it is told.
+
+        The two must not wait for each other: one official client stops reading for good.
+        """
+        await context.send_initial_metadata(())  # Rust's client waits for headers before it believes in the stream
+        try:
+            client = self._identify(context)
+        except InvalidRequestError as error:
+            await context.write(v2.TelemetryCommand(status=status_of(error, "Telemetry")))
+            return
+        introduce(client, context)
+        stream = self._clients.open_stream(client)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read_telemetry(requests, client, stream), name="telemetry-reader")
+            try:
+                while (command := await stream.next()) is not None:
+                    await context.write(command)
+            finally:
+                reading.cancel()
+                self._clients.close_stream(client, stream)
+        if stream.failure is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.failure)
+
+    async def _read_telemetry(
+        self, requests: AsyncIterator[v2.TelemetryCommand], client: Client, stream: TelemetryStream
+    ) -> None:
+        try:
+            async for command in requests:
+                self._clients.seen(client.client_id)
+                if (reply := self._telemetry_processor.process(command, client)) is not None:
+                    stream.write(reply)
+        except BrokerError as error:
+            status = status_of(error, "Telemetry")
+            if status.code == v2.Code.INVALID_CLIENT_PROPERTIES:
+                stream.write(v2.TelemetryCommand(status=status))  # has no gRPC status of its own
+            stream.failure = f"{v2.Code.Name(status.code)}: {status.message}"
+        finally:
+            stream.close()

@@ -1,0 +1,215 @@
+"""gRPC methods from plain coroutines: parse, identify the client, call, count, and turn errors into a Status.
+
+Application errors travel in the response; the status of gRPC itself stays OK, as RocketMQ's clients expect. Handlers
+are made from the descriptors, so that no method of a service can be forgotten: those without a coroutine answer
+NOT_IMPLEMENTED.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from time import perf_counter
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.services.errors import status_of
+from aerobee_proto import v2
+from aerobee_proto.pool import POOL
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Identify = Callable[[Context], Client]
+UnaryCall = Callable[[Any, Client], Awaitable[Message]]
+StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Message, None]]
+
+_OK: Final = v2.Code.OK
+
+
+def service_handler(
+    service: str,
+    identify: Identify,
+    counters: BrokerCounters,
+    *,
+    unary: Mapping[str, UnaryCall],
+    streams: Mapping[str, StreamCall] | None = None,
+    ready_made: Mapping[str, grpc.RpcMethodHandler[Any, Any]] | None = None,
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """All methods of the service with this full name."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = dict(ready_made or {})
+    streams = streams or {}
+    for method in POOL.FindServiceByName(service).methods:
+        name = method.name
+        if name in handlers:
+            continue
+        request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        if method.server_streaming:
+            stream = streams.get(name) or _stream_not_implemented(name, response_type)
+            handlers[name] = grpc.unary_stream_rpc_method_handler(
+                _stream(service, name, response_type, identify, counters, stream),
+                request_deserializer=request_type.FromString,
+                response_serializer=response_type.SerializeToString,
+            )
+        else:
+            handlers[name] = grpc.unary_unary_rpc_method_handler(
+                _unary(service, method, response_type, identify, counters, unary.get(name) or _not_implemented(name)),
+                request_deserializer=request_type.FromString,
+                response_serializer=response_type.SerializeToString,
+            )
+    known = {method.name for method in POOL.FindServiceByName(service).methods}
+    assert handlers.keys() == known
+    assert {*unary, *streams} <= known
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def _unary(
+    service: str,
+    method: MethodDescriptor,
+    response_type: type[Message],
+    identify: Identify,
+    counters: BrokerCounters,
+    call: UnaryCall,
+) -> Callable[[Any, Context], Awaitable[Message]]:
+    name = method.name
+    has_status = "status" in method.output_type.fields_by_name
+    succeeded = counters.answered(service, name, "OK")
+
+    async def handle(request: Any, context: Context) -> Message:
+        started = perf_counter()
+        try:
+            response = await call(request, identify(context))
+        except Exception as error:
+            status = status_of(error, name)
+            # Only ChangeLogLevel has no status but a remark.
+            response = response_type(status=status) if has_status else response_type(remark=status.message)
+            code = status.code
+        else:
+            code = response.status.code if has_status else _OK  # type: ignore[attr-defined]  # of every such response
+        elapsed = (perf_counter() - started) * 1000
+        if code == _OK:
+            succeeded.observe(elapsed)
+        else:
+            counters.answered(service, name, code_name(code)).observe(elapsed)
+        return response
+
+    return handle
+
+
+def _stream(
+    service: str,
+    name: str,
+    response_type: type[Message],
+    identify: Identify,
+    counters: BrokerCounters,
+    call: StreamCall,
+) -> Callable[[Any, Context], Awaitable[None]]:
+    async def handle(request: Any, context: Context) -> None:
+        started = perf_counter()
+        code = _OK
+        try:
+            # Closed at once when the client goes away, so that what was not written is given back.
+            async with aclosing(call(request, identify(context), context)) as responses:
+                async for response in responses:
+                    if response.HasField("status"):
+                        code = response.status.code  # type: ignore[attr-defined]  # of every stream of the protocol
+                    await context.write(response)
+        except Exception as error:
+            status = status_of(error, name)
+            code = status.code
+            await context.write(response_type(status=status))
+        counters.answered(service, name, code_name(code)).observe((perf_counter() - started) * 1000)
+
+    return handle
+
+
+def code_name(code: int) -> str:
+    try:
+        return v2.Code.Name(v2.Code.ValueType(code))
+    except ValueError:
+        return str(code)
+
+
+def _not_implemented(name: str) -> UnaryCall:
+    async def call(request: Any, client: Client) -> Message:
+        raise InvalidRequestError(v2.Code.NOT_IMPLEMENTED, f"{name} is not supported by this broker yet")
+
+    return call
+
+
+def _stream_not_implemented(name: str, response_type: type[Message]) -> StreamCall:
+    async def call(request: Any, client: Client, context: Context) -> AsyncGenerator[Message, None]:
+        yield response_type(
+            status=v2.Status(code=v2.Code.NOT_IMPLEMENTED, message=f"{name} is not supported by this broker yet")
+        )
+
+    return call
+
+
+# --- Who calls ----------------------------------------------------------------------------------------------
+
+
+class ClientIdentity:
+    """Finds the client of a call by its headers. Raises InvalidRequestError without `x-mq-client-id`."""
+
+    def __init__(self, clients: ClientRegistry) -> None:
+        self._clients = clients
+
+    def __call__(self, context: Context) -> Client:
+        client_id: str | bytes = ""
+        namespace: str | bytes = ""
+        for key, value in context.invocation_metadata() or ():
+            if key == "x-mq-client-id":
+                client_id = value
+            elif key == "x-mq-namespace":
+                namespace = value
+        if not isinstance(client_id, str) or not client_id.strip() or len(client_id) > 1024:
+            raise InvalidRequestError(
+                v2.Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing, blank or above 1024 characters"
+            )
+        client = self._clients.seen(client_id)
+        client.namespace = namespace if isinstance(namespace, str) else ""
+        if not client.peer[1]:
+            introduce(client, context)
+        return client
+
+
+def introduce(client: Client, context: Context) -> None:
+    """Take from the call what does not change from call to call: address, language, version."""
+    client.peer = peer_address(context.peer())
+    for key, value in context.invocation_metadata() or ():
+        text = value if isinstance(value, str) else ""
+        if key == "x-mq-language":
+            client.language = text[:32]
+        elif key == "x-mq-client-version":
+            client.version = text[:32]
+
+
+def anonymous(context: Context) -> Client:
+    """The caller of a service that asks for no client id."""
+    client = Client("")
+    client.peer = peer_address(context.peer())
+    for key, value in context.invocation_metadata() or ():
+        if key == "x-mq-namespace" and isinstance(value, str):
+            client.namespace = value
+    return client
+
+
+def peer_address(peer: str) -> tuple[str, int]:
+    """IP address and port of gRPC's text for a connection: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`."""
+    scheme, _, address = unquote(peer).partition(":")
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    if scheme not in ("ipv4", "ipv6") or not port.isdigit():
+        return "127.0.0.1", 1  # a Unix socket
+    ip = ipaddress.ip_address(host)
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return str(ip), int(port)
