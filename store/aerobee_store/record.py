@@ -36,12 +36,13 @@ from __future__ import annotations
 
 import enum
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from mmap import mmap
 from typing import Final, NamedTuple
+
+from zlib_ng.zlib_ng import crc32
 
 from . import properties as property_codec
 from .errors import CorruptRecordError, InvalidMessageError
@@ -256,7 +257,7 @@ class Draft:
         self._head = (
             self.size,
             MAGIC_V1 if version == 1 else MAGIC_V2,
-            zlib.crc32(body) & BODY_CRC_MASK,
+            crc32(body) & BODY_CRC_MASK,
             message.queue_id,
             message.flag,
         )
@@ -273,7 +274,7 @@ class Draft:
         tail = self._tail
         if len(start) + len(self._body) + len(tail) == self.size:
             return b"".join((start, self._body, tail))
-        crc = zlib.crc32(tail, zlib.crc32(self._body, zlib.crc32(start))) & BODY_CRC_MASK
+        crc = crc32(tail, crc32(self._body, crc32(start))) & BODY_CRC_MASK
         return b"".join((start, self._body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
 
     def encode_unplaced(self) -> bytes:
@@ -319,7 +320,7 @@ def encode(
 
 def record_crc(record_without_checksum: ReadableBuffer) -> int:
     """CRC-32 with the top bit cleared, as both checksums of a record have it."""
-    return zlib.crc32(record_without_checksum) & BODY_CRC_MASK
+    return crc32(record_without_checksum) & BODY_CRC_MASK
 
 
 def property_crc_digits(crc: int) -> bytes:
@@ -410,8 +411,8 @@ def peek(
     """Check the record at `position`; nothing is copied but its topic.
 
     `end`: where the bytes end (default: with the buffer). `physical_offset`: where in the log `position` lies; the
-    record's own must equal it (None: not compared). `check_crc`: body checksum, and the record checksum if there is
-    one. `placed=False`: the record has not been appended yet, so offsets and record checksum are not looked at.
+    record's own must equal it (None: not compared). `check_crc`: the record checksum, or the body's where there is
+    none. `placed=False`: the record has not been appended yet, so offsets and record checksum are not looked at.
     `require_property_crc`: a record without the record checksum is corrupt. `record_size_max`: a larger total size is
     corrupt, not truncated.
     """
@@ -487,10 +488,12 @@ def peek(
         return corrupt("the record checksum is missing", size)
     if check_crc:
         with memoryview(buffer) as view:
-            found = record_crc(view[body_start : body_start + body_size])
-            if found != body_crc:
-                return corrupt(f"body checksum differs: stored {body_crc:08x}, computed {found:08x}", size)
-            if has_property_crc and placed:
+            # The record checksum covers the body too, so one of them is enough.
+            if not (has_property_crc and placed):
+                found = record_crc(view[body_start : body_start + body_size])
+                if found != body_crc:
+                    return corrupt(f"body checksum differs: stored {body_crc:08x}, computed {found:08x}", size)
+            else:
                 expected = property_crc_digits(record_crc(view[position : record_end - PROPERTY_CRC_SIZE]))
                 digits = bytes(view[record_end - 11 : record_end - 1])
                 if digits != expected:

@@ -5,22 +5,22 @@ has more than a few at hand (recovery, dispatch, raw appends and reads) parses t
 construction: columns only find *which* record is the first bad one, `record.peek` then says what is wrong with it.
 
 Only two things go record by record. Where a record ends is known from its size alone, so finding the starts is a chain
-of hops; and zlib takes one stretch of bytes per call. Everything else relies on a view of the buffer whose items begin
-at every byte (stride 1): indexing it by an array of positions gathers one big-endian field of all records, assigning
-scatters it.
+of hops; and a CRC-32 takes one stretch of bytes per call. Everything else relies on a view of the buffer whose items
+begin at every byte (stride 1): indexing it by an array of positions gathers one big-endian field of all records,
+assigning scatters it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import struct
-import zlib
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from . import properties as property_codec
 from . import record as record_codec
@@ -299,7 +299,6 @@ def place(
     rows = np.flatnonzero(batch.has_property_crc)
     if len(rows):
         ends = (batch.start + batch.size)[rows] - record_codec.PROPERTY_CRC_SIZE
-        crc32 = zlib.crc32
         crcs = np.array(
             [crc32(view[a:b]) for a, b in zip(batch.start[rows].tolist(), ends.tolist(), strict=True)], np.int64
         )
@@ -424,24 +423,22 @@ def _first_false(ok: Booleans) -> int:
 
 
 def _first_bad_crc(view: memoryview, columns: dict[str, Any], count: int, placed: bool) -> int:
-    """The number of the first record among `count` with a wrong checksum; `count` if there is none."""
-    crc32 = zlib.crc32
-    body_start = columns["body_start"][:count]
-    body_end = body_start + columns["body_size"][:count]
-    found = np.array([crc32(view[a:b]) for a, b in zip(body_start.tolist(), body_end.tolist(), strict=True)], np.int64)
-    count = _first_false((found & record_codec.BODY_CRC_MASK) == columns["body_crc"][:count])
-    rows = np.flatnonzero(columns["has_property_crc"][:count])
-    if not placed or not len(rows):
-        return count
-    start = columns["start"][rows]
-    covered_end = start + columns["size"][rows] - _TAIL.itemsize
-    found = np.array([crc32(view[a:b]) for a, b in zip(start.tolist(), covered_end.tolist(), strict=True)], np.int64)
-    # A byte below "0" wraps around to above 9.
-    digits = _items(view, _TAIL)[covered_end]["digits"] - np.uint8(ord("0"))
-    stored = digits.astype(np.int64) @ _POWERS_OF_10
-    good = (digits <= 9).all(axis=1) & (stored == (found & record_codec.BODY_CRC_MASK))
-    first = _first_false(good)
-    return count if first == len(rows) else int(rows[first])
+    """The number of the first record among `count` with a wrong checksum; `count` if there is none.
+
+    That is the record checksum where there is one, for it covers the body too, and else the body's.
+    """
+    whole = columns["has_property_crc"][:count] & placed
+    start = np.where(whole, columns["start"][:count], columns["body_start"][:count])
+    record_end = columns["start"][:count] + columns["size"][:count]
+    end = np.where(whole, record_end - _TAIL.itemsize, start + columns["body_size"][:count])
+    found = np.array([crc32(view[a:b]) for a, b in zip(start.tolist(), end.tolist(), strict=True)], np.int64)
+    expected = columns["body_crc"][:count].copy()
+    rows = np.flatnonzero(whole)
+    if len(rows):
+        # A byte below "0" wraps around to above 9.
+        digits = _items(view, _TAIL)[end[rows]]["digits"] - np.uint8(ord("0"))
+        expected[rows] = np.where((digits <= 9).all(axis=1), digits.astype(np.int64) @ _POWERS_OF_10, -1)
+    return _first_false((found & record_codec.BODY_CRC_MASK) == expected)
 
 
 def _topics(view: memoryview, start: Integers, size: Integers) -> tuple[tuple[str, ...], Integers]:
