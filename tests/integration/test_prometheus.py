@@ -295,4 +295,6 @@ async def test_a_real_prometheus_fills_the_board(broker: BrokerProcess, promethe
     rules = [rule for group in groups for rule in group["rules"]]
     assert {rule["name"] for rule in rules} >= {"AerobeeDown", "AerobeeSyncFailed"}
     assert [rule["lastError"] for rule in rules if rule["health"] == "err"] == []
-    assert await asyncio.to_thread(prometheus.query, 'ALERTS{alertstate="firing"}') == []
+    # How full the disk of this machine is, is not the broker's doing.
+    firing = 'ALERTS{alertstate="firing", alertname!~"AerobeeDisk.*"}'
+    assert await asyncio.to_thread(prometheus.query, firing) == []
