@@ -255,10 +255,16 @@ class Deliveries:
             group_config = self._tables.groups.require(group)
             if again and invisible_ms is None and not self._connected(client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
+            subscription = self._subscriptions.get(group, {}).get(topic)
+            if subscription is None or len(subscription.queues) < topic_config.read_queue_count:
+                self._subscribe(topic_config, group)
+                await self._store.wait_stored(self._journal.end, durable=False)
+                continue
             if group_config.consume_enabled:
                 taken = self._take(
-                    topic_config,
+                    topic,
                     group,
+                    subscription,
                     client_id=client_id,
                     count=count,
                     invisible_ms=invisible_ms,
@@ -309,8 +315,9 @@ class Deliveries:
 
     def _take(
         self,
-        topic: TopicConfig,
+        topic: str,
         group: str,
+        subscription: _Subscription,
         *,
         client_id: str,
         count: int,
@@ -326,15 +333,14 @@ class Deliveries:
                 "(delivery.in_flight_per_group_max); acknowledge some before receiving more"
             )
         count = min(count, room)
-        subscription = self._subscription(topic, group)
         queues = list(subscription.queues.values())
-        start = subscription.next_queue % len(queues) if queues else 0
+        start = subscription.next_queue % max(len(queues), 1)
         subscription.next_queue = start + 1
         queues = queues[start:] + queues[:start]
         now_ms = self._clock.now_ms()
         taken = _Taken()
         readings: dict[_Queue, _Reading] = {}
-        if topic.name == dead_letter_topic(group):
+        if topic == dead_letter_topic(group):
             attempt_max = 1 << 30  # there is no place behind the dead letters
         for queue in queues:
             self._expire(queue, now_ms)
@@ -347,7 +353,7 @@ class Deliveries:
         for queue in queues:
             if count <= 0:
                 break
-            if queue.delivery.cursor < self._store.queue_range(topic.name, queue.key.queue_id)[1]:
+            if queue.delivery.cursor < self._store.queue_range(topic, queue.key.queue_id)[1]:
                 reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
                 before = len(reading.records)
                 taken.more |= self._read_new(queue, reading, count, tags)
@@ -568,6 +574,7 @@ class Deliveries:
             # Properties that were at their limit already: better a dead letter without its origin than none.
             message.raw_properties = record.raw_properties
             self._store.append([message])
+        self._store.request_flush()  # with sync flush nobody can read it before, and nobody may be waiting for it
         self.stats.dead_letters += 1
 
     async def _create_dead_letter_topic(self, group: str) -> None:
@@ -642,23 +649,22 @@ class Deliveries:
 
     # --- Queues -----------------------------------------------------------------------------------------------
 
-    def _subscription(self, topic: TopicConfig, group: str) -> _Subscription:
-        """That of the group in the topic, with every readable queue."""
+    def _subscribe(self, topic: TopicConfig, group: str) -> None:
+        """Give the group a position in every readable queue of the topic.
+
+        It is in the journal, so that a group that begins at the end does not begin at a later end after a crash.
+        """
         subscription = self._subscriptions.setdefault(group, {}).setdefault(topic.name, _Subscription())
-        if len(subscription.queues) < topic.read_queue_count:
-            created = []
-            for queue_id in range(topic.read_queue_count):
-                if queue_id not in subscription.queues:
-                    queue = self._create_queue(QueueKey(group, topic.name, queue_id))
-                    subscription.queues[queue_id] = queue
-                    created.append(queue)
-            # In the journal, so that a group that begins at the end does not begin at a later end after a crash.
-            self._append(
-                EventKind.STATE,
-                [encode_state(queue.encoded_key, state) for queue in created for state in queue.delivery.states()],
-                self._clock.now_ms(),
-            )
-        return subscription
+        created = [
+            self._create_queue(QueueKey(group, topic.name, queue_id))
+            for queue_id in range(topic.read_queue_count)
+            if queue_id not in subscription.queues
+        ]
+        states = [encode_state(queue.encoded_key, state) for queue in created for state in queue.delivery.states()]
+        self._append(EventKind.STATE, states, self._clock.now_ms())
+        for queue in created:
+            subscription.queues[queue.key.queue_id] = queue
+            self._note_commit(queue, force=True)
 
     def _create_queue(self, key: QueueKey) -> _Queue:
         """A queue that this process has not seen: where its group goes on, or begins."""
@@ -672,9 +678,7 @@ class Deliveries:
             # The log lost its tail (a power cut with async flush); new messages come at these offsets again.
             _log.warning("committed offset is behind the end of its queue key=%s offset=%d", key, commit_offset)
             commit_offset = high
-        queue = _Queue(key, commit_offset)
-        self._note_commit(queue, force=True)
-        return queue
+        return _Queue(key, commit_offset)
 
     def _all_queues(self) -> Iterable[_Queue]:
         for topics in self._subscriptions.values():

@@ -1,0 +1,171 @@
+"""A store, the tables and deliveries in one process, without gRPC: what tests of delivery talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.deliveries import DeliveredMessage, Deliveries
+from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
+from aerobee_broker.processors.receive import ReceiveProcessor
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig
+from aerobee_store import MessageStore, StoreConfig
+from aerobee_store.properties import TAGS, UNIQ_KEY
+from aerobee_store.record import Message
+
+TOPIC = "orders"
+GROUP = "billing"
+START_MS = 1_700_000_000_000
+
+
+class MovableClock:
+    """Stands still until it is told to advance."""
+
+    def __init__(self) -> None:
+        self._now_ms = START_MS
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._now_ms / 1000
+
+    def advance(self, seconds: float) -> None:
+        self._now_ms += round(seconds * 1000)
+
+
+class World:
+    """One life of a broker on a directory; `crash` and `restart` give the next one."""
+
+    def __init__(self, directory: Path, clock: MovableClock, **delivery: Any) -> None:
+        self.directory = directory
+        self.clock = clock
+        self.settings = delivery
+        self.connected: set[str] = set()
+        self.config = BrokerConfig(
+            store=StoreConfig(
+                directory=directory,
+                segment_size=1 << 20,
+                queue_file_size=500 * 20,
+                index_slot_count=50,
+                index_entry_count=1000,
+                derived_flush_interval_seconds=0.05,
+            ),
+            delivery=DeliveryConfig(**{"client_return_seconds": 30.0, **delivery}),
+        )
+        self.store = MessageStore.open(self.config.store, clock=clock)
+        self.tables = Tables.load(self.config, clock, self.store.file_system, self.store.in_disk_thread)
+        self.deliveries = Deliveries(
+            self.store, self.tables, clock, self.config.delivery, connected=self.connected.__contains__
+        )
+        self.receive_processor = ReceiveProcessor(self.config, self.tables, self.deliveries, clock)
+        self.acknowledge_processor = AcknowledgeProcessor(self.config, self.deliveries)
+        self._services: list[asyncio.Task[None]] = []
+        self._message_count = 0
+
+    @classmethod
+    async def start(cls, directory: Path, clock: MovableClock, **delivery: Any) -> World:
+        """Open, recover, run; the topic and the group are there."""
+        world = cls(directory, clock, **delivery)
+        if not len(world.tables.groups):
+            world.tables.topics.create(TopicConfig.of_type(TOPIC, queue_count=2))
+            world.tables.groups.create(GroupConfig(name=GROUP))
+            world.tables.groups.create(GroupConfig(name="audit"))
+            await world.tables.save()
+        world.deliveries.open()
+        loop = asyncio.get_running_loop()
+        world._services = [loop.create_task(service.run()) for service in (world.store, world.deliveries)]
+        await asyncio.sleep(0)
+        return world
+
+    async def crash(self) -> World:
+        """What `kill -9` leaves, started again: a copy of the files as they are now."""
+        copy = self.directory.with_name(self.directory.name + "-next")
+        shutil.copytree(self.directory, copy)
+        await self._end()
+        self.store.close()
+        return await World.start(copy, self.clock, **self.settings)
+
+    async def restart(self) -> World:
+        """An orderly stop, and the next start."""
+        await self.stop()
+        return await World.start(self.directory, self.clock, **self.settings)
+
+    async def stop(self) -> None:
+        """Snapshot, save, close."""
+        if self.store.state != "closed":
+            await self.deliveries.close()
+            await self.tables.save()
+            await self._end()
+            self.store.close()
+
+    async def _end(self) -> None:
+        for service in self._services:
+            service.cancel()
+        for service in self._services:
+            with suppress(asyncio.CancelledError):
+                await service
+
+    async def send(self, *bodies: str, tag: str | None = None, queue_id: int = 0, topic: str = TOPIC) -> None:
+        """Store messages; they can be received when this returns."""
+        messages = []
+        for body in bodies:
+            self._message_count += 1
+            properties = {UNIQ_KEY: f"id-{body}"} | ({TAGS: tag} if tag else {})
+            messages.append(Message(topic=topic, queue_id=queue_id, body=body.encode(), properties=properties))
+        appended = self.store.append(messages)
+        await self.store.wait_stored(appended[-1].end)
+        assert self.store.queue_range(topic, queue_id)[1] > appended[-1].queue_offset
+
+    async def receive(
+        self,
+        count: int = 32,
+        *,
+        seconds: float | None = 60.0,
+        wait: float = 0.0,
+        client_id: str = "client",
+        group: str = GROUP,
+        topic: str = TOPIC,
+        tags: frozenset[str] | None = None,
+    ) -> list[DeliveredMessage]:
+        """`seconds` None is auto-renew."""
+        self.connected.add(client_id)
+        return await self.deliveries.receive(
+            topic,
+            group,
+            client_id=client_id,
+            count=count,
+            invisible_ms=None if seconds is None else round(seconds * 1000),
+            wait_seconds=wait,
+            tags=tags,
+        )
+
+    async def acknowledge(self, *messages: DeliveredMessage, group: str = GROUP, topic: str = TOPIC) -> list[bool]:
+        """For each message whether it was accepted."""
+        handles = [message.receipt_handle for message in messages]
+        return [error is None for error in await self.deliveries.acknowledge(topic, group, handles)]
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock and let the timer see it."""
+        self.clock.advance(seconds)
+        self.deliveries.wake_timer()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def client(self, client_id: str = "client") -> Client:
+        """A client as the gRPC services know it."""
+        self.connected.add(client_id)
+        return Client(client_id)
+
+
+def bodies(messages: list[DeliveredMessage]) -> list[str]:
+    """What was received, sorted: order is not promised to standard groups."""
+    return sorted(message.record.body.decode() for message in messages)
