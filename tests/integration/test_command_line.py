@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aerobee_broker.cli import main
 from aerobee_client.testing import BrokerProcess, run_broker
 
 pytestmark = pytest.mark.timeout(90)
@@ -23,47 +26,47 @@ pytestmark = pytest.mark.timeout(90)
 READY = re.compile(r"ready grpc=127\.0\.0\.1:\d+ metrics=127\.0\.0\.1:\d+\n")
 
 
-def aerobee(*arguments: str, endpoint: str | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """One run of the command."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
-    if endpoint is not None:
-        environment["AEROBEE_ENDPOINT"] = endpoint
+def aerobee(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """One run of the command, as a process."""
     command = [sys.executable, "-m", "aerobee_broker", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
 
 
 class Shell:
-    """The command line with a broker behind it."""
+    """The command line with a broker behind it. The commands run in this process, which saves its start."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
 
+    def run(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of one command."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setenv("AEROBEE_ENDPOINT", self.endpoint)
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            code = main(arguments)
+        return code, out.getvalue(), err.getvalue()
+
     def text(self, *arguments: str, stdin: bytes = b"") -> str:
         """What a command that has to work prints."""
-        ended = aerobee(*arguments, endpoint=self.endpoint, stdin=stdin)
-        assert (ended.returncode, ended.stderr) == (0, b"")
-        return ended.stdout.decode()
+        code, out, err = self.run(*arguments, stdin=stdin)
+        assert (code, err) == (0, "")
+        return out
 
-    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+    def json(self, *arguments: str) -> Any:
         """The one JSON document that it prints."""
-        return json.loads(self.text(*arguments, "--json", stdin=stdin))
+        return json.loads(self.text(*arguments, "--json"))
 
-    def lines(self, *arguments: str, stdin: bytes = b"") -> list[dict[str, Any]]:
+    def lines(self, *arguments: str) -> list[dict[str, Any]]:
         """The JSON objects that it prints, one a line."""
-        return [json.loads(line) for line in self.text(*arguments, "--json", stdin=stdin).splitlines()]
+        return [json.loads(line) for line in self.text(*arguments, "--json").splitlines()]
 
     def error(self, *arguments: str) -> str:
         """The one line of a command that has to fail."""
-        ended = aerobee(*arguments, endpoint=self.endpoint)
-        assert (ended.returncode, ended.stdout) == (1, b"")
-        return one_line(ended)
-
-
-def one_line(ended: subprocess.CompletedProcess[bytes]) -> str:
-    """The only line on standard error."""
-    lines = ended.stderr.decode().splitlines()
-    assert len(lines) == 1, ended.stderr.decode()
-    return lines[0]
+        code, out, err = self.run(*arguments)
+        assert (code, out) == (1, "")
+        (line,) = err.splitlines()
+        return line
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +280,12 @@ class TestServe:
             directory.chmod(0o700)
         assert ended.returncode == 1
         assert str(directory) in error_line(ended)
+
+    def test_a_directory_that_cannot_be_made(self) -> None:
+        """Nobody, not even root, makes a directory in /proc."""
+        ended = serve(Path("/proc/aerobee/store"))
+        assert ended.returncode == 1
+        assert "/proc/aerobee" in error_line(ended)
 
     @pytest.mark.parametrize(
         ("arguments", "named"),

@@ -1,0 +1,141 @@
+"""The client and a real broker: the stories that the README tells, and what happens when the broker goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from aerobee_client import (
+    BadRequestError,
+    BatchError,
+    Client,
+    ForbiddenError,
+    Message,
+    ReceivedMessage,
+    SimpleConsumer,
+    UnavailableError,
+    connect,
+)
+from aerobee_client.testing import BrokerProcess, run_broker
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the tests of this module that leave it alone; each has topics of its own."""
+    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
+    """A client of that broker."""
+    async with connect(broker.endpoint) as connected:
+        yield connected
+
+
+async def receive_all(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
+    """Exactly `count` messages, acknowledged."""
+    received: list[ReceivedMessage] = []
+    async with asyncio.timeout(30):
+        while len(received) < count:
+            batch = await consumer.receive(32, wait_seconds=5)
+            await consumer.ack(batch)
+            received += batch
+    assert await consumer.receive(wait_seconds=0) == []
+    return received
+
+
+async def test_a_waiting_receive_wakes_with_the_message(client: Client) -> None:
+    """Long polling: the message arrives when it is sent, long before the wait is over."""
+    consumer = client.simple_consumer("g", "woken")
+    assert await consumer.receive(wait_seconds=0) == []
+    waiting = asyncio.create_task(consumer.receive(wait_seconds=20))
+    await asyncio.sleep(0.1)  # time for it to reach the broker and wait there
+    began = time.monotonic()
+    await client.producer().send(Message(topic="woken", body=b"x"))
+    (message,) = await waiting
+    assert message.body == b"x"
+    assert time.monotonic() - began < 15
+
+
+async def test_many_messages_arrive_once(client: Client) -> None:
+    """What `send_many` stored is what consumers of one group share."""
+    messages = [Message(topic="shared", body=b"%d" % number) for number in range(600)]
+    await client.producer().send_many(messages)
+    consumers = [client.simple_consumer("g", "shared") for _ in range(2)]
+    received: list[bytes] = []
+
+    async def consume(consumer: SimpleConsumer) -> None:
+        while batch := await consumer.receive(32, wait_seconds=0):
+            received.extend(message.body for message in batch)
+            await consumer.ack(batch)
+
+    await asyncio.gather(*map(consume, consumers))
+    assert sorted(received) == sorted(message.body for message in messages)
+
+
+async def test_a_message_that_is_given_back(client: Client) -> None:
+    """Invisible for 0 seconds means: deliver it again, one attempt on. The first handle is spent."""
+    await client.producer().send(Message(topic="given-back", body=b"x"))
+    consumer = client.simple_consumer("g", "given-back")
+    (first,) = await consumer.receive()
+    await consumer.change_invisible(first, 0)
+    (second,) = await consumer.receive()
+    assert (first.delivery_attempt, second.delivery_attempt) == (1, 2)
+    with pytest.raises(BadRequestError):
+        await consumer.ack(first)
+    await consumer.ack(second)
+
+
+async def test_a_bad_message_fails_its_request(client: Client) -> None:
+    """The broker takes all messages of a request or none; other topics are not concerned."""
+    good = Message(topic="good", body=b"x")
+    bad = [Message(topic="bad", body=b"x"), Message(topic="bad", body=b"x", tag="a|b")]
+    with pytest.raises(BatchError, match="2 of 3 failed") as raised:
+        await client.producer().send_many([bad[0], good, bad[1]])
+    assert [isinstance(outcome, BadRequestError) for outcome in raised.value.outcomes] == [True, False, True]
+
+
+async def test_a_group_in_use_is_not_deleted(client: Client) -> None:
+    """Who is connected would be cut off; when the last consumer is gone, the group may go."""
+    consumer = client.simple_consumer("in-use", "whatever")
+    await consumer.receive(wait_seconds=0)
+    with pytest.raises(ForbiddenError):
+        await client.admin.delete_group("in-use")
+    await consumer.close()
+    await client.admin.delete_group("in-use")
+    assert "in-use" not in [group.name for group in await client.admin.list_groups()]
+
+
+async def test_a_client_outlives_its_broker(aerobee_broker: BrokerProcess) -> None:
+    """Kill and restart under a client: it reports the outage, goes on by itself, and nothing acknowledged is lost."""
+    async with connect(aerobee_broker.endpoint) as client:
+        producer = client.producer()
+        consumer = client.simple_consumer("g", "kept")
+        await producer.send(Message(topic="kept", body=b"consumed"))
+        (consumed,) = await consumer.receive()
+        await consumer.ack(consumed)
+        await producer.send(Message(topic="kept", body=b"held"))
+        (held,) = await consumer.receive(invisible_seconds=60)
+        await producer.send(Message(topic="kept", body=b"waiting"))
+
+        await asyncio.to_thread(aerobee_broker.kill)
+        with pytest.raises(UnavailableError, match="no broker answers at"):
+            await producer.send(Message(topic="kept", body=b"lost"))
+        await asyncio.to_thread(aerobee_broker.start)
+
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await producer.send(Message(topic="kept", body=b"afterwards"))
+                    break
+                except UnavailableError:  # gRPC waits a little between its attempts to connect
+                    await asyncio.sleep(0.05)
+        received = await receive_all(consumer, 2)
+        assert sorted(message.body for message in received) == [b"afterwards", b"waiting"]
+        await consumer.ack(held)  # its handle is as good as before
