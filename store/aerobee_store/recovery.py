@@ -38,27 +38,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from mmap import mmap
 from pathlib import Path
 
 import numpy as np
 
-from aerobee_store import properties, record
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog, DamagedRange
-from aerobee_store.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
-from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.file_system import FileSystem
 from aerobee_store.index_file import IndexService
+from aerobee_store.log_scan import LogScan, queue_units
 from aerobee_store.mapped_file import MappedFile
-from aerobee_store.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, ScanStop, StopReason
+from aerobee_store.record import ScanStop, StopReason
 from aerobee_store.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
 
-# Records parsed at once: enough that numpy's fixed costs vanish, few enough to stay in the processor's cache.
-_BATCH_RECORDS = 8192
-_MAGIC_PREFIX = b"\xda\xa3\x20"
 _SEARCH_STEP = 1 << 20
 
 
@@ -103,7 +98,7 @@ class Recovery:
         self._index = index
         self._checkpoint = checkpoint
         self._clean = clean
-        self._record_size_max = record_size_max
+        self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._now_ms = now_ms
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
@@ -158,7 +153,7 @@ class Recovery:
     def _begin_by_checkpoint(self) -> int:
         known = self._checkpoint.min_timestamp
         for file in reversed(self._log.files.files):
-            header = self._peek(file, 0)
+            header = self._walker.peek(file, 0)
             if not isinstance(header, ScanStop) and 0 < header.store_timestamp <= known:
                 return file.start_offset
         return self._log.min_offset
@@ -198,106 +193,28 @@ class Recovery:
 
     def _scan(self, begin: int) -> int:
         """Read on from `begin`; return where the log ends."""
-        position = begin
-        while True:
-            file = self._log.files.find(position)
-            if file is None:
-                following = self._first_file_from(position)
-                found = self._find_record(position, following)
-                if found is None:
-                    return position
-                self._note_damage(position, found, "the segment is missing")
-                position = found
-                continue
-            batch = RecordBatch.parse(
-                file.view,
-                base_physical_offset=file.start_offset,
-                start=position - file.start_offset,
-                check_crc=True,
-                record_size_max=self._record_size_max,
-                count_max=_BATCH_RECORDS,
-            )
-            if len(batch):
-                self._take(batch)
-                position = file.start_offset + batch.end
-            stop = batch.stop
-            if stop.reason is StopReason.LIMIT:
-                continue
-            if stop.reason is StopReason.BLANK and position + stop.size == file.end_offset:
-                following = self._log.files.find(file.end_offset)
-                if following is None and self._first_file_from(file.end_offset) is None:
-                    return file.end_offset
-                position = file.end_offset
-                continue
-            if stop.reason is StopReason.END_OF_DATA and position == file.end_offset:
-                position = file.end_offset
-                continue
-            # Zeros after an orderly stop are the end. Anything else may be damage with records behind it.
-            if stop.reason is StopReason.END_OF_DATA and self._clean and not self._has_used_file_after(file):
-                return position
-            found = self._find_record(position, file, stepping=stop.size)
-            if found is None:
-                if stop.reason is not StopReason.END_OF_DATA:
-                    _log.warning("log ends in a torn write offset=%d reason=%r", position, stop.detail)
-                return position
-            self._note_damage(position, found, f"{stop.reason.value}: {stop.detail}")
-            position = found
-
-    def _find_record(self, position: int, file: MappedFile | None, *, stepping: int = 0) -> int | None:
-        """The first valid record behind `position`, in this segment or a later one."""
-        while file is not None:
-            begin = max(position - file.start_offset, 0)
-            if stepping:
-                header = self._peek(file, begin + stepping)
-                if not isinstance(header, ScanStop):
-                    return file.start_offset + begin + stepping
-                stepping = 0
-            found = self._search(file, begin)
-            if found is not None:
-                return found
-            file = self._first_file_from(file.end_offset)
-        return None
-
-    def _search(self, file: MappedFile, begin: int) -> int | None:
-        data_end = file.file.data_end(begin)
-        haystack = file.view.obj
-        assert isinstance(haystack, (mmap, bytearray)), "both search at memory speed"
-        position = begin + 4
-        while True:
-            position = haystack.find(_MAGIC_PREFIX, position, data_end)
-            if position < 0:
-                return None
-            header = self._peek(file, position - 4)
-            if not isinstance(header, ScanStop):
-                return file.start_offset + position - 4
-            position += 1
-
-    def _first_file_from(self, physical_offset: int) -> MappedFile | None:
-        for file in self._log.files:
-            if file.start_offset >= physical_offset:
-                return file
-        return None
-
-    def _has_used_file_after(self, file: MappedFile) -> bool:
-        following = self._first_file_from(file.end_offset)
-        return following is not None and not isinstance(self._peek(following, 0), ScanStop)
-
-    def _peek(self, file: MappedFile, position: int) -> record.RecordHeader | ScanStop:
-        return record.peek(
-            file.view,
-            position,
-            file.size,
-            physical_offset=file.start_offset + position,
-            record_size_max=self._record_size_max,
-        )
+        for found in self._walker.walk(begin, zeros_end=self._clean):
+            if isinstance(found, RecordBatch):
+                self._take(found)
+            elif isinstance(found, DamagedRange):
+                _log.error(
+                    "log is damaged from=%d to=%d reason=%r; the records behind it are kept",
+                    found.start,
+                    found.end,
+                    found.reason,
+                )
+                self._report.damaged.append(found)
+            else:
+                if found.stop is not None and found.stop.reason is not StopReason.END_OF_DATA:
+                    _log.warning("log ends in a torn write offset=%d reason=%r", found.position, found.stop.detail)
+                return found.position
+        raise AssertionError("a walk ends with the end of the log")
 
     def _is_record(self, physical_offset: int) -> bool:
         file = self._log.files.find(physical_offset)
-        return file is not None and not isinstance(self._peek(file, physical_offset - file.start_offset), ScanStop)
-
-    def _note_damage(self, start: int, end: int, reason: str) -> None:
-        _log.error("log is damaged from=%d to=%d reason=%r; the records behind it are kept", start, end, reason)
-        self._report.damaged.append(DamagedRange(start, end, reason))
+        return file is not None and not isinstance(
+            self._walker.peek(file, physical_offset - file.start_offset), ScanStop
+        )
 
     # --- completing queues and index --------------------------------------------------------------------------
 
@@ -313,26 +230,8 @@ class Recovery:
             self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._now_ms())
 
     def _take_units(self, batch: RecordBatch) -> None:
-        units = np.zeros(len(batch), UNIT_DTYPE)
-        units["physical_offset"] = batch.physical_offset
-        units["size"] = batch.size
-        units["tags_code"] = batch.tags_codes()
-        in_queue = (batch.sys_flag & (SYS_FLAG_PREPARED | SYS_FLAG_INNER_BATCH)) == 0
-        for topic_number, topic in enumerate(batch.topics):
-            of_topic = in_queue & (batch.topic_index == topic_number)
-            for queue_id in np.unique(batch.queue_id[of_topic]).tolist():
-                rows = np.flatnonzero(of_topic & (batch.queue_id == queue_id))
-                if topic == SCHEDULE_TOPIC:
-                    self._date_delayed(batch, units, rows.tolist())
-                self._take_queue(self._queue(topic, queue_id), batch.queue_offset[rows], units[rows])
-
-    def _date_delayed(
-        self, batch: RecordBatch, units: np.ndarray[tuple[int], np.dtype[np.void]], rows: list[int]
-    ) -> None:
-        for row in rows:
-            delay = batch.record(row).properties.get(properties.DELAY)
-            stored, code = int(batch.store_timestamp[row]), int(units["tags_code"][row])
-            units["tags_code"][row] = unit_code(SCHEDULE_TOPIC, delay, stored, code)
+        for found in queue_units(batch):
+            self._take_queue(self._queue(found.topic, found.queue_id), found.queue_offsets, found.units)
 
     def _take_queue(
         self,
