@@ -1,0 +1,334 @@
+"""What consumers call, as protocol messages without gRPC between: the rules of the protocol about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.clients import Client
+from aerobee_broker.errors import (
+    BrokerError,
+    GroupNotFoundError,
+    IllegalGroupError,
+    IllegalTopicError,
+    InvalidReceiptHandleError,
+    InvalidRequestError,
+    TopicNotFoundError,
+)
+from aerobee_broker.topics import Permission, TopicConfig
+from aerobee_proto import v2
+from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
+
+Code = v2.Code
+Responses = list[v2.ReceiveMessageResponse]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A broker without gRPC."""
+    world = await World.start(tmp_path / "store", MovableClock())
+    yield world
+    await world.stop()
+
+
+def request(
+    *,
+    batch_size: int = 32,
+    invisible: float | None = 30.0,
+    auto_renew: bool = False,
+    wait: float | None = 0.0,
+    expression: str = "*",
+    topic: str = TOPIC,
+    group: str = GROUP,
+    queue_id: int = 0,
+) -> v2.ReceiveMessageRequest:
+    """A ReceiveMessageRequest; None leaves a field unset."""
+    made = v2.ReceiveMessageRequest(
+        group=v2.Resource(name=group),
+        message_queue=v2.MessageQueue(topic=v2.Resource(name=topic), id=queue_id),
+        filter_expression=v2.FilterExpression(type=v2.FilterType.TAG, expression=expression),
+        batch_size=batch_size,
+        auto_renew=auto_renew,
+    )
+    if invisible is not None:
+        made.invisible_duration.FromMilliseconds(round(invisible * 1000))
+    if wait is not None:
+        made.long_polling_timeout.FromMilliseconds(round(wait * 1000))
+    return made
+
+
+async def call(world: World, made: v2.ReceiveMessageRequest, remaining: float | None = 10.0) -> Responses:
+    """All responses of one receive."""
+    processor = world.receive_processor
+    return [response async for response in processor.process(made, world.client(), remaining)]
+
+
+async def receive(world: World, made: v2.ReceiveMessageRequest | None = None) -> list[v2.Message]:
+    """The messages of one receive."""
+    return [response.message for response in await call(world, made or request()) if response.HasField("message")]
+
+
+async def code_of(world: World, made: v2.ReceiveMessageRequest) -> int:
+    """The code of the error that a receive raises."""
+    with pytest.raises(InvalidRequestError) as caught:
+        await call(world, made)
+    return caught.value.code
+
+
+def ack(world: World, *handles: str) -> v2.AckMessageRequest:
+    """An AckMessageRequest with ids m0, m1, ..."""
+    return v2.AckMessageRequest(
+        group=v2.Resource(name=GROUP),
+        topic=v2.Resource(name=TOPIC),
+        entries=[v2.AckMessageEntry(message_id=f"m{i}", receipt_handle=h) for i, h in enumerate(handles)],
+    )
+
+
+def change(handle: str, milliseconds: int) -> v2.ChangeInvisibleDurationRequest:
+    """A ChangeInvisibleDurationRequest."""
+    made = v2.ChangeInvisibleDurationRequest(
+        group=v2.Resource(name=GROUP), topic=v2.Resource(name=TOPIC), receipt_handle=handle
+    )
+    made.invisible_duration.FromMilliseconds(milliseconds)
+    return made
+
+
+# --- ReceiveMessage -----------------------------------------------------------------------------------------
+
+
+async def test_stream_is_status_messages_delivery_time(world: World) -> None:
+    """In this order, one message each."""
+    await world.send("hello", "b")
+    responses = await call(world, request())
+    kinds = [response.WhichOneof("content") for response in responses]
+    assert kinds == ["status", "message", "message", "delivery_timestamp"]
+    assert responses[0].status.code == Code.OK
+    assert responses[-1].delivery_timestamp.ToMilliseconds() == world.clock.now_ms()
+
+
+async def test_nothing_is_message_not_found_after_the_polling_time(world: World) -> None:
+    """And the delivery time all the same."""
+    responses = await call(world, request(wait=0.05))
+    assert [response.WhichOneof("content") for response in responses] == ["status", "delivery_timestamp"]
+    assert responses[0].status.code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_answer_comes_before_the_deadline(world: World) -> None:
+    """Also when the polling time is the deadline, and when the client names none."""
+    async with asyncio.timeout(0.5):
+        assert (await call(world, request(wait=20), remaining=0.5))[0].status.code == Code.MESSAGE_NOT_FOUND
+    async with asyncio.timeout(0.5):
+        assert (await call(world, request(wait=None), remaining=0.5))[0].status.code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_delivered_message_has_what_clients_need(world: World) -> None:
+    """Handle, attempt, MD5 in upper case, encoding, queue and times."""
+    await world.send("hello")
+    [message] = await receive(world)
+    system = message.system_properties
+    assert message.topic.name == TOPIC
+    assert system.receipt_handle
+    assert system.delivery_attempt == 1
+    assert (system.body_digest.type, system.body_digest.checksum) == (
+        v2.DigestType.MD5,
+        "5D41402ABC4B2A76B9719D911017C592",
+    )
+    assert system.body_encoding == v2.Encoding.IDENTITY
+    assert (system.queue_id, system.queue_offset) == (0, 0)
+    assert system.HasField("store_timestamp")
+    assert system.HasField("born_timestamp")
+
+
+@pytest.mark.parametrize(("asked", "given"), [(-1, 1), (0, 1), (1, 1), (2, 2), (32, 32), (1000, 32)])
+async def test_batch_size_is_bounded_on_both_sides(world: World, asked: int, given: int) -> None:
+    """Nothing below 1 and nothing above the limit fails."""
+    await world.send(*(f"m{i}" for i in range(40)))
+    assert len(await receive(world, request(batch_size=asked))) == given
+
+
+@pytest.mark.parametrize("invisible", [None, 0.0, -5.0, 0.999, 12 * 3600 + 1])
+async def test_invisible_duration_outside_its_limits_is_refused(world: World, invisible: float | None) -> None:
+    """Without auto-renew there must be one, from 1 s to 12 h."""
+    assert await code_of(world, request(invisible=invisible)) == Code.ILLEGAL_INVISIBLE_TIME
+
+
+@pytest.mark.parametrize("invisible", [1.0, 12 * 3600.0])
+async def test_invisible_duration_at_its_limits_is_accepted(world: World, invisible: float) -> None:
+    """Both ends belong to the range."""
+    await world.send("a")
+    assert len(await receive(world, request(invisible=invisible))) == 1
+
+
+async def test_auto_renew_needs_no_invisible_duration(world: World) -> None:
+    """Push consumers send none."""
+    await world.send("a")
+    assert len(await receive(world, request(invisible=None, auto_renew=True))) == 1
+
+
+async def test_queue_of_the_request_does_not_restrict(world: World) -> None:
+    """A client that always names queue 0 drains all queues."""
+    await world.send("a", queue_id=0)
+    await world.send("b", queue_id=1)
+    assert sorted(message.body for message in await receive(world, request(queue_id=0))) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("", ["a", "b", "none", "upper"]),
+        ("*", ["a", "b", "none", "upper"]),
+        ("a||b", ["a", "b"]),
+        (" a || b || ", ["a", "b"]),
+        ("a", ["a"]),
+        ("c", []),
+    ],
+)
+async def test_tag_expressions(world: World, expression: str, expected: list[str]) -> None:
+    """Trimmed, case-sensitive; a message without a tag matches only `all`."""
+    await world.send("a", tag="a")
+    await world.send("b", tag="b")
+    await world.send("upper", tag="A")
+    await world.send("none")
+    messages = await receive(world, request(expression=expression))
+    assert sorted(message.body.decode() for message in messages) == expected
+
+
+async def test_filters_that_cannot_be_honoured_are_refused(world: World) -> None:
+    """SQL, and an expression of separators alone."""
+    sql = request(expression="a > 5")
+    sql.filter_expression.type = v2.FilterType.SQL
+    assert await code_of(world, sql) == Code.ILLEGAL_FILTER_EXPRESSION
+    assert await code_of(world, request(expression=" || ")) == Code.ILLEGAL_FILTER_EXPRESSION
+
+
+@pytest.mark.parametrize(
+    ("made", "error"),
+    [
+        (request(topic="a b"), IllegalTopicError),
+        (request(topic="rmq_sys_AEROBEE_DELIVERY"), IllegalTopicError),
+        (request(group=""), IllegalGroupError),
+        (request(group="g" * 121), IllegalGroupError),
+        (request(group="g" * 120), GroupNotFoundError),
+        (request(topic="unknown"), TopicNotFoundError),
+    ],
+)
+async def test_names_are_checked(world: World, made: v2.ReceiveMessageRequest, error: type[BrokerError]) -> None:
+    """Before anything else happens."""
+    with pytest.raises(error):
+        await call(world, made)
+
+
+async def test_topic_that_cannot_be_read_is_forbidden(world: World) -> None:
+    """Its permission says write only."""
+    world.tables.topics.update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
+    assert await code_of(world, request()) == Code.FORBIDDEN
+
+
+async def test_messages_that_were_not_handed_over_come_again_at_once(world: World) -> None:
+    """The call ended after the first of three."""
+    await world.send("a", "b", "c")
+    stream = world.receive_processor.process(request(), Client("c"), 10.0)
+    assert (await anext(stream)).status.code == Code.OK
+    first = (await anext(stream)).message
+    await anext(stream)  # the second is on its way when the call breaks
+    await stream.aclose()
+    again = await receive(world)
+    assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"b", 2), (b"c", 2)]
+    answer = await world.acknowledge_processor.acknowledge(
+        ack(world, first.system_properties.receipt_handle), Client("c")
+    )
+    assert answer.status.code == Code.OK
+
+
+# --- AckMessage ---------------------------------------------------------------------------------------------
+
+
+async def test_every_entry_has_its_result_in_order(world: World) -> None:
+    """The status on top is the common one; MULTIPLE_RESULTS if there is none."""
+    await world.send("a", "b")
+    handles = [message.system_properties.receipt_handle for message in await receive(world)]
+    processor = world.acknowledge_processor
+
+    mixed = await processor.acknowledge(ack(world, handles[0], "nonsense"), world.client())
+    assert mixed.status.code == Code.MULTIPLE_RESULTS
+    assert [(e.message_id, e.status.code) for e in mixed.entries] == [
+        ("m0", Code.OK),
+        ("m1", Code.INVALID_RECEIPT_HANDLE),
+    ]
+    assert [entry.receipt_handle for entry in mixed.entries] == [handles[0], "nonsense"]
+
+    failed = await processor.acknowledge(ack(world, "nonsense"), world.client())
+    assert failed.status.code == failed.entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
+
+    again = await processor.acknowledge(ack(world, *handles), world.client())
+    assert again.status.code == Code.OK
+
+
+async def test_acknowledgement_of_nothing_is_a_bad_request(world: World) -> None:
+    """There is nothing to have a result."""
+    with pytest.raises(InvalidRequestError) as caught:
+        await world.acknowledge_processor.acknowledge(ack(world), world.client())
+    assert caught.value.code == Code.BAD_REQUEST
+
+
+async def test_acknowledgement_works_for_a_client_that_nobody_knows(world: World) -> None:
+    """After a restart no client is known, and handles are still good."""
+    await world.send("a")
+    [message] = await receive(world)
+    answer = await world.acknowledge_processor.acknowledge(
+        ack(world, message.system_properties.receipt_handle), Client("never seen")
+    )
+    assert answer.status.code == Code.OK
+
+
+# --- ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue -----------------------------------------------
+
+
+@pytest.mark.parametrize("milliseconds", [0, 5])
+async def test_tiny_durations_redeliver_at_once(world: World, milliseconds: int) -> None:
+    """One official client retries with 0, and with seconds that it took for milliseconds."""
+    await world.send("a")
+    [message] = await receive(world)
+    handle = message.system_properties.receipt_handle
+    answer = await world.acknowledge_processor.change_invisible(change(handle, milliseconds), world.client())
+    assert answer.status.code == Code.OK
+    assert answer.receipt_handle not in ("", handle)
+    await world.advance(milliseconds / 1000)
+    [again] = await receive(world)
+    assert again.system_properties.delivery_attempt == 2
+    assert again.topic.name == TOPIC
+
+
+@pytest.mark.parametrize("milliseconds", [-1, -5000, 12 * 3_600_000 + 1])
+async def test_durations_outside_the_limits_are_refused(world: World, milliseconds: int) -> None:
+    """And the old handle stays good."""
+    await world.send("a")
+    [message] = await receive(world)
+    handle = message.system_properties.receipt_handle
+    with pytest.raises(InvalidRequestError) as caught:
+        await world.acknowledge_processor.change_invisible(change(handle, milliseconds), world.client())
+    assert caught.value.code == Code.ILLEGAL_INVISIBLE_TIME
+    assert (await world.acknowledge_processor.acknowledge(ack(world, handle), world.client())).status.code == Code.OK
+
+
+async def test_forwarded_message_says_where_it_came_from(world: World) -> None:
+    """Readable by a group like any other message, with the origin in its own field."""
+    await world.send("a")
+    [message] = await receive(world)
+    forward = v2.ForwardMessageToDeadLetterQueueRequest(
+        group=v2.Resource(name=GROUP),
+        topic=v2.Resource(name=TOPIC),
+        receipt_handle=message.system_properties.receipt_handle,
+        message_id="id-a",
+    )
+    answer = await world.acknowledge_processor.forward(forward, world.client())
+    assert answer.status.code == Code.OK
+    [dead] = await receive(world, request(topic=f"%DLQ%{GROUP}", group="audit"))
+    origin = dead.system_properties.dead_letter_queue
+    assert (origin.topic, origin.message_id) == (TOPIC, "id-a")
+    assert dead.body == b"a"
+    with pytest.raises(InvalidReceiptHandleError):
+        await world.acknowledge_processor.forward(forward, world.client())

@@ -1,0 +1,124 @@
+"""The bytes of the delivery journal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.delivery.journal import (
+    EventKind,
+    QueueKey,
+    Removed,
+    decode,
+    encode_acknowledged,
+    encode_changed,
+    encode_delivered,
+    encode_removed,
+    encode_state,
+    highest_offset,
+)
+from aerobee_broker.errors import JournalFormatError
+
+KEY = QueueKey("g", "t", 3)
+DELIVERED = Delivered(5, 9, (Run(2, 1, 2), Run(6, 2, 1)), 0xA1, 1_700_000_000_000, "c")
+STATE = State(4, 4, 9, (Entry(4, 1, 7, 99, "c"), Entry(6, 2, 0, 0, None), Entry(7, 1, 8, 98, "c")))
+
+# The documented layout, byte by byte: a change of it would strand the journals that exist.
+VECTORS: list[tuple[EventKind, bytes, QueueEvent | Removed, str]] = [
+    (
+        EventKind.DELIVERED,
+        encode_delivered(KEY.encode(), DELIVERED),
+        DELIVERED,
+        "0001 67 0001 74 00000003 0000000000000005 0000000000000009 00000000000000a1 0000018bcfe56800 0001 0002 63"
+        "0000000000000002 00000001 0002 0000000000000006 00000002 0001",
+    ),
+    (
+        EventKind.ACKNOWLEDGED,
+        encode_acknowledged(KEY.encode(), Acknowledged(((1, 2), (4, 9)))),
+        Acknowledged(((1, 2), (4, 9))),
+        "0001 67 0001 74 00000003 0002 0000000000000001 00000001 0000000000000004 00000005",
+    ),
+    (
+        EventKind.CHANGED,
+        encode_changed(KEY.encode(), Changed(8, 3, 0xB2, 1_700_000_000_000)),
+        Changed(8, 3, 0xB2, 1_700_000_000_000),
+        "0001 67 0001 74 00000003 0000000000000008 0003 00000000000000b2 0000018bcfe56800",
+    ),
+    (
+        EventKind.STATE,
+        encode_state(KEY.encode(), STATE),
+        STATE,
+        "0001 67 0001 74 00000003 0000000000000004 0000000000000004 0000000000000009 0001 0003 0001 63"
+        "0000000000000004 0001 0000000000000007 0000000000000063 0000"
+        "0000000000000006 0002 0000000000000000 0000000000000000 ffff"
+        "0000000000000007 0001 0000000000000008 0000000000000062 0000",
+    ),
+    (EventKind.REMOVED, encode_removed(Removed("g", "")), Removed("g", ""), "0001 67 0000"),
+]
+
+
+def body(kind: int, *events: bytes, version: int = 1) -> bytes:
+    """One journal message."""
+    return bytes([version, kind]) + len(events).to_bytes(2, "big") + b"".join(events)
+
+
+@pytest.mark.parametrize(("kind", "encoded", "event", "documented"), VECTORS, ids=[v[0].name for v in VECTORS])
+def test_events_have_the_documented_bytes(
+    kind: EventKind, encoded: bytes, event: QueueEvent | Removed, documented: str
+) -> None:
+    """Encoding gives them, decoding gives the event back, alone and in company."""
+    assert encoded == bytes.fromhex(documented)
+    entries = decode(body(kind, encoded, encoded), 17)
+    assert [entry.event for entry in entries] == [event, event]
+    assert {entry.queue_offset for entry in entries} == {17}
+    if not isinstance(event, Removed):
+        assert entries[0].key == KEY
+
+
+def test_delivery_without_client_keeps_that() -> None:
+    """None is not the empty name."""
+    for client_id in (None, "", "é" * 100):
+        event = Delivered(0, 1, (Run(0, 1, 1),), 1, 1, client_id)
+        [entry] = decode(body(EventKind.DELIVERED, encode_delivered(KEY.encode(), event)), 0)
+        assert entry.event == event
+
+
+@pytest.mark.parametrize(
+    ("damaged", "cause"),
+    [
+        (b"", "the body ends"),
+        (body(1, version=2), "version 2"),
+        (body(6), "kind 6"),
+        (body(5, encode_removed(Removed("g", ""))) + b"x", "1 bytes follow"),
+        (body(5, b"\xff\xff"), "the body ends"),
+        (body(1, encode_delivered(KEY.encode(), Delivered(9, 5, (), 1, 1, None))), "queue offset 9"),
+        (body(1, encode_delivered(KEY.encode(), Delivered(0, 5, (Run(5, 1, 1),), 1, 1, None))), "beyond it"),
+        (body(4, encode_state(KEY.encode(), State(0, 0, 2, (Entry(2, 1, 1, 1, None),)))), "outside"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(damaged: bytes, cause: str) -> None:
+    """The error says where and why."""
+    with pytest.raises(JournalFormatError, match=cause) as caught:
+        decode(damaged, 42)
+    assert caught.value.queue_offset == 42
+
+
+@given(st.sampled_from(VECTORS), st.data())
+def test_no_bytes_make_the_reader_fail_otherwise(
+    vector: tuple[EventKind, bytes, QueueEvent | Removed, str], data: st.DataObject
+) -> None:
+    """Cut off, or with another byte: an event that is in order in itself, or the error."""
+    whole = bytearray(body(vector[0], vector[1]))
+    if data.draw(st.booleans()):
+        del whole[data.draw(st.integers(0, len(whole) - 1)) :]
+    else:
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        entries = decode(bytes(whole), 0)
+    except JournalFormatError:
+        return
+    for entry in entries:
+        if not isinstance(entry.event, Removed):
+            assert highest_offset(entry.event) >= 0
