@@ -51,7 +51,7 @@ class Client:
         return consumer
 
     async def close(self) -> None:
-        """Close the producers and consumers, then the connection. Calls under way fail."""
+        """Close the producers and consumers, then the connection. Calls under way end as cancelled."""
         await asyncio.gather(*(closable.close() for closable in self._closables))
         await self._connection.close()
 

@@ -168,7 +168,7 @@ class Connection:
             cast("Any", call).cancel()  # no effect on a call that is done
 
     async def close(self) -> None:
-        """Close the channel; calls under way fail."""
+        """Close the channel; calls under way end as cancelled."""
         await self._channel.close(None)
 
 

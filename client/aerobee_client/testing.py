@@ -58,9 +58,15 @@ class BrokerProcess:
             raise RuntimeError(f"the broker runs already as process {self.pid}")
         ports = ("--listen", self.endpoint, "--metrics", self.metrics)
         command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(self.store), *ports]
+        # Settings of the person who runs the tests are not settings of the test.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # the interpreter that runs us, and arguments of the test
-                [*command, *self._arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            self._process = subprocess.Popen(  # noqa: S603  # our interpreter, and arguments of the test
+                [*command, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
             )
         ready = self._wait_ready(self._process)
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
@@ -132,8 +138,7 @@ def run_broker(directory: Path, arguments: Sequence[str] = ("--dev",)) -> Iterat
         broker.start()
         yield broker
     finally:
-        if broker.running:
-            broker.stop()
+        broker.stop()
 
 
 @pytest.fixture
