@@ -1,0 +1,694 @@
+"""For tests of what is built on a store: a disk in memory that crashes, fails and runs full; a clock that stands still.
+
+    disk = MemoryFileSystem()
+    store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk)
+    ...
+    store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk.crash(seed=7))
+
+The disk keeps what was written and what was synced. `crash` answers with a disk as the machine could find it after a
+power cut at this moment: all that was synced, and of the rest any part. It is as unkind as POSIX allows:
+
+- of each 512-byte sector it keeps any version that was written since the last sync, each sector by itself;
+- a new file may have any size that it had since, and a name is safe only after its directory was synced;
+- names of different files are lost independently, or from some moment on;
+- a sync covers what was written before it began, not what is written while it runs;
+- after a failed sync the pages count as clean: the next sync succeeds and writes nothing of them.
+"""
+
+from __future__ import annotations
+
+import errno as error_numbers
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aerobee_store.file_system import Buffer, DiskUsage, File, Lock
+
+SECTOR_SIZE: Final = 512
+BLOCK_SIZE: Final = 4096
+"""Room on the disk is taken in blocks of this size."""
+
+CHANGES: Final = frozenset(
+    {"create", "write", "reserve", "sync", "make_directory", "sync_directory", "remove_directory", "rename", "link"}
+    | {"unlink", "lock"}
+)
+"""The operations that change the disk: between any two of them a crash can leave something new."""
+
+
+class HoleWrittenError(AssertionError):
+    """A map was written where no room had been reserved: on a full disk this kills the process (SIGBUS)."""
+
+
+class ManualClock:
+    """Stands still until it is told to go on. `now_ms` is in Unix milliseconds."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._monotonic = 0.0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks on."""
+        self._now_ms += round(seconds * 1000)
+        self._monotonic += seconds
+
+
+class Operation(NamedTuple):
+    """One call on the disk. `number` counts from 1."""
+
+    number: int
+    name: str
+    path: Path
+
+
+class _Inode:
+    """The bytes of one file: as they are now, and as they are on the disk."""
+
+    __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "sizes")
+
+    def __init__(self, size: int, modified_ms: int) -> None:
+        self.data = bytearray(size)
+        self.durable = b""
+        self.sizes = [0, size]  # every size since the last sync, and the one of that time
+        self.history: list[tuple[int, int, bytes]] = []  # (sequence, sector, content) since the last sync
+        self.blocks: set[int] = set()
+        self.lost: dict[int, bytes] = {}  # what a failed sync has dropped
+        self.mapped = False
+        self.modified_ms = modified_ms
+
+    def sector(self, number: int) -> bytes:
+        return bytes(self.data[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE])
+
+    def durable_sector(self, number: int) -> bytes:
+        return self.durable[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]
+
+    def check_holes(self, path: Path) -> None:
+        """A map bypasses `write`: what it has changed must lie in blocks that exist."""
+        if not self.mapped:
+            return
+        for block in range(-(-len(self.data) // BLOCK_SIZE)):
+            if block not in self.blocks and _has_data(self.data, block):
+                raise HoleWrittenError(f"{path}: block {block} was written through a map and never reserved")
+
+    def after_crash(self, source: random.Random) -> _Inode:
+        """The file as a power cut could leave it."""
+        found = _Inode(0, self.modified_ms)
+        size = source.choice(self.sizes) if len(set(self.sizes)) > 1 else len(self.data)
+        content = bytearray(size)
+        newest = source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+        versions: dict[int, list[bytes]] = {}
+        for _, number, sector in self.history:
+            versions.setdefault(number, []).append(sector)
+        unchanged = self.data == self.durable
+        for number in range(-(-size // SECTOR_SIZE)):
+            old, new = self.durable_sector(number), self.sector(number)
+            if ((unchanged or old == new) and number not in versions) or source.random() < newest:
+                sector = new
+            else:
+                sector = source.choice([old, *versions.get(number, [])])
+            begin = number * SECTOR_SIZE
+            kept = sector[: size - begin]
+            content[begin : begin + len(kept)] = kept
+        found.settle(content)
+        return found
+
+    def after_kill(self) -> _Inode:
+        """The file as the next process finds it while the machine stays up; nothing more is durable than before."""
+        found = _Inode(0, self.modified_ms)
+        found.data = bytearray(self.data)
+        found.durable = self.durable
+        found.sizes = list(self.sizes)
+        found.history = list(self.history)
+        found.blocks = set(self.blocks)
+        found.lost = dict(self.lost)
+        # A map that was written leaves no history: let it count as one write.
+        found.mapped = False
+        return found
+
+    def settle(self, content: bytearray) -> None:
+        """Say that this is the content, all of it durable."""
+        self.data = content
+        self.durable = bytes(content)
+        self.sizes = [len(content)]
+        self.blocks = {block for block in range(-(-len(content) // BLOCK_SIZE)) if _has_data(content, block)}
+
+
+class _Directory:
+    __slots__ = ("durable", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Inode | _Directory] = {}
+        self.durable: dict[str, _Inode | _Directory] = {}
+
+
+_Entry = _Inode | _Directory
+
+
+class _NameChange(NamedTuple):
+    """One directory entry gets a new meaning. `joined`: only together with the change before it (a rename)."""
+
+    directory: _Directory
+    name: str
+    entry: _Entry | None
+    joined: bool
+
+
+@dataclass(slots=True)
+class _Fault:
+    operation: str | None
+    left: int
+    error_number: int
+    for_ever: bool
+
+
+class MemoryFile:
+    """An open file of a `MemoryFileSystem`."""
+
+    __slots__ = ("_disk", "_evictable", "_inode", "path")
+
+    def __init__(self, disk: MemoryFileSystem, path: Path, inode: _Inode, *, evictable: bool) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._evictable = evictable
+
+    @property
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def write(self, buffers: Sequence[Buffer], position: int) -> None:
+        self._disk.write_inode(self._inode, self.path, b"".join(buffers), position)
+
+    def read(self, size: int, position: int) -> bytes:
+        self._disk.begin("read", self.path)
+        return bytes(self._inode.data[position : position + size])
+
+    def map(self, *, writable: bool = False) -> memoryview:
+        self._disk.begin("map", self.path)
+        view = memoryview(self._inode.data)
+        if not writable:
+            return view.toreadonly()
+        self._inode.mapped = True
+        return view
+
+    def reserve(self, position: int, size: int) -> None:
+        assert size > 0, "posix_fallocate refuses it"
+        assert position + size <= len(self._inode.data), "posix_fallocate would make the file longer"
+        self._disk.begin("reserve", self.path)
+        self._disk.take_room(self._inode, position, size)
+
+    def zero(self, position: int, size: int) -> None:
+        self.write([bytes(size)], position)
+
+    def data_end(self, position: int) -> int:
+        """By blocks: those that were written, and those of a map that are not all zeros."""
+        self._disk.begin("data_end", self.path)
+        data = self._inode.data
+        last = -(-len(data) // BLOCK_SIZE)
+        for block in range(last - 1, position // BLOCK_SIZE - 1, -1):
+            if _has_data(data, block):
+                return max(position, min(len(data), (block + 1) * BLOCK_SIZE))
+        return position
+
+    def sync(self) -> None:
+        inode: _Inode | None = self._inode
+        if self._evictable:  # the real one opens the path anew
+            inode = self._disk.find_inode(self.path)
+            if inode is None:
+                return
+        assert inode is not None
+        self._disk.sync_inode(inode, self.path)
+
+    def close(self) -> None:
+        """Nothing to give back. Maps stay readable."""
+
+
+class _MemoryLock:
+    def __init__(self, disk: MemoryFileSystem, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.locked.discard(self._path)
+
+
+class MemoryFileSystem:
+    """A disk in memory; see the module. Threads may use it at the same time.
+
+    `capacity`: bytes, None for a disk that never runs full. `clock`: for modification times.
+    `before_operation`: called before each operation, outside of the disk's lock; it may look at the disk, take a
+    `crash` of it, block, or raise.
+    `log`: all operations so far.
+    """
+
+    def __init__(self, *, capacity: int | None = None, clock: ManualClock | None = None) -> None:
+        self.capacity = capacity
+        self.before_operation: Callable[[Operation], None] | None = None
+        self.log: list[Operation] = []
+        self.locked: set[Path] = set()
+        self._clock = clock or ManualClock()
+        self._root = _Directory()
+        self._name_changes: list[_NameChange] = []
+        self._used_blocks = 0
+        self._sequence = 0
+        self._faults: list[_Fault] = []
+        self._mutex = threading.RLock()
+
+    # --- what can happen to it --------------------------------------------------------------------------------
+
+    def crash(self, seed: int) -> MemoryFileSystem:
+        """The disk as it could be found after a power cut now. The same seed gives the same; this disk is unharmed."""
+        source = random.Random(seed)  # noqa: S311 - repeatable, not secret
+        with self._mutex:
+            for path, inode in self.files():
+                inode.check_holes(path)
+            tree = self._names_after_crash(source)
+            copies: dict[int, _Entry] = {}
+
+            def copy(entry: _Entry) -> _Entry:
+                made = copies.get(id(entry))
+                if made is not None:
+                    return made
+                if isinstance(entry, _Inode):
+                    copies[id(entry)] = inode = entry.after_crash(source)
+                    return inode
+                directory = copies[id(entry)] = _Directory()
+                for name, child in tree[id(entry)].items():
+                    directory.entries[name] = copy(child)
+                directory.durable = dict(directory.entries)
+                return directory
+
+            return self._successor(copy(self._root))
+
+    def kill(self) -> MemoryFileSystem:
+        """The disk as the next process finds it after `kill -9`: everything written is there, durable or not."""
+        with self._mutex:
+            copies: dict[int, _Entry] = {}
+
+            def copy(entry: _Entry) -> _Entry:
+                made = copies.get(id(entry))
+                if made is not None:
+                    return made
+                if isinstance(entry, _Inode):
+                    copies[id(entry)] = inode = entry.after_kill()
+                    return inode
+                directory = copies[id(entry)] = _Directory()
+                directory.entries = {name: copy(child) for name, child in entry.entries.items()}
+                directory.durable = {name: copy(child) for name, child in entry.durable.items()}
+                return directory
+
+            disk = self._successor(copy(self._root))
+            for directory, name, entry, joined in self._name_changes:
+                target = copy(directory)
+                assert isinstance(target, _Directory)
+                disk._name_changes.append(_NameChange(target, name, None if entry is None else copy(entry), joined))
+            return disk
+
+    def fail_at(
+        self, operation: str | None, n: int = 1, error_number: int = error_numbers.EIO, *, for_ever: bool = False
+    ) -> None:
+        """Let the n-th call of this operation from now on fail (None: of any), with `for_ever` all after it as well.
+
+        A failing write has written its first half; a failing sync has dropped the pages.
+        """
+        self._faults.append(_Fault(operation, n, error_number, for_ever))
+
+    def heal(self) -> None:
+        """Forget what `fail_at` has asked for."""
+        self._faults.clear()
+
+    @property
+    def operations(self) -> int:
+        """How many there were so far."""
+        return len(self.log)
+
+    @property
+    def used(self) -> int:
+        """Bytes taken, by blocks."""
+        return self._used_blocks * BLOCK_SIZE
+
+    def files(self) -> Iterator[tuple[Path, _Inode]]:
+        """All files, by path."""
+
+        def walk(path: Path, directory: _Directory) -> Iterator[tuple[Path, _Inode]]:
+            for name, entry in sorted(directory.entries.items()):
+                if isinstance(entry, _Inode):
+                    yield path / name, entry
+                else:
+                    yield from walk(path / name, entry)
+
+        return walk(Path("/"), self._root)
+
+    def contents(self) -> dict[Path, bytes]:
+        """Every file and what a reader finds in it now."""
+        with self._mutex:
+            return {path: bytes(inode.data) for path, inode in self.files()}
+
+    def damage(self, path: Path, position: int, data: bytes) -> None:
+        """Change bytes behind everybody's back, as a rotting disk does: durable at once, and no operation."""
+        with self._mutex:
+            inode = self._inode(path)
+            inode.data[position : position + len(data)] = data
+            durable = bytearray(inode.durable.ljust(len(inode.data), b"\0"))
+            durable[position : position + len(data)] = data
+            inode.durable = bytes(durable)
+
+    def cut(self, path: Path, size: int) -> None:
+        """Make a file shorter in the same way."""
+        with self._mutex:
+            inode = self._inode(path)
+            inode.settle(inode.data[:size])
+            inode.history.clear()
+
+    # --- the protocol `FileSystem` ----------------------------------------------------------------------------
+
+    def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
+        self.begin("open", path)
+        with self._mutex:
+            return MemoryFile(self, path, self._inode(path), evictable=evictable)
+
+    def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
+        self.begin("create", path)
+        with self._mutex:
+            directory = self._directory(path.parent)
+            if path.name in directory.entries:
+                raise _os_error(error_numbers.EEXIST, path)
+            inode = _Inode(size, self._clock.now_ms())
+            self._set_name(directory, path.name, inode)
+            return MemoryFile(self, path, inode, evictable=evictable)
+
+    def list(self, directory: Path) -> list[str]:
+        self.begin("list", directory)
+        with self._mutex:
+            entry = self._find(directory)
+            if entry is None:
+                return []
+            if isinstance(entry, _Inode):
+                raise _os_error(error_numbers.ENOTDIR, directory)
+            return sorted(entry.entries)
+
+    def exists(self, path: Path) -> bool:
+        return self._find(path) is not None
+
+    def is_directory(self, path: Path) -> bool:
+        return isinstance(self._find(path), _Directory)
+
+    def size(self, path: Path) -> int:
+        self.begin("size", path)
+        with self._mutex:
+            return len(self._inode(path).data)
+
+    def modified_ms(self, path: Path) -> int:
+        self.begin("modified_ms", path)
+        with self._mutex:
+            return self._inode(path).modified_ms
+
+    def make_directory(self, path: Path) -> None:
+        if self.is_directory(path):
+            return
+        if path.parent != path:
+            self.make_directory(path.parent)
+        self.begin("make_directory", path)
+        with self._mutex:
+            parent = self._directory(path.parent)
+            if path.name in parent.entries:
+                raise _os_error(error_numbers.EEXIST, path)
+            self._set_name(parent, path.name, _Directory())
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        with self._mutex:
+            covered = len(self._name_changes)
+        self.begin("sync_directory", path)
+        with self._mutex:
+            directory = self._directory(path)
+            kept = []
+            for number, change in enumerate(self._name_changes):
+                if number < covered and change.directory is directory:
+                    _apply(change, directory.durable)
+                else:
+                    kept.append(change)
+            self._name_changes = kept
+
+    def remove_directory(self, path: Path) -> None:
+        try:
+            self.begin("remove_directory", path)
+        except OSError:
+            return
+        with self._mutex:
+            entry = self._find(path)
+            if isinstance(entry, _Directory) and not entry.entries:
+                self._set_name(self._directory(path.parent), path.name, None)
+
+    def read_bytes(self, path: Path) -> bytes:
+        self.begin("read", path)
+        with self._mutex:
+            return bytes(self._inode(path).data)
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        self.begin("create", path)
+        with self._mutex:
+            directory = self._directory(path.parent)
+            inode = directory.entries.get(path.name)
+            if isinstance(inode, _Directory):
+                raise _os_error(error_numbers.EISDIR, path)
+            if inode is None:
+                inode = _Inode(0, self._clock.now_ms())
+                self._set_name(directory, path.name, inode)
+            inode.sizes += [0, *range(SECTOR_SIZE, len(data), SECTOR_SIZE), len(data)]
+            inode.data = bytearray(len(data))
+            self._used_blocks -= len(inode.blocks)
+            inode.blocks.clear()
+        self.write_inode(inode, path, data, 0)
+        self.sync_inode(inode, path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.begin("rename", source)
+        with self._mutex:
+            directory, other = self._directory(source.parent), self._directory(target.parent)
+            entry = directory.entries.get(source.name)
+            if entry is None:
+                raise _os_error(error_numbers.ENOENT, source)
+            replaced = other.entries.get(target.name)
+            self._set_name(other, target.name, entry)
+            self._set_name(directory, source.name, None, joined=True)
+            self._give_back(replaced)
+
+    def link(self, source: Path, target: Path) -> None:
+        self.begin("link", source)
+        with self._mutex:
+            other = self._directory(target.parent)
+            if target.name in other.entries:
+                raise _os_error(error_numbers.EEXIST, target)
+            self._set_name(other, target.name, self._inode(source))
+
+    def unlink(self, path: Path) -> None:
+        self.begin("unlink", path)
+        with self._mutex:
+            inode = self._inode(path)
+            self._set_name(self._directory(path.parent), path.name, None)
+            self._give_back(inode)
+
+    def lock(self, path: Path, content: bytes) -> Lock:
+        self.begin("lock", path)
+        with self._mutex:
+            if path in self.locked:
+                raise BlockingIOError(error_numbers.EAGAIN, "the lock is held by another process", str(path))
+            directory = self._directory(path.parent)
+            if path.name not in directory.entries:
+                inode = _Inode(len(content), self._clock.now_ms())
+                inode.data[:] = content
+                self._set_name(directory, path.name, inode)
+            self.locked.add(path)
+            return _MemoryLock(self, path)
+
+    def usage(self, path: Path) -> DiskUsage:
+        total = self.capacity if self.capacity is not None else 1 << 40
+        return DiskUsage(total=total, available=max(0, total - self.used))
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, path: Path) -> None:
+        """Count an operation, tell who listens, and fail if that was asked for."""
+        with self._mutex:
+            operation = Operation(len(self.log) + 1, name, path)
+            self.log.append(operation)
+            failing = None
+            for fault in list(self._faults):
+                if fault.operation not in (None, name):
+                    continue
+                fault.left -= 1
+                if fault.left <= 0 and failing is None:
+                    failing = fault
+                    if not fault.for_ever:
+                        self._faults.remove(fault)
+        if self.before_operation is not None:
+            self.before_operation(operation)
+        if failing is not None:
+            raise _os_error(failing.error_number, path)
+
+    def write_inode(self, inode: _Inode, path: Path, data: bytes, position: int) -> None:
+        assert position + len(data) <= len(inode.data), f"{path}: a write behind the end of the file"
+        try:
+            self.begin("write", path)
+        except OSError:
+            with self._mutex, suppress(OSError):
+                self._store(inode, data[: len(data) // 2], position)
+            raise
+        with self._mutex:
+            self._store(inode, data, position)
+
+    def sync_inode(self, inode: _Inode, path: Path) -> None:
+        with self._mutex:
+            inode.check_holes(path)
+            content, sequence, sizes = bytes(inode.data), self._sequence, len(inode.sizes)
+        try:
+            self.begin("sync", path)
+        except OSError:
+            with self._mutex:
+                for number in range(-(-len(content) // SECTOR_SIZE)):
+                    sector = content[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]
+                    if sector != inode.durable_sector(number):
+                        inode.lost[number] = sector
+            raise
+        with self._mutex:
+            if inode.lost:
+                kept = bytearray(content)
+                for number, sector in inode.lost.items():
+                    begin = number * SECTOR_SIZE
+                    if content[begin : begin + SECTOR_SIZE] == sector:
+                        kept[begin : begin + len(sector)] = inode.durable_sector(number).ljust(len(sector), b"\0")
+                content = bytes(kept)
+            inode.durable = content
+            inode.sizes = [len(content), *inode.sizes[sizes:]]
+            inode.history = [item for item in inode.history if item[0] > sequence]
+
+    def take_room(self, inode: _Inode, position: int, size: int) -> None:
+        """Give blocks to a stretch of a file, or raise ENOSPC with nothing changed."""
+        with self._mutex:
+            wanted = set(range(position // BLOCK_SIZE, -(-(position + size) // BLOCK_SIZE))) - inode.blocks
+            if self.capacity is not None and (self._used_blocks + len(wanted)) * BLOCK_SIZE > self.capacity:
+                raise OSError(error_numbers.ENOSPC, os.strerror(error_numbers.ENOSPC))
+            inode.blocks |= wanted
+            self._used_blocks += len(wanted)
+
+    def find_inode(self, path: Path) -> _Inode | None:
+        """The file of this name, or None."""
+        entry = self._find(path)
+        return entry if isinstance(entry, _Inode) else None
+
+    def _store(self, inode: _Inode, data: bytes, position: int) -> None:
+        if not data:
+            return
+        self.take_room(inode, position, len(data))
+        inode.data[position : position + len(data)] = data
+        inode.modified_ms = self._clock.now_ms()
+        self._sequence += 1
+        for number in range(position // SECTOR_SIZE, -(-(position + len(data)) // SECTOR_SIZE)):
+            inode.history.append((self._sequence, number, inode.sector(number)))
+
+    def _find(self, path: Path) -> _Entry | None:
+        with self._mutex:
+            entry: _Entry | None = self._root
+            for name in path.parts[1:]:
+                if not isinstance(entry, _Directory):
+                    return None
+                entry = entry.entries.get(name)
+            return entry
+
+    def _inode(self, path: Path) -> _Inode:
+        entry = self._find(path)
+        if entry is None:
+            raise _os_error(error_numbers.ENOENT, path)
+        if isinstance(entry, _Directory):
+            raise _os_error(error_numbers.EISDIR, path)
+        return entry
+
+    def _directory(self, path: Path) -> _Directory:
+        entry = self._find(path)
+        if entry is None:
+            raise _os_error(error_numbers.ENOENT, path)
+        if isinstance(entry, _Inode):
+            raise _os_error(error_numbers.ENOTDIR, path)
+        return entry
+
+    def _set_name(self, directory: _Directory, name: str, entry: _Entry | None, *, joined: bool = False) -> None:
+        change = _NameChange(directory, name, entry, joined)
+        _apply(change, directory.entries)
+        self._name_changes.append(change)
+
+    def _give_back(self, entry: _Entry | None) -> None:
+        if isinstance(entry, _Inode) and all(inode is not entry for _, inode in self.files()):
+            self._used_blocks -= len(entry.blocks)
+
+    def _names_after_crash(self, source: random.Random) -> dict[int, dict[str, _Entry]]:
+        """What each directory holds: what was synced, and of the changes since either the first ones, or some."""
+        tree: dict[int, dict[str, _Entry]] = {}
+
+        def collect(directory: _Directory) -> None:
+            if id(directory) not in tree:
+                tree[id(directory)] = dict(directory.durable)
+                for entry in [*directory.durable.values(), *directory.entries.values()]:
+                    if isinstance(entry, _Directory):
+                        collect(entry)
+
+        collect(self._root)
+        for change in self._name_changes:
+            collect(change.directory)
+        changes = self._name_changes
+        if source.random() < 0.5:
+            cut = source.randint(0, len(changes))
+            if cut < len(changes) and changes[cut].joined:
+                cut += 1
+            changes = changes[:cut]
+            chance = 1.0
+        else:
+            chance = source.choice((0.2, 0.5, 0.8))
+        left_out: set[tuple[int, str]] = set()  # a later change of a name cannot be there without the earlier one
+        before_happened = True
+        for change in changes:
+            key = (id(change.directory), change.name)
+            happens = key not in left_out and source.random() < chance
+            if change.joined:
+                # The old name of a renamed file is never gone without the new one being there.
+                happens = before_happened and key not in left_out
+            if happens:
+                _apply(change, tree[id(change.directory)])
+            else:
+                left_out.add(key)
+            before_happened = happens
+        return tree
+
+    def _successor(self, root: _Entry) -> MemoryFileSystem:
+        assert isinstance(root, _Directory)
+        disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock)
+        disk._root = root
+        disk._sequence = self._sequence
+        disk._used_blocks = sum(len(inode.blocks) for inode in {id(inode): inode for _, inode in disk.files()}.values())
+        return disk
+
+
+def _apply(change: _NameChange, entries: dict[str, _Entry]) -> None:
+    if change.entry is None:
+        entries.pop(change.name, None)
+    else:
+        entries[change.name] = change.entry
+
+
+def _has_data(content: bytearray, block: int) -> bool:
+    begin, end = block * BLOCK_SIZE, min((block + 1) * BLOCK_SIZE, len(content))
+    return content.count(0, begin, end) != end - begin
+
+
+def _os_error(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
