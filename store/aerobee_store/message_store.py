@@ -438,6 +438,16 @@ class MessageStore:
         """Make durable soon what nobody waits for."""
         self._group_commit.request()
 
+    def commit(self) -> None:
+        """Move what was appended to the page cache now, rather than at the end of the tick."""
+        self._check_open()
+        self._commit()
+        self._check_open()
+
+    def dispatch(self) -> None:
+        """Feed queues and index with all that was committed, durable or not. For tools that run no services."""
+        self._dispatch.follow(self._log.committed)
+
     def flush(self) -> None:
         """Make everything durable and dispatched now; blocking. For tools and tests that run no services."""
         self._check_open()
