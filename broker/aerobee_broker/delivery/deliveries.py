@@ -541,8 +541,8 @@ class Deliveries:
 
     def _finish(self, queue: _Queue, entries: Sequence[tuple[int, int]]) -> None:
         """`entries` are (offset, nonce); one may be in it twice."""
-        queue.delivery.finish({offset for offset, _ in entries})
-        for offset, nonce in entries:
+        for offset, nonce in set(entries):
+            queue.delivery.acknowledge(offset, nonce)
             self._recent[nonce, offset] = queue
         while len(self._recent) > _RECENT_COUNT_MAX:
             self._recent.popitem(last=False)

@@ -1,0 +1,90 @@
+"""Corners of QueueDelivery that ordinary histories do not reach: gaps in the journal, a shorter log, old deadlines."""
+
+from __future__ import annotations
+
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, Run, State
+from aerobee_broker.delivery.queue_delivery import QueueDelivery
+
+
+def delivered(begin: int, cursor: int, nonce: int = 1) -> Delivered:
+    """All of begin <= offset < cursor, for the first time."""
+    return Delivered(begin, cursor, (Run(begin, cursor - begin, 1),), nonce, 1000, None)
+
+
+def test_messages_of_a_lost_delivery_are_ready() -> None:
+    """The log lost the event of 3, 4, 5: nobody knows whether they went out, so they go out."""
+    queue = QueueDelivery(0)
+    queue.apply(delivered(0, 3))
+    queue.apply(delivered(6, 8, nonce=2))
+    assert queue.take_ready(10) == [3, 4, 5]
+    assert sorted(queue.in_flight) == [0, 1, 2, 6, 7]
+    event = queue.deliver([3], 8, nonce=3, invisible_until_ms=2000)
+    assert event.runs == (Run(3, 1, 1),)
+
+
+def test_events_on_messages_of_a_lost_delivery_count() -> None:
+    """An acknowledgement or a new time says itself what became of the message."""
+    queue = QueueDelivery(0)
+    queue.apply(Acknowledged(((2, 4),)))
+    queue.apply(Changed(6, 2, 9, 1000))
+    assert list(queue.finished) == [(2, 4)]
+    assert queue.take_ready(10) == [0, 1, 4, 5]
+    assert queue.check(6, 9).attempt == 2
+    assert queue.cursor == 7
+
+
+def test_a_state_ends_all_doubt() -> None:
+    """A snapshot says of every message what it is, also of those that were unknown."""
+    queue = QueueDelivery(0)
+    queue.apply(delivered(5, 7))
+    assert queue.take_ready(10) == [0, 1, 2, 3, 4]
+    queue.apply(State(1, 1, 7, (Entry(2, 3, 0, 0, None), Entry(6, 1, 1, 1000, None))))
+    assert queue.commit_offset == 2
+    assert queue.ready == {2: 3}
+    assert sorted(queue.in_flight) == [6]
+    assert list(queue.finished) == [(3, 6)]
+
+
+def test_acknowledged_message_is_not_revived_by_an_older_event() -> None:
+    """Finished stays finished."""
+    queue = QueueDelivery(0)
+    queue.apply(delivered(0, 4))
+    queue.apply(Acknowledged(((2, 3),)))
+    queue.apply(delivered(0, 4))
+    assert sorted(queue.in_flight) == [0, 1, 3]
+    assert list(queue.finished) == [(2, 3)]
+
+
+def test_commit_offset_ahead_of_the_events_stays() -> None:
+    """consumerOffset.json is newer than the snapshot that the replay begins with."""
+    queue = QueueDelivery(3)
+    queue.apply(delivered(0, 5))
+    assert (queue.commit_offset, sorted(queue.in_flight)) == (3, [3, 4])
+
+
+def test_what_the_log_does_not_have_is_forgotten() -> None:
+    """After a power cut new messages come at these offsets, and must be delivered."""
+    queue = QueueDelivery(0)
+    queue.apply(delivered(0, 8))
+    queue.apply(Acknowledged(((1, 3), (5, 7))))
+    queue.in_flight[7].invisible_until_ms = 10
+    assert not queue.cut(8)
+    assert queue.cut(6)
+    assert queue.cursor == 6
+    assert sorted(queue.in_flight) == [0, 3, 4]
+    assert list(queue.finished) == [(1, 3), (5, 6)]
+    assert queue.cut(0)
+    assert queue.is_trivial
+    assert queue.commit_offset == 0
+
+
+def test_deadlines_of_finished_messages_do_not_pile_up() -> None:
+    """Short work under a long invisible time: memory follows what is in flight, not what was."""
+    queue = QueueDelivery(0)
+    for offset in range(20_000):
+        queue.deliver([offset], offset + 1, nonce=1, invisible_until_ms=10**12 + offset)
+        if offset % 100:
+            queue.acknowledge(offset, 1)
+    assert len(queue.in_flight) == 200
+    assert len(queue._deadlines) < 2000
+    assert queue.expire(10**12 + 20_000) == 200
