@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -218,9 +219,38 @@ class DiskLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        status = os.fstat(descriptor)
+        self._identity = status.st_dev, status.st_ino
+        _held_locks.add(self._identity)
 
     def release(self) -> None:
+        _held_locks.discard(self._identity)
         os.close(self._descriptor)
+
+
+# Locks of this process. The kernel would not tell it of them, and drops them when any descriptor of the file is closed.
+_held_locks: set[tuple[int, int]] = set()
+_FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, whence, start, length, process id
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process, this one included, holds the lock on this file. Takes no lock and creates no file.
+
+    Raises OSError (PermissionError) if the file must not be read.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    if (status.st_dev, status.st_ino) in _held_locks:
+        return True
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        answer: bytes = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
+    finally:
+        os.close(descriptor)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 class DiskFileSystem:
