@@ -41,7 +41,7 @@ SLOT_SIZE: Final = 4
 ENTRY: Final = struct.Struct(">iqii")
 ENTRY_SIZE: Final = 20
 assert (HEADER.size, ENTRY.size) == (HEADER_SIZE, ENTRY_SIZE), "the table above and the structs must agree"
-_ENTRY_DTYPE: Final = np.dtype(
+ENTRY_DTYPE: Final = np.dtype(
     [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 )
 
@@ -73,7 +73,7 @@ class IndexFile:
             file.reserve(0, self._entries_position)
         self._view = file.map(writable=True)
         self._slots = np.frombuffer(self._view, ">i4", slot_count, HEADER_SIZE)
-        self._entries = np.frombuffer(self._view, _ENTRY_DTYPE, entry_count, self._entries_position)
+        self._entries = np.frombuffer(self._view, ENTRY_DTYPE, entry_count, self._entries_position)
         self.begin_timestamp = self.end_timestamp = 0
         self.begin_offset = self.end_offset = 0
         self.slots_used = 0
@@ -162,7 +162,7 @@ class IndexFile:
         first = int(wrong.argmax()) if wrong.any() else len(entries)
         kept = entries[:first].copy()
         self._slots[:] = 0
-        self._entries[1 + first : self.next_entry] = np.zeros((), _ENTRY_DTYPE)
+        self._entries[1 + first : self.next_entry] = np.zeros((), ENTRY_DTYPE)
         self.next_entry = 1
         self.slots_used = 0
         if first:
