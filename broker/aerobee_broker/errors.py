@@ -95,5 +95,5 @@ class ListenError(BrokerError):
     """An address cannot be listened on; `setting` is the full name of what says so."""
 
     def __init__(self, setting: str, address: object, cause: str) -> None:
-        super().__init__(f"{setting}: cannot listen on {address}: {cause}; is another broker running? choose another")
+        super().__init__(f"{setting}: cannot listen on {address}: {cause}; stop what uses it, or choose another")
         self.setting = setting

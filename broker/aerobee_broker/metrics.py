@@ -138,7 +138,8 @@ class _BrokerCollector(Collector):
         family = HistogramMetricFamily("rocketmq_rpc_latency", "Milliseconds from a call to its answer.", labels=labels)
         for (_, method, code), histogram in list(self._counters.rpc_milliseconds.items()):
             if histogram.count:
-                result = "success" if code == "OK" else "process_request_failed"
+                # A receive that finds nothing is no failure.
+                result = "success" if code in ("OK", "MESSAGE_NOT_FOUND") else "process_request_failed"
                 long_polling = _flag(method in ("ReceiveMessage", "PullMessage"))
                 _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
         yield family

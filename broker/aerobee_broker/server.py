@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -84,6 +85,7 @@ async def run(
     """
     clock = clock or SystemClock()
     _warn(config)
+    _check_port(config.listen.grpc)
     metrics, ready = Metrics(config), _Readiness()
     endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready)
     try:
@@ -179,9 +181,7 @@ async def _listen(
     try:
         port = server.add_insecure_port(str(config.listen.grpc))
     except RuntimeError as error:
-        raise ListenError("listen.grpc", config.listen.grpc, str(error)) from None
-    if not port:
-        raise ListenError("listen.grpc", config.listen.grpc, "cannot be bound")
+        raise ListenError("listen.grpc", config.listen.grpc, str(error).partition(";")[0]) from None
     address = Address(config.listen.grpc.host, port)
     messaging = MessagingService(
         clients=clients,
@@ -228,6 +228,18 @@ def _reflection_handlers() -> list[grpc.GenericRpcHandler[Any, Any]]:
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in REFLECTION]
+
+
+def _check_port(address: Address) -> None:
+    """Raise ListenError if gRPC could not listen there: before the store recovers, and with the reason, which gRPC
+    keeps to itself."""
+    try:
+        family, kind, protocol, _, name = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(name)
+    except OSError as error:
+        raise ListenError("listen.grpc", address, error.strerror or str(error)) from None
 
 
 def _warn(config: BrokerConfig) -> None:
