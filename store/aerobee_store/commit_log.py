@@ -31,9 +31,10 @@ class DamagedRange:
 class CommitLog:
     """Appends to the last segment in use. Single writer: only the event loop's thread calls it."""
 
-    def __init__(self, files: MappedFileQueue, *, write_ahead: bool) -> None:
+    def __init__(self, files: MappedFileQueue, *, write_ahead: bool, disk_headroom: int) -> None:
         self.files = files
         self._write_ahead = write_ahead
+        self._disk_headroom = disk_headroom
         self._active: MappedFile | None = None
         self._uncommitted: list[MappedFile] = []
         self.wrote = self.committed = self.flushed = 0
@@ -81,12 +82,12 @@ class CommitLog:
                             f"send less or set a larger store.segment_size"
                         )
                     if file is not None and position < segment_size:
-                        file.reserve(position + BLANK_SIZE_MIN)
+                        self._reserve(file, position + BLANK_SIZE_MIN)
                     file = self._following(file)
                     position = 0
                 position += size
             if file is not None:
-                file.reserve(position)
+                self._reserve(file, position)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise StoreFullError(
@@ -163,6 +164,15 @@ class CommitLog:
             raise RecordNotFoundError(f"the log does not hold {size} bytes at physical offset {physical_offset}")
         position = physical_offset - file.start_offset
         return file.view[position : position + size]
+
+    def _reserve(self, file: MappedFile, end: int) -> None:
+        # Messages give way first: queues, index and tables still need room when no message is taken any more.
+        needed = end - file.reserved
+        if needed > 0:
+            run = self.files.run
+            if run.file_system.usage(run.directory).available < needed + self._disk_headroom:
+                raise OSError(errno.ENOSPC, "the disk is full but for what is kept for queues, index and tables")
+            file.reserve(end)
 
     def _roll(self) -> MappedFile:
         active = self._active

@@ -33,6 +33,7 @@ class StoreConfig:
     sync_timeout_seconds: float = 5.0  # syncFlushTimeout
     property_crc: bool = True  # enabledAppendPropCRC: every byte of a record is under a checksum
     body_size_max: int = 4 << 20  # maxMessageSize
+    disk_headroom: int = 64 << 20  # no message is taken when less is left: queues, index and tables need it
     store_host: tuple[str, int] = ("127.0.0.1", 8081)  # written into every record and into offset message ids
 
     def __post_init__(self) -> None:
@@ -44,6 +45,8 @@ class StoreConfig:
             raise ConfigError("store.index_slot_count must be at least 1 and store.index_entry_count at least 2")
         if self.flush not in ("sync", "async"):
             raise ConfigError(f"store.flush: {self.flush!r} is neither 'sync' nor 'async'")
+        if self.disk_headroom < 0:
+            raise ConfigError(f"store.disk_headroom: {self.disk_headroom} is negative")
         for name in ("flush_interval_seconds", "derived_flush_interval_seconds", "sync_timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"store.{name}: {getattr(self, name)} is not above 0")
@@ -66,4 +69,5 @@ class StoreConfig:
             flush_interval_seconds=0.05,
             derived_flush_interval_seconds=0.05,
             body_size_max=8192,
+            disk_headroom=0,
         )

@@ -67,6 +67,11 @@ class MappedFile:
         return self.start_offset + self.size
 
     @property
+    def reserved(self) -> int:
+        """Up to which position there is room on the disk."""
+        return self._reserved
+
+    @property
     def file(self) -> File:
         if self._file is None:
             self._file = self._file_system.open(self.path)

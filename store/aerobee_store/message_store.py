@@ -145,6 +145,7 @@ class MessageStore:
         self._log = CommitLog(
             MappedFileQueue(FileRun(file_system, directory / "commitlog", config.segment_size)),
             write_ahead=config.flush == "sync",
+            disk_headroom=config.disk_headroom,
         )
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)

@@ -1,0 +1,39 @@
+"""A disk that runs full stops messages while there is still room for everything else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import Message, MessageStore, StoreConfig, StoreFullError
+from aerobee_store.file_system import DiskFileSystem, DiskUsage
+
+
+class ShrinkingDisk(DiskFileSystem):
+    """A disk of which somebody else takes the room."""
+
+    available = 1 << 40
+
+    def usage(self, path: Path) -> DiskUsage:
+        return DiskUsage(total=1 << 40, available=self.available)
+
+
+def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards(tmp_path: Path) -> None:
+    """Below the headroom an append raises StoreFullError and changes nothing; with room again the store goes on."""
+    disk = ShrinkingDisk()
+    config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)
+    message = Message("orders", 0, b"x" * 2000)
+    with MessageStore.open(config, file_system=disk) as store:
+        store.append([message])
+        disk.available = (1 << 20) - 1
+        with pytest.raises(StoreFullError, match="free some"):
+            store.append([message] * 20)  # more than the segment's room that is reserved already
+        store.flush()
+        assert (store.state, store.queue_range("orders", 0)) == ("open", (0, 1))
+        disk.available = 1 << 30
+        appended = store.append([message] * 20)
+        assert [item.queue_offset for item in appended] == list(range(1, 21))
+    with MessageStore.open(config) as store:
+        assert store.queue_range("orders", 0) == (0, 21)
