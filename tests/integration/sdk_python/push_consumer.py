@@ -1,0 +1,62 @@
+"""Tells of every message that its listener gets and of every acknowledgement that the broker has answered.
+
+`failures`: the listener fails with that many first attempts of each message, the first of them by raising.
+`seconds`: how long it works on a message.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rocketmq import ClientConfiguration, ConsumeResult, Credentials, FilterExpression, MessageListener, PushConsumer
+
+from tests.integration.sdk_python.conversation import obey, options, say, told
+
+
+class Listener(MessageListener):  # type: ignore[misc]  # the SDK has no types
+    def __init__(self, failures: int, seconds: float) -> None:
+        self._failures = failures
+        self._seconds = seconds
+
+    def consume(self, message: Any) -> Any:
+        say("message", **told(message))
+        time.sleep(self._seconds)
+        if message.delivery_attempt > self._failures:
+            return ConsumeResult.SUCCESS
+        if message.delivery_attempt == 1:
+            raise ValueError("the listener fails, as it was told")
+        return ConsumeResult.FAILURE
+
+
+class ObservedPushConsumer(PushConsumer):  # type: ignore[misc]  # the SDK has no types
+    """The SDK's, which does not say when an acknowledgement has been answered."""
+
+    def _ack(self, message: Any) -> None:
+        super()._ack(message)
+        say("acknowledged", body=message.body.decode(), attempt=message.delivery_attempt)
+
+
+def main() -> None:
+    given = options()
+    consumer = ObservedPushConsumer(
+        ClientConfiguration(given["endpoint"], Credentials()),
+        given["group"],
+        Listener(given.get("failures", 0), given.get("seconds", 0.0)),
+        {given["topic"]: FilterExpression(given.get("expression", "*"))},
+        consumption_thread_count=given.get("threads", 4),
+    )
+    consumer.startup()
+    say("ready")
+
+    def shutdown() -> dict[str, Any]:
+        started = time.monotonic()
+        consumer.shutdown()
+        return {"seconds": time.monotonic() - started}
+
+    obey({"shutdown": shutdown})
+    consumer.shutdown()
+
+
+if __name__ == "__main__":
+    main()

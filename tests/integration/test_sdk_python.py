@@ -1,0 +1,273 @@
+"""The released Python SDK, unmodified, against a real broker. Every SDK client is a program of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.port_forwarder import forwarded_port
+from tests.support.sdk_program import SdkProgram, wait_all_messages
+
+VERSION = "5.1.2"
+ROOT = Path(__file__).parents[2]
+
+
+def _installed() -> str | None:
+    try:
+        return importlib.metadata.version("rocketmq-python-client")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+pytestmark = [
+    pytest.mark.sdk,
+    pytest.mark.skipif(_installed() != VERSION, reason=f"needs rocketmq-python-client=={VERSION}: make setup"),
+]
+
+Start = Callable[..., SdkProgram]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the tests that leave it alone; each has topics and groups of its own."""
+    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Starts a program of the folder sdk_python by its name; none of them outlives the test."""
+    with ExitStack() as programs:
+
+        def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
+            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+            command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
+            return programs.enter_context(SdkProgram(command, home, ROOT, endpoint=endpoint, **options))
+
+        yield begin
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[str]:
+    return sorted(message["body"] for message in messages)
+
+
+def group_sums(broker: BrokerProcess, group: str) -> Counter[str]:
+    """`lag`, `inflight` and `ready` of a group, over all its queues."""
+    command = [sys.executable, "-m", "aerobee_broker", "group", "describe", group, "--endpoint", broker.endpoint]
+    described = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=30).stdout
+    sums: Counter[str] = Counter()
+    for queue in json.loads(described)["queues"]:
+        sums.update({name: queue[name] for name in ("lag", "inflight", "ready")})
+    return sums
+
+
+def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
+    """Wait until the sums of a group are what is expected."""
+    deadline = time.monotonic() + 40
+    while any((sums := group_sums(broker, group))[name] != value for name, value in expected.items()):
+        assert time.monotonic() < deadline, f"group {group!r} has {dict(sums)}, expected {expected}"
+        time.sleep(0.05)
+
+
+def numbered(count: int, prefix: str = "m") -> list[dict[str, Any]]:
+    return [{"body": f"{prefix}{number}"} for number in range(count)]
+
+
+def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
+    """A message arrives as it was sent; unacknowledged ones come again after their time, with attempt 2."""
+    producer = start("producer", broker.endpoint, topic="fields")
+    consumer = start("simple_consumer", broker.endpoint, topic="fields", group="readers")
+    sent = {
+        "body": "grüße, 世界 🚀",
+        "tag": "greeting",
+        "keys": ["order-1", "kunde-ü"],
+        "properties": {"currency": "€", "empty-handed": "no", "Ключ": "значение"},
+    }
+    [message_id] = producer.ready().ask("send", messages=[sent])["message_ids"]
+    producer.ask("send", messages=[{"body": "plain"}])
+
+    consumer.ready()
+    received: list[dict[str, Any]] = []
+    while len(received) < 2:
+        received += (answer := consumer.ask("receive", count=10, invisible=2))["messages"]
+        assert answer["messages"], "a receive ended empty while messages were there"
+    by_body = {message["body"]: message for message in received}
+    assert set(by_body) == {sent["body"], "plain"}
+    full, plain = by_body[sent["body"]], by_body["plain"]
+    assert {name: full[name] for name in ("topic", "tag", "properties", "message_id", "attempt", "corrupted")} == {
+        "topic": "fields",
+        "tag": "greeting",
+        "properties": sent["properties"],
+        "message_id": message_id,
+        "attempt": 1,
+        "corrupted": False,
+    }
+    assert full["keys"] == sorted(sent["keys"])
+    assert full["born_host"]
+    assert abs(full["born_timestamp"] / 1000 - time.time()) < 60
+    assert (plain["tag"], plain["keys"], plain["properties"]) == (None, [], {})
+
+    consumer.ask("acknowledge", bodies=[sent["body"]])
+    again = consumer.ask("receive", count=10, invisible=1)
+    while not again["messages"]:
+        again = consumer.ask("receive", count=10, invisible=1)
+    assert [(message["body"], message["attempt"]) for message in again["messages"]] == [("plain", 2)]
+    assert again["time"] - plain["time"] > 1.5  # its 2 s began a little before we noted the time
+    consumer.ask("acknowledge", bodies=["plain"])
+    assert consumer.ask("receive", count=10, invisible=1)["messages"] == []  # waits 2 s: longer than all were invisible
+
+
+def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start) -> None:
+    """Shortened, the message comes again soon; the client's new handle acknowledges it."""
+    producer = start("producer", broker.endpoint, topic="changed")
+    consumer = start("simple_consumer", broker.endpoint, topic="changed", group="changers")
+    producer.ready().ask("send", messages=[{"body": "slow"}, {"body": "slower"}])
+    consumer.ready()
+    held: list[dict[str, Any]] = []
+    while len(held) < 2:
+        held += consumer.ask("receive", count=10, invisible=60)["messages"]
+    changed = consumer.ask("change", body="slow", invisible=1)
+    consumer.ask("change", body="slower", invisible=120)
+    consumer.ask("acknowledge", bodies=["slower"])
+    again = consumer.ask("receive", count=10, invisible=60)
+    assert [(message["body"], message["attempt"]) for message in again["messages"]] == [("slow", 2)]
+    assert again["time"] - changed["time"] > 0.5
+    consumer.ask("acknowledge", bodies=["slow"])
+
+
+def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProcess, start: Start) -> None:
+    """Two consumers of one group never get the same message, another group gets all, a third one tag only."""
+    producer = start("producer", broker.endpoint, topic="shared")
+    sharing = [start("push_consumer", broker.endpoint, topic="shared", group="sharing") for _ in range(2)]
+    alone = start("push_consumer", broker.endpoint, topic="shared", group="alone")
+    choosy = start("push_consumer", broker.endpoint, topic="shared", group="choosy", expression="even || prime")
+    for consumer in (*sharing, alone, choosy):
+        consumer.ready()
+    sent: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 30
+    # One by one, and until both wait for more: a consumer that polls first takes all that is there.
+    while len(sent) < 40 or any(len(consumer.messages()) < 3 for consumer in sharing):
+        assert time.monotonic() < deadline, "one of two consumers gets everything"
+        sent.append({"body": f"m{len(sent)}", "tag": "odd" if len(sent) % 2 else "even"})
+        producer.ask("send", messages=sent[-1:])
+    everything = {message["body"] for message in sent}
+
+    got = wait_all_messages(sharing, everything, "acknowledged")
+    assert Counter(bodies(got)) == Counter(everything)
+    assert Counter(bodies(wait_all_messages([alone], everything, "acknowledged"))) == Counter(everything)
+    even = {message["body"] for message in sent if message["tag"] == "even"}
+    assert Counter(bodies(wait_all_messages([choosy], even, "acknowledged"))) == Counter(even)
+    assert {message["tag"] for message in choosy.messages()} == {"even"}
+
+
+def test_a_failing_listener_gets_the_message_again_after_the_backoff(broker: BrokerProcess, start: Start) -> None:
+    """Attempts rise, and the delays are those of the settings: 1 s, then 5 s. What succeeded does not come again."""
+    producer = start("producer", broker.endpoint, topic="failing")
+    consumer = start("push_consumer", broker.endpoint, topic="failing", group="failing", failures=2)
+    consumer.ready()
+    producer.ready().ask("send", messages=[{"body": "hard"}])
+    attempts = consumer.wait_messages(3)
+    assert [message["attempt"] for message in attempts] == [1, 2, 3]
+    first, second, third = (message["time"] for message in attempts)
+    assert 0.9 < second - first < 4
+    assert 4.9 < third - second < 9
+    [acknowledged] = consumer.wait_messages(1, "acknowledged")
+    assert acknowledged["attempt"] == 3
+
+
+def test_push_consumption_goes_on_after_the_broker_was_killed(aerobee_broker: BrokerProcess, start: Start) -> None:
+    """The client is not restarted, all messages arrive, what was acknowledged before does not come again, and what
+    the listener was working on when the broker died is acknowledged afterwards."""
+    producer = start("producer", aerobee_broker.endpoint, topic="killed")
+    consumer = start("push_consumer", aerobee_broker.endpoint, topic="killed", group="killed", seconds=0.02)
+    consumer.ready()
+    producer.ready().ask("send", messages=numbered(100, "before"))
+    consumer.wait_messages(30, "acknowledged")
+    aerobee_broker.kill()
+    known = {message["body"] for message in consumer.messages("acknowledged")}
+    time.sleep(0.3)  # the listener works on what it has
+    aerobee_broker.start()
+    deadline = time.monotonic() + 30
+    while True:  # the producer was not restarted either
+        producer.tell("send", messages=numbered(20, "after"))
+        try:
+            producer.answer()
+            break
+        except AssertionError:
+            assert time.monotonic() < deadline, producer.logs()
+            time.sleep(0.2)
+    everything = {message["body"] for message in (*numbered(100, "before"), *numbered(20, "after"))}
+    wait_all_messages([consumer], everything)
+    wait_group(aerobee_broker, "killed", lag=0)  # no message is stuck; the answer to an acknowledgement may be lost
+    deliveries = Counter(message["body"] for message in consumer.messages())
+    assert {body: deliveries[body] for body in known} == dict.fromkeys(known, 1)
+
+
+def test_shutdown_does_not_wait_for_a_waiting_poll(broker: BrokerProcess, start: Start) -> None:
+    """Both kinds of consumers end at once although a receive waits at the broker for 20 s."""
+    push = start("push_consumer", broker.endpoint, topic="quiet", group="quiet-push")
+    simple = start("simple_consumer", broker.endpoint, topic="quiet", group="quiet-simple", **{"await": 20})
+    producer = start("producer", broker.endpoint, topic="quiet")
+    push.ready()
+    simple.ready().ask("receive_later", count=1, invisible=10)
+    producer.ready().ask("send", messages=[{"body": "wakes the push consumer"}])
+    push.wait_messages(1, "acknowledged")  # it polls again now
+    simple.ask("receive_later", count=1, invisible=10)
+    for consumer in (push, simple):
+        assert consumer.ask("shutdown")["seconds"] < 5
+        assert consumer.end() == 0
+
+
+def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start: Start) -> None:
+    """The broker names the address that was dialled: all calls go through the forwarded port."""
+    with forwarded_port(broker.endpoint) as port:
+        producer = start("producer", port.endpoint, topic="mapped")
+        consumer = start("push_consumer", port.endpoint, topic="mapped", group="mapped")
+        consumer.ready()
+        producer.ready().ask("send", messages=[{"body": "through the tunnel"}])
+        consumer.wait_messages(1, "acknowledged")
+        assert consumer.ask("shutdown")
+    producer.tell("send", messages=[{"body": "the tunnel is gone"}])
+    with pytest.raises(AssertionError, match="UNAVAILABLE"):
+        producer.answer()  # it did not learn another address
+
+
+def test_a_message_whose_delivery_was_lost_on_the_way_comes_again(broker: BrokerProcess, start: Start) -> None:
+    """The answer to a poll never reaches the client, which lives on: it asks again and gets what it missed."""
+    with forwarded_port(broker.endpoint) as port:
+        consumer = start("push_consumer", port.endpoint, topic="lossy", group="lossy")
+        producer = start("producer", broker.endpoint, topic="lossy")
+        consumer.ready()
+        producer.ready().ask("send", messages=[{"body": "first"}])
+        consumer.wait_messages(1, "acknowledged")  # it polls again now
+        port.lose_answers()
+        producer.ask("send", messages=[{"body": "lost"}])
+        wait_group(broker, "lossy", inflight=1)
+        port.reset()
+        consumer.wait_messages(2, "acknowledged")
+        assert [(message["body"], message["attempt"]) for message in consumer.messages()] == [("first", 1), ("lost", 2)]
+
+
+@pytest.mark.parametrize("first", ["broker", "sdk"])
+def test_broker_and_sdk_live_in_one_process(start: Start, tmp_path: Path, first: str) -> None:
+    """Both bring the same .proto files; whichever is imported first, a message makes the round."""
+    program = start("broker_and_client", "", first=first, store=str(tmp_path / "store"))
+    program.ready()
+    [ready] = program.messages("ready")
+    assert (ready["message"]["body"], ready["message"]["tag"], ready["message"]["attempt"]) == (
+        "from next door",
+        "t",
+        1,
+    )
+    assert program.end() == 0

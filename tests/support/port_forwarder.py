@@ -1,0 +1,86 @@
+"""A port that leads to another: what a container's mapped port, a tunnel or a balancer is to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PortForwarder:
+    """Connections to `endpoint` go to another address, through a thread of their own. `forwarded_port` makes one."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, self._port = target.rpartition(":")
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._connect, "127.0.0.1", 0))
+        self._connections: set[asyncio.Task[None]] = set()
+        self._loses_answers = False
+        host, port = self._server.sockets[0].getsockname()
+        self.endpoint = f"{host}:{port}"
+        self._thread = threading.Thread(target=self._loop.run_forever, name="port-forwarder")
+        self._thread.start()
+
+    def lose_answers(self) -> None:
+        """From now on, what comes back is thrown away, as by a network that fails in one direction."""
+        self._loses_answers = True
+
+    def reset(self) -> None:
+        """Break all connections; new ones work in both directions."""
+        asyncio.run_coroutine_threadsafe(self._break(), self._loop).result(20)
+        self._loses_answers = False
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            there_reader, there_writer = await asyncio.open_connection(self._host, int(self._port))
+            await asyncio.gather(
+                self._copy(reader, there_writer, answers=False), self._copy(there_reader, writer, answers=True)
+            )
+        except ConnectionError:
+            writer.close()
+        except asyncio.CancelledError:
+            writer.transport.abort()  # not raised on: asyncio would log it
+        finally:
+            self._connections.discard(task)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        try:
+            while data := await reader.read(65536):
+                if answers and self._loses_answers:
+                    continue
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass  # one side is gone; the other learns it now
+        finally:
+            writer.close()
+
+    async def _break(self) -> None:
+        for task in tuple(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        await self._break()
+        await self._server.wait_closed()
+
+
+@contextmanager
+def forwarded_port(target: str) -> Iterator[PortForwarder]:
+    """A port that leads to `target` until the end of the block."""
+    forwarder = PortForwarder(target)
+    try:
+        yield forwarder
+    finally:
+        forwarder.stop()

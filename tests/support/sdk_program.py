@@ -1,0 +1,166 @@
+"""A program with an official SDK in it, as a child process that a test talks to in lines of JSON.
+
+    test -> program     {"do": "receive", "count": 10}              one command a line; shut down at the end of input
+    program -> test     {"event": "ready"}                          the client serves
+                        {"event": "answer", ...}                    to a command, in the order of the commands
+                        {"event": "message", "time": ..., ...}      a listener was called
+                        {"event": "error", "error": "..."}          the command before failed
+
+Programs start at once and side by side; `ready` waits for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+Event = dict[str, Any]
+_SECONDS = 40.0  # for anything that normally takes a moment; machines that test may be very busy
+
+
+class SdkProgram:
+    """`command` and then `options` as JSON; `home` gets the log files that SDKs write into a home directory."""
+
+    def __init__(self, command: Sequence[str], home: Path, cwd: Path, **options: Any) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.name = f"{Path(command[-1]).name} {json.dumps(options)}"
+        self._stderr = home / "stderr.log"
+        self._logs = home / "logs"
+        self._events: list[Event] = []
+        self._answers_seen = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+        environment.update(HOME=str(home), no_proxy="127.0.0.1,localhost")
+        with self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [*command, json.dumps(options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=cwd,
+                env=environment,
+            )
+        self._reader = threading.Thread(target=self._read, name=f"reads {self.name}", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """No program outlives its test, whatever happened."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # a command that it never read
+                    pipe.close()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def ready(self) -> Self:
+        """Wait until the client has started."""
+        self.wait(lambda events: any(event["event"] == "ready" for event in events), "its start")
+        return self
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Send a command; `answer` waits for what comes back."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self, seconds: float = _SECONDS) -> Event:
+        """The answer to the oldest command that has not been asked for. AssertionError if it failed."""
+
+        def answered(events: list[Event]) -> bool:
+            return len(_answers(events)) > self._answers_seen
+
+        self.wait(answered, "an answer", seconds)
+        answer = _answers(self._events)[self._answers_seen]
+        self._answers_seen += 1
+        assert answer["event"] == "answer", f"{self.name}: {answer['error']}\n{self.logs()}"
+        return answer
+
+    def ask(self, do: str, *, seconds: float = _SECONDS, **arguments: Any) -> Event:
+        """A command and its answer."""
+        self.tell(do, **arguments)
+        return self.answer(seconds)
+
+    def messages(self, event: str = "message") -> list[Event]:
+        """What the listener got until now, or other events of that name."""
+        with self._changed:
+            return [each for each in self._events if each["event"] == event]
+
+    def wait_messages(self, count: int, event: str = "message", seconds: float = _SECONDS) -> list[Event]:
+        """At least `count` of them."""
+        self.wait(lambda events: sum(e["event"] == event for e in events) >= count, f"{count} of {event!r}", seconds)
+        return self.messages(event)
+
+    def wait(self, true: Callable[[list[Event]], bool], what: str, seconds: float = _SECONDS) -> None:
+        """Wait until `true` of all events so far; AssertionError when the time is over or the program has ended."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not true(self._events):
+                left = deadline - time.monotonic()
+                if self._ended or not self._changed.wait(max(left, 0)):
+                    if true(self._events):
+                        return
+                    cause = "ended before" if self._ended else f"did not give in {seconds:g} s"
+                    raise AssertionError(f"{self.name} {cause}: {what}; events: {self._events[-20:]}\n{self.logs()}")
+
+    def end(self) -> int:
+        """Shut it down in an orderly way; returns its exit code."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(_SECONDS)
+
+    def logs(self) -> str:
+        """The end of what the program and the SDK in it wrote."""
+        files = [self._stderr, *sorted(self._logs.rglob("*.log"))]
+        texts = [f"--- {path.name}\n" + path.read_text(errors="replace")[-4000:] for path in files if path.exists()]
+        return "\n".join(texts)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            with self._changed:
+                self._events.append(event)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def _answers(events: list[Event]) -> list[Event]:
+    return [event for event in events if event["event"] in ("answer", "error")]
+
+
+def wait_all_messages(
+    programs: Sequence[SdkProgram], bodies: set[str], event: str = "message", seconds: float = _SECONDS
+) -> list[Event]:
+    """What the listeners of all programs got, as soon as every one of these bodies is among it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = [message for program in programs for message in program.messages(event)]
+        missing = bodies - {message["body"] for message in found}
+        if not missing:
+            return found
+        logs = "\n".join(program.logs() for program in programs)
+        assert time.monotonic() < deadline, f"{len(missing)} of {len(bodies)} are missing: {sorted(missing)}\n{logs}"
+        assert all(program.running for program in programs), f"a program has ended\n{logs}"
+        time.sleep(0.05)
