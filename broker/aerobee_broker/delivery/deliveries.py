@@ -8,6 +8,7 @@ the step, memory and journal never tell different stories, and a snapshot of eve
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import logging
 import secrets
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
 _READS_PER_STEP_MAX: Final = 16  # of one queue, before other calls get their turn; a filter may skip 800 in each
 _TIMER_SECONDS_MAX: Final = 3600.0
+_ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers of which a client may say that they were lost; it repeats its latest
 
 
 class DeliveryTables(Protocol):
@@ -168,6 +170,8 @@ class Deliveries:
         self._journal = Journal(store, store.config.body_size_max)
         self._subscriptions: dict[str, dict[str, _Subscription]] = {}  # group -> topic
         self._of_client: dict[str, set[_Queue]] = {}  # where a client may have auto-renewed messages
+        # Of each client the attempts (their nonces) that brought something, latest last.
+        self._attempts: dict[str, OrderedDict[int, None]] = {}
         self._returning: set[str] = set()  # clients from before the restart
         self._returning_until = 0.0  # of the monotonic clock
         self._recent: OrderedDict[tuple[int, int], _Queue] = OrderedDict()  # (nonce, offset) of acknowledged messages
@@ -201,6 +205,8 @@ class Deliveries:
             for flight in queue.delivery.in_flight.values():
                 if flight.client_id is not None:
                     self._of_client.setdefault(flight.client_id, set()).add(queue)
+                    attempts = self._attempts.setdefault(flight.client_id, OrderedDict())
+                    attempts[flight.nonce ^ queue.key.queue_id] = None  # all: which is the latest is not known
             self._note_commit(queue, force=True)
             self._schedule(queue)
         self._returning = set(self._of_client)
@@ -240,16 +246,25 @@ class Deliveries:
         invisible_ms: int | None,
         wait_seconds: float,
         tags: frozenset[str] | None = None,
+        attempt_id: str = "",
     ) -> list[DeliveredMessage]:
         """At most `count` messages of any queue of the topic, as soon as there is one; empty when the wait is over.
 
         `invisible_ms` None: invisible for as long as the client lives (auto-renew). `tags` None: all. Whoever cannot
         hand a message over gives it to `give_back`; cancelling does so by itself.
+
+        `attempt_id`: a client that repeats it has not seen the answer before. As it lives, what it was given there
+        would stay invisible for hours; so that is ready again first. Only for auto-renew, and also after a restart.
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         again = False
+        attempt = None
+        if attempt_id and invisible_ms is None:
+            attempt = _attempt_nonce(client_id, group, topic, attempt_id)
+            if attempt in self._attempts.get(client_id, ()):
+                self._give_back_attempt(client_id, topic, group, attempt)
         while True:
             topic_config = self._tables.topics.require(topic)
             group_config = self._tables.groups.require(group)
@@ -270,6 +285,7 @@ class Deliveries:
                     invisible_ms=invisible_ms,
                     tags=tags,
                     attempt_max=max(group_config.retry_max_times + 1, 1),
+                    attempt=attempt,
                 )
                 if taken.more or len(taken.messages) >= count:
                     self.long_polling.wake(topic, group)
@@ -313,6 +329,23 @@ class Deliveries:
             queue.delivery.release(offsets, nonce, now_ms)
             self._expire(queue, now_ms)
 
+    def _give_back_attempt(self, client_id: str, topic: str, group: str, attempt: int) -> None:
+        parts = []
+        for queue in self._of_client.get(client_id, ()):
+            if (queue.key.topic, queue.key.group) == (topic, group) and not queue.dropped:
+                nonce = attempt ^ queue.key.queue_id
+                flights = queue.delivery.in_flight.items()
+                if offsets := [offset for offset, flight in flights if flight.nonce == nonce]:
+                    parts.append((queue, offsets, nonce))
+        self._give_back(parts)
+
+    def _remember_attempt(self, client_id: str, attempt: int) -> None:
+        attempts = self._attempts.setdefault(client_id, OrderedDict())
+        attempts[attempt] = None
+        attempts.move_to_end(attempt)
+        if len(attempts) > _ATTEMPTS_PER_CLIENT_MAX:
+            attempts.popitem(last=False)
+
     def _take(
         self,
         topic: str,
@@ -324,6 +357,7 @@ class Deliveries:
         invisible_ms: int | None,
         tags: frozenset[str] | None,
         attempt_max: int,
+        attempt: int | None,
     ) -> _Taken:
         """Deliver what is there now: first what was delivered before, then new messages."""
         room = self._config.in_flight_per_group_max - self._in_flight_count(group)
@@ -360,7 +394,7 @@ class Deliveries:
                 count -= len(reading.records) - before
         if readings:
             until_ms, owner = self._invisible_until(now_ms, invisible_ms, client_id)
-            self._deliver(readings, taken, until_ms, owner, now_ms)
+            self._deliver(readings, taken, until_ms, owner, now_ms, attempt)
         return taken
 
     def _invisible_until(self, now_ms: int, invisible_ms: int | None, client_id: str) -> tuple[int, str | None]:
@@ -415,7 +449,13 @@ class Deliveries:
         return records[0] if records and records[0].queue_offset == offset else None
 
     def _deliver(
-        self, readings: dict[_Queue, _Reading], taken: _Taken, until_ms: int, owner: str | None, now_ms: int
+        self,
+        readings: dict[_Queue, _Reading],
+        taken: _Taken,
+        until_ms: int,
+        owner: str | None,
+        now_ms: int,
+        attempt: int | None,
     ) -> None:
         """Change the state of the queues, write it into the journal, make the receipt handles."""
         events = []
@@ -426,7 +466,7 @@ class Deliveries:
                 event = delivery.finish(reading.finished)
                 finished_events.append(encode_acknowledged(queue.encoded_key, event))
             if reading.records:
-                nonce = _new_nonce()
+                nonce = _new_nonce() if attempt is None else attempt ^ queue.key.queue_id
                 offsets = [record.queue_offset for record in reading.records]
                 delivered = delivery.deliver(
                     offsets, reading.cursor, nonce=nonce, invisible_until_ms=until_ms, client_id=owner
@@ -437,6 +477,8 @@ class Deliveries:
                 self._schedule(queue)
                 if owner is not None:
                     self._of_client.setdefault(owner, set()).add(queue)
+                    if attempt is not None:
+                        self._remember_attempt(owner, attempt)
             else:
                 delivery.skip(reading.cursor)
             self._note_commit(queue)
@@ -587,6 +629,7 @@ class Deliveries:
         """The client ended, or was silent for too long: its waits end, and its messages are soon visible to others."""
         until_ms = self._clock.now_ms() + int(self._config.client_gone_seconds * 1000)
         self._returning.discard(client_id)
+        self._attempts.pop(client_id, None)
         for queue in self._of_client.pop(client_id, ()):
             queue.delivery.release_client(client_id, until_ms)
             self._schedule(queue)
@@ -824,3 +867,13 @@ class Deliveries:
 
 def _new_nonce() -> int:
     return secrets.randbits(64) or 1
+
+
+def _attempt_nonce(client_id: str, group: str, topic: str, attempt_id: str) -> int:
+    """The nonce of queue 0 for what this attempt brings; of the others it is this, exclusive or their queue id.
+
+    Made from the attempt, and not random, so that the journal tells what it brought without a field for it. Queue
+    ids have at most 32 bits: with the lowest of the others set, no nonce is 0.
+    """
+    text = "\0".join((client_id, group, topic, attempt_id)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) | 1 << 32

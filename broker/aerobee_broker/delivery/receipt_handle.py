@@ -4,7 +4,7 @@
          0     1  version       1
          1     4  queue_id
          5     8  queue_offset
-        13     8  nonce         random; the delivery that is in flight must have the same
+        13     8  nonce         the delivery that is in flight must have the same; random, or made from the attempt id
 
 Group and topic are not in it: the state that it is looked up in is that of the group and topic of the request, and a
 nonce of another one does not occur there. The nonce is in the delivery journal, so a handle outlives the process.

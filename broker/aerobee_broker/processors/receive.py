@@ -64,6 +64,7 @@ class ReceiveProcessor:
                 longest=config.poll_seconds_max,
             ),
             tags=tags_of(request.filter_expression),
+            attempt_id=request.attempt_id,
         )
         taken = 0
         try:
