@@ -131,8 +131,8 @@ class CommitLog:
     def set_flushed(self, files: Sequence[MappedFile], positions: Sequence[int], end: int) -> None:
         """Note that these segments are synced up to these positions, and so the log up to `end`."""
         for file, position in zip(files, positions, strict=True):
-            file.flushed = position
-        self.flushed = end
+            file.flushed = max(file.flushed, position)
+        self.flushed = max(self.flushed, end)
 
     def record_at(self, physical_offset: int) -> Record:
         """The record that begins here, every checksum of it verified.

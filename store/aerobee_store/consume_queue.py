@@ -116,12 +116,18 @@ class ConsumeQueue:
         A gap before it (the messages in between are damaged or deleted) is filled with filler units. The first unit of
         a queue may have any offset. Raises QueueMisalignedError for an offset that is already taken.
         """
-        if queue_offset != self.max_offset:
-            if queue_offset < self.max_offset:
-                raise QueueMisalignedError(
-                    f"{self._run.directory}: unit {queue_offset} is already there, the queue ends at {self.max_offset}"
-                )
-            units, queue_offset = self._with_filler(queue_offset, units)
+        if queue_offset < self.max_offset:
+            raise QueueMisalignedError(
+                f"{self._run.directory}: unit {queue_offset} is already there, the queue ends at {self.max_offset}"
+            )
+        first = self.max_offset
+        if not self._starts:
+            # The first unit of a queue: fill its file from the beginning, as RocketMQ does.
+            first = queue_offset - queue_offset % self.units_per_file
+            self.min_offset = queue_offset
+        if first < queue_offset:
+            units = FILLER_UNIT * (queue_offset - first) + units
+            queue_offset = first
         position = queue_offset * UNIT_SIZE
         end = position + len(units)
         file_size = self._run.file_size
@@ -247,21 +253,17 @@ class ConsumeQueue:
         """Remove all files and the directory."""
         self._remove_files(list(self._starts))
         self._run.file_system.remove_directory(self._run.directory)
-        self.min_offset = self.max_offset = self.next_offset = 0
+        self.begin_at(0)
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Say where a queue without files goes on."""
+        assert not self._starts
+        self.min_offset = self.max_offset = self.next_offset = queue_offset
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def _with_filler(self, queue_offset: int, units: bytes) -> tuple[bytes, int]:
-        if self.max_offset or self._starts:
-            first = self.max_offset
-        else:
-            # The first unit of a queue: fill its file from the beginning, as RocketMQ does.
-            first = queue_offset - queue_offset % self.units_per_file
-            self.min_offset = queue_offset
-        return FILLER_UNIT * (queue_offset - first) + units, first
 
     def _file(self, start: int) -> File | None:
         file = self._files.get(start)

@@ -28,6 +28,7 @@ from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.dispatch import ArrivalListener, Dispatch, Entry, EntryBatch
 from aerobee_store.errors import (
     CorruptRecordError,
@@ -148,6 +149,7 @@ class MessageStore:
             disk_headroom=config.disk_headroom,
         )
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._deleted = DeletedTopics(file_system, directory)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         self._dispatch = Dispatch(self._index, clock, self.stats)
         self._group_commit = GroupCommit(
@@ -207,6 +209,7 @@ class MessageStore:
     def _recover(self) -> None:
         clean = not self.file_system.exists(self._abort_path)
         self.checkpoint.load()
+        self._deleted.load()
         self._load_queues(suspect=not clean)
         self._index.load()
         if not self._log.files.files and any(queue.max_offset for queue in self._queues.values()):
@@ -222,6 +225,7 @@ class MessageStore:
             self._queue,
             self._index,
             self.checkpoint,
+            self._deleted,
             clean=clean,
             record_size_max=max(self.config.record_size_max, self.config.segment_size),
             now_ms=self.clock.now_ms,
@@ -544,6 +548,7 @@ class MessageStore:
         """
         found: list[Record] = []
         seen: set[int] = set()
+        deleted_before = self._deleted.end_of(topic)
         for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
             if physical_offset in seen:
                 continue
@@ -552,7 +557,9 @@ class MessageStore:
                 candidate = self.record_at(physical_offset)
             except (RecordNotFoundError, CorruptRecordError):
                 continue
-            if candidate.topic != topic or not begin <= candidate.store_timestamp <= end:
+            if physical_offset < deleted_before or candidate.topic != topic:
+                continue
+            if not begin <= candidate.store_timestamp <= end:
                 continue
             if candidate.transaction_type is TransactionType.ROLLBACK:
                 continue
@@ -589,21 +596,29 @@ class MessageStore:
     def queues(self) -> dict[str, list[int]]:
         """Topic -> queue ids, of every queue that has ever had a message."""
         found: dict[str, list[int]] = {}
-        for topic, queue_id in sorted(self._queues):
+        for topic, queue_id in sorted(key for key, queue in self._queues.items() if queue.files):
             found.setdefault(topic, []).append(queue_id)
         return found
 
     def delete_topic(self, topic: str) -> None:
-        """Remove the queues of a topic. Its records stay in the log until they expire.
+        """Remove the queues of a topic; its records stay in the log until they expire, and count no more.
 
-        A topic of that name that comes later goes on at the queue offsets where this one ended: the old records are
-        still in the log, and an offset must not name two messages.
+        A topic of that name that comes later goes on at the queue offsets where this one ended. Blocking, and durable
+        when it returns.
         """
-        for key in [key for key in self._queues if key[0] == topic]:
-            queue = self._queues[key]
-            next_offset = queue.next_offset
-            queue.destroy()
-            queue.min_offset = queue.max_offset = queue.next_offset = next_offset
+        self._check_open()
+        queues = [queue for (name, _), queue in self._queues.items() if name == topic]
+        if not queues:
+            return
+        self.flush()  # what waits for dispatch belongs to the topic that goes
+        try:
+            self._deleted.add(topic, self._log.wrote, {queue.queue_id: queue.next_offset for queue in queues})
+            for queue in queues:
+                next_offset = queue.next_offset
+                queue.destroy()
+                queue.begin_at(next_offset)
+        except OSError as error:
+            raise self._fail(error) from error
         self.file_system.remove_directory(self.config.directory / "consumequeue" / topic)
 
     @property
@@ -648,6 +663,7 @@ class MessageStore:
             directory = self.config.directory / "consumequeue" / topic / str(queue_id)
             queue = ConsumeQueue(self.file_system, directory, topic, queue_id, self.config.queue_file_size)
             self._queues[topic, queue_id] = queue
+            queue.begin_at(self._deleted.next_offset(topic, queue_id))
         return queue
 
     def _prepare(self, sizes: list[int]) -> None:

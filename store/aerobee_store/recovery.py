@@ -25,6 +25,7 @@ The log is the only truth; queues and index are compared with it and completed f
     behind it                                                    what follows is kept
     a unit that names another place than the record's            put right
     a gap in a queue's offsets                                   filler units
+    a record of a topic that was deleted after it                no unit
     a unit or index entry at or behind the end of the log        dropped
     bytes behind the end of the log                              zeroed and synced before the first append, or they
                                                                  would parse as records after the next crash
@@ -45,6 +46,7 @@ import numpy as np
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog, DamagedRange
 from aerobee_store.consume_queue import FILLER_SIZE, ConsumeQueue
+from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.file_system import FileSystem
 from aerobee_store.index_file import IndexService
 from aerobee_store.log_scan import LogScan, queue_units
@@ -85,6 +87,7 @@ class Recovery:
         queue: Callable[[str, int], ConsumeQueue],
         index: IndexService,
         checkpoint: Checkpoint,
+        deleted: DeletedTopics,
         *,
         clean: bool,
         record_size_max: int,
@@ -97,6 +100,7 @@ class Recovery:
         self._queue = queue
         self._index = index
         self._checkpoint = checkpoint
+        self._deleted = deleted
         self._clean = clean
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._now_ms = now_ms
@@ -231,7 +235,10 @@ class Recovery:
 
     def _take_units(self, batch: RecordBatch) -> None:
         for found in queue_units(batch):
-            self._take_queue(self._queue(found.topic, found.queue_id), found.queue_offsets, found.units)
+            counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
+            if counts.any():
+                queue = self._queue(found.topic, found.queue_id)
+                self._take_queue(queue, found.queue_offsets[counts], found.units[counts])
 
     def _take_queue(
         self,

@@ -20,6 +20,12 @@ from tests.support.golden import GoldenCase, GoldenMessage
 
 # Its queues are batch consume queues, which this store does not keep yet.
 CASES = [name for name in golden.names() if name != "batch-cq"]
+# pre-blank is left out: its index lacks what RocketMQ's rebuild left out, and opening completes it.
+UNDAMAGED = [
+    name
+    for name in CASES
+    if not golden.manifest(name)["abort"] and not golden.manifest(name).get("damage") and name != "pre-blank"
+]
 # Records of split batches of old clients, and half and delayed messages as the broker wrote them, come out the same too.
 WRITTEN = ["plain", "propcrc", "wide", "kinds"]
 
@@ -170,12 +176,10 @@ def test_offsets_by_time_are_rocketmqs(case: GoldenCase) -> None:
                 assert store.offset_by_time(*arguments, "upper") == lookup["upper"], lookup
 
 
-def test_opening_an_undamaged_store_changes_nothing(case: GoldenCase) -> None:
+@pytest.mark.parametrize("name", UNDAMAGED)
+def test_opening_an_undamaged_store_changes_nothing(name: str, tmp_path: Path) -> None:
     """Opened and closed, a store that was closed orderly keeps its log, queues and index byte for byte."""
-    if case.abort or case.manifest.get("damage"):
-        pytest.skip("the case needs repair")
-    if case.name == "pre-blank":
-        pytest.skip("its index lacks what RocketMQ's rebuild left out; opening completes it")
+    case = golden.load(name, tmp_path)
     before = file_hashes(case.store)
     with MessageStore.open(config_of(case)):
         pass
@@ -286,5 +290,5 @@ def test_index_headers_are_those_of_the_manifest(case: GoldenCase) -> None:
 
 def test_the_manifests_are_the_ones_that_were_given() -> None:
     """A guard against running over nothing: there are as many cases as the README of the cases lists."""
-    assert len(CASES) == 19
+    assert (len(CASES), len(UNDAMAGED)) == (19, 7)
     assert json.loads((golden.CASES_DIRECTORY / "plain" / "manifest.json").read_text())["schema"] == 1

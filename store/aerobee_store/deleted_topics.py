@@ -1,0 +1,87 @@
+"""Which topics were deleted, and up to where in the log: what `config/deletedTopics.json` remembers.
+
+Deleting a topic removes its queues; its records stay in the log until they expire. Without a note recovery would find
+them, queue them again, and mix them with those of a later topic of the same name.
+
+    {"orders": {"physicalOffset": 81920, "queues": {"0": 117, "1": 98}}}
+
+Records of the topic before the physical offset do not count any more. A later topic of that name goes on at the queue
+offsets given, for one offset must not name two messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.file_system import FileSystem
+from aerobee_store.json_table import JsonTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopic:
+    """Records before `physical_offset` are gone; `next_offsets`: queue id -> where the queue had ended."""
+
+    physical_offset: int
+    next_offsets: dict[int, int]
+
+
+class DeletedTopics:
+    """The table. Saved at every change, before the queues are removed."""
+
+    def __init__(self, file_system: FileSystem, directory: Path) -> None:
+        self._file_system = file_system
+        self._path = directory / "config" / "deletedTopics.json"
+        self._table = JsonTable(file_system, self._path)
+        self._topics: dict[str, DeletedTopic] = {}
+
+    def load(self) -> None:
+        """Read the table. Raises StoreError if there is one that cannot be read."""
+        content = self._table.load()
+        if content is None:
+            return
+        try:
+            assert isinstance(content, dict)
+            self._topics = {
+                topic: DeletedTopic(
+                    int(entry["physicalOffset"]), {int(key): int(value) for key, value in entry["queues"].items()}
+                )
+                for topic, entry in content.items()
+            }
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreDirectoryError(
+                f"{self._path}: not a table of deleted topics ({error!r}); restore it from {self._path.name}.bak"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def end_of(self, topic: str) -> int:
+        """The physical offset before which records of the topic do not count; 0 if it was never deleted."""
+        deleted = self._topics.get(topic)
+        return deleted.physical_offset if deleted is not None else 0
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Where a queue of the topic goes on."""
+        deleted = self._topics.get(topic)
+        return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
+
+    def add(self, topic: str, physical_offset: int, next_offsets: dict[int, int]) -> None:
+        """Note a deletion, durably."""
+        before = self._topics.get(topic)
+        known = dict(before.next_offsets) if before is not None else {}
+        self._topics[topic] = DeletedTopic(physical_offset, {**known, **next_offsets})
+        self._save()
+
+    def _save(self) -> None:
+        self._file_system.make_directory(self._path.parent)
+        self._table.save(
+            {
+                topic: {
+                    "physicalOffset": deleted.physical_offset,
+                    "queues": {str(key): value for key, value in deleted.next_offsets.items()},
+                }
+                for topic, deleted in self._topics.items()
+            }
+        )
