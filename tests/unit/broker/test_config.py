@@ -1,0 +1,143 @@
+"""Configuration: what overrules what, and what a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_store import ConfigError
+
+
+def test_defaults_are_safe() -> None:
+    """Loopback addresses, durable sends, checksums over everything, nothing created on first use."""
+    config = BrokerConfig.load()
+    assert (str(config.listen.grpc), str(config.listen.metrics)) == ("127.0.0.1:8081", "127.0.0.1:5557")
+    assert config.store.flush == "sync"
+    assert config.store.property_crc
+    assert not config.auto_create_topics
+    assert not config.auto_create_groups
+    assert config.store.store_host == ("127.0.0.1", 8081)
+
+
+def test_dev_creates_on_first_use_unless_told_otherwise() -> None:
+    """broker.dev is the default of both auto_create settings and overrules neither."""
+    assert BrokerConfig.load(flags={"broker.dev": True}).auto_create_topics
+    config = BrokerConfig.load(flags={"broker.dev": True, "topics.auto_create": "false"})
+    assert not config.auto_create_topics
+    assert config.auto_create_groups
+
+
+def test_each_source_overrules_the_ones_after(tmp_path: Path) -> None:
+    """Flags over environment over TOML over broker.conf over defaults."""
+    conf, toml = tmp_path / "broker.conf", tmp_path / "aerobee.toml"
+    conf.write_text("brokerName=conf\nbrokerClusterName=conf\nmaxMessageSize=1000\ndefaultTopicQueueNums=3\n")
+    toml.write_text('[broker]\nname = "toml"\ncluster = "toml"\n[store]\nbody_size_max = 2000\n')
+    config = BrokerConfig.load(
+        flags={"broker.name": "flag", "broker.cluster": None},
+        environment={"AEROBEE_BROKER_NAME": "environment", "AEROBEE_BROKER_CLUSTER": "environment", "HOME": "/"},
+        config_file=toml,
+        rocketmq_conf=conf,
+    )
+    assert (config.name, config.cluster) == ("flag", "environment")
+    assert (config.store.body_size_max, config.topics.queue_count) == (2000, 3)
+
+
+def test_values_from_text() -> None:
+    """Environment variables are text: numbers, sizes with units, booleans, addresses and paths are understood."""
+    config = BrokerConfig.load(
+        environment={
+            "AEROBEE_STORE_SEGMENT_SIZE": "64MiB",
+            "AEROBEE_STORE_DIRECTORY": "/tmp/x",
+            "AEROBEE_STORE_PROPERTY_CRC": "FALSE",
+            "AEROBEE_STORE_SYNC_TIMEOUT_SECONDS": "2.5",
+            "AEROBEE_LISTEN_GRPC": "[::1]:9",
+            "AEROBEE_DELIVERY_INITIAL_POSITION": "latest",
+            "AEROBEE_CRASH_CYCLES": "belongs to somebody else",
+        }
+    )
+    assert config.store.segment_size == 64 << 20
+    assert config.store.directory == Path("/tmp/x")
+    assert not config.store.property_crc
+    assert config.store.sync_timeout_seconds == 2.5
+    assert config.listen.grpc == Address("::1", 9)
+    assert str(config.listen.grpc) == "[::1]:9"
+    assert config.delivery.initial_position == "latest"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("store.flush", "sometimes"),
+        ("store.segment_size", "a lot"),
+        ("store.segment_size", 5),
+        ("store.property_crc", "yes"),
+        ("store.sync_timeout_seconds", "nan"),
+        ("store.directory", ""),
+        ("listen.grpc", "8081"),
+        ("listen.grpc", "host:65536"),
+        ("listen.grpc", "::1:8081"),
+        ("listen.advertise", "host:0"),
+        ("listen.drain_seconds", -1.0),
+        ("broker.name", "two words"),
+        ("topics.queue_count", 0),
+        ("limits.properties_size_max", 0),
+        ("delivery.receive_count_max", 0),
+    ],
+)
+def test_bad_values_name_the_setting(name: str, value: object) -> None:
+    """A value that cannot work stops the start with the full name of its setting."""
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        BrokerConfig.load(flags={name: value})
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    """A slip in a flag, variable, section or key is an error that shows what there is."""
+    with pytest.raises(ConfigError, match=r"store\.flushes.*flush,"):
+        BrokerConfig.load(flags={"store.flushes": "sync"})
+    with pytest.raises(ConfigError, match="AEROBEE_STORE_FLUSHES"):
+        BrokerConfig.load(environment={"AEROBEE_STORE_FLUSHES": "sync"})
+    toml = tmp_path / "x.toml"
+    for text, named in (("[shop]\na = 1", r"\[shop\]"), ("flush = 'sync'", "flush"), ("[store]\na = 1", r"store\.a")):
+        toml.write_text(text)
+        with pytest.raises(ConfigError, match=named):
+            BrokerConfig.load(config_file=toml)
+    toml.write_text("= no TOML")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        BrokerConfig.load(config_file=toml)
+    with pytest.raises(ConfigError, match=r"none\.toml"):
+        BrokerConfig.load(config_file=tmp_path / "none.toml")
+
+
+def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
+    """Known keys are taken, with RocketMQ's units; the others are kept for the one line at start."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        "# a comment\n"
+        f"storePathRootDir = {tmp_path}/store\n"
+        f"storePathCommitLog={tmp_path}/store/commitlog\n"
+        "flushDiskType=ASYNC_FLUSH\nflushIntervalCommitLog=250\nmappedFileSizeConsumeQueue=6000001\n"
+        "enabledAppendPropCRC : true\nautoCreateTopicEnable=true\nbrokerClusterName=Def\\\n   ault\n"
+        "namesrvAddr=127.0.0.1:9876\nfileReservedTime=48\n"
+    )
+    config = BrokerConfig.load(rocketmq_conf=conf)
+    assert config.store.directory == tmp_path / "store"
+    assert (config.store.flush, config.store.flush_interval_seconds) == ("async", 0.25)
+    assert config.store.queue_file_size == 6000020
+    assert config.auto_create_topics
+    assert config.cluster == "Default"
+    assert config.ignored_rocketmq_keys == ("namesrvAddr", "fileReservedTime")
+
+
+def test_mistakes_in_a_broker_conf(tmp_path: Path) -> None:
+    """The person reads RocketMQ's name in the error; a log that lies elsewhere is refused, not ignored."""
+    conf = tmp_path / "broker.conf"
+    for line, named in (
+        ("flushDiskType=NEVER", "flushDiskType"),
+        ("maxMessageSize=big", "maxMessageSize"),
+        ("storePathCommitLog=/elsewhere", "storePathCommitLog"),
+    ):
+        conf.write_text(f"storePathRootDir={tmp_path}\n{line}\n")
+        with pytest.raises(ConfigError, match=named):
+            BrokerConfig.load(rocketmq_conf=conf)

@@ -1,0 +1,167 @@
+"""What a client sends comes back unchanged, and lies in the store as RocketMQ would have put it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from aerobee_broker.message_mapping import message_type, to_store_message, to_wire_message
+from aerobee_proto import v2
+from aerobee_store import record
+from aerobee_store.properties import encode_properties
+from aerobee_store.record import Message, Record
+
+TOPIC = v2.Resource(name="orders", resource_namespace="shop")
+PEER = ("10.0.0.7", 50000)
+
+
+def stored(message: Message) -> Record:
+    """`message` as it is read back from a log."""
+    data = record.encode(
+        message,
+        queue_offset=7,
+        physical_offset=4096,
+        store_timestamp=1_700_000_001_500,
+        store_host=("127.0.0.1", 8081),
+        property_crc=True,
+    )
+    header = record.peek(data, 0)
+    assert isinstance(header, record.RecordHeader)
+    return record.read(data, header)
+
+
+def sent(**system: object) -> v2.Message:
+    wire = v2.Message(topic=TOPIC, body=b"hello", system_properties=v2.SystemProperties(**system))  # type: ignore[arg-type]
+    wire.system_properties.message_id = wire.system_properties.message_id or "0102FC000000014AB00B13010700000000"
+    return wire
+
+
+def round_trip(wire: v2.Message) -> v2.Message:
+    return to_wire_message(
+        stored(to_store_message(wire, "shop%orders", 3, PEER, 1_700_000_000_000)),
+        TOPIC,
+        receipt_handle="handle",
+        delivery_attempt=2,
+    )
+
+
+def test_a_message_comes_back() -> None:
+    """Properties, tag, keys, trace context and ids are as sent; where it lies and how often it was delivered is new."""
+    wire = sent(tag="tag", keys=["one", "two"], trace_context="trace", born_host="host-a")
+    wire.system_properties.born_timestamp.FromMilliseconds(1_699_999_999_123)
+    wire.user_properties.update({"name": "wert", "größe": "中文", "empty": ""})
+    back = round_trip(wire)
+    assert back.topic == TOPIC
+    assert back.body == b"hello"
+    assert dict(back.user_properties) == dict(wire.user_properties)
+    system = back.system_properties
+    assert (system.tag, list(system.keys), system.trace_context) == ("tag", ["one", "two"], "trace")
+    assert system.message_id == wire.system_properties.message_id
+    assert system.born_timestamp == wire.system_properties.born_timestamp
+    assert system.born_host == "host-a"
+    assert system.store_timestamp.ToMilliseconds() == 1_700_000_001_500
+    assert system.store_host == "127.0.0.1:8081"
+    assert (system.queue_id, system.queue_offset) == (3, 7)
+    assert (system.receipt_handle, system.delivery_attempt) == ("handle", 2)
+    assert system.message_type == v2.MessageType.NORMAL
+    unset = {"message_group", "lite_topic", "priority", "delivery_timestamp"}
+    assert not unset & {field.name for field, _ in system.ListFields()}
+
+
+def test_every_delivery_has_encoding_and_digest() -> None:
+    """Official clients fail without: IDENTITY unless the sender said GZIP, MD5 in upper case."""
+    system = round_trip(sent()).system_properties
+    assert system.body_encoding == v2.Encoding.IDENTITY
+    assert system.body_digest == v2.Digest(type=v2.DigestType.MD5, checksum="5D41402ABC4B2A76B9719D911017C592")
+    assert round_trip(sent(body_encoding=v2.Encoding.GZIP)).system_properties.body_encoding == v2.Encoding.GZIP
+
+
+@pytest.mark.parametrize("keys", [["a b", "c"], ["a b"], [" a"], ["a", "b", "c"], ["a  b", ""], []])
+def test_keys_come_back_as_they_were(keys: list[str]) -> None:
+    """A key with a space in it stays one key, though RocketMQ's index sees its words."""
+    wire = sent(keys=keys)
+    assert list(round_trip(wire).system_properties.keys) == [key for key in keys if key]
+    assert to_store_message(wire, "t", 0, PEER, 0).properties.get("KEYS", "").split() == " ".join(keys).split()
+
+
+def test_what_the_client_left_out_is_filled_in() -> None:
+    """Birth time is now, birth host is where the connection comes from, as RocketMQ does."""
+    message = to_store_message(sent(), "t", 0, PEER, 1_700_000_000_000)
+    assert (message.born_timestamp, message.born_host) == (1_700_000_000_000, PEER)
+    system = to_wire_message(stored(message), TOPIC).system_properties
+    assert system.born_host == "10.0.0.7"
+    assert not system.HasField("receipt_handle")
+    assert not system.HasField("delivery_attempt")
+
+
+@pytest.mark.parametrize("seconds", [-1, 1 << 62])
+def test_an_impossible_birth_time_is_replaced(seconds: int) -> None:
+    """It would not fit into a record; it is no reason to refuse a message."""
+    wire = sent(born_timestamp=v2.Timestamp(seconds=seconds))
+    assert to_store_message(wire, "t", 0, PEER, 5).born_timestamp == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"message_group": "g"}, v2.MessageType.FIFO),
+        ({"delivery_timestamp": v2.Timestamp(seconds=1_800_000_000)}, v2.MessageType.DELAY),
+        ({"message_type": v2.MessageType.TRANSACTION}, v2.MessageType.TRANSACTION),
+        ({"lite_topic": "l"}, v2.MessageType.LITE),
+        ({"priority": 3}, v2.MessageType.PRIORITY),
+        ({"priority": 0, "message_type": v2.MessageType.NORMAL}, v2.MessageType.NORMAL),
+        ({"message_type": v2.MessageType.DELAY}, v2.MessageType.NORMAL),
+        ({}, v2.MessageType.NORMAL),
+    ],
+)
+def test_types(fields: dict[str, object], kind: int) -> None:
+    """The fields decide the type, and a delivery says the same type with the same fields."""
+    wire = sent(**fields)
+    assert message_type(wire.system_properties) == kind
+    back = round_trip(wire).system_properties
+    assert back.message_type == kind
+    for name in fields.keys() - {"message_type"}:
+        assert getattr(back, name) == getattr(wire.system_properties, name)
+
+
+def test_system_properties_are_no_user_properties() -> None:
+    """Nothing that the store or RocketMQ adds shows up among the user's own."""
+    names = {"PGROUP": "p", "MSG_REGION": "r", "__SHARDINGKEY": "g", "TRACE_CONTEXT": "c", "mine": "1"}
+    message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), properties=names)
+    assert dict(to_wire_message(stored(message), TOPIC).user_properties) == {"mine": "1"}
+
+
+def test_a_message_of_another_client_has_the_servers_id() -> None:
+    """Without UNIQ_KEY the id says where the record lies."""
+    message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), properties={})
+    assert to_wire_message(stored(message), TOPIC).system_properties.message_id == "7F00000100001F910000000000001000"
+
+
+@pytest.mark.parametrize(("kind", "encoding"), [(0, "GZIP"), (3, "GZIP"), (1, "IDENTITY"), (2, "IDENTITY")])
+def test_compression_of_other_clients(kind: int, encoding: str) -> None:
+    """zlib goes out as GZIP, which clients tell apart by its first bytes; what they cannot decode as it is."""
+    message = dataclasses.replace(to_store_message(sent(), "t", 0, PEER, 1), sys_flag=1 | kind << 8)
+    system = to_wire_message(stored(message), TOPIC).system_properties
+    assert system.body_encoding == v2.Encoding.Value(encoding)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "9" * 40, "٣"])
+def test_numbers_in_foreign_properties(text: str) -> None:
+    """What another program wrote into a numeric property is no reason to fail."""
+    message = dataclasses.replace(
+        to_store_message(sent(), "t", 0, PEER, 1),
+        raw_properties=encode_properties({"TIMER_DELIVER_MS": text or "x", "_SYS_MSG_PRIORITY_": text or "x"}),
+    )
+    assert not to_wire_message(stored(message), TOPIC).system_properties.HasField("delivery_timestamp")
+
+
+def test_dead_letters_name_their_origin() -> None:
+    """Topic and id of the message that became one."""
+    message = dataclasses.replace(
+        to_store_message(sent(), "t", 0, PEER, 1),
+        properties={"DLQ_ORIGIN_TOPIC": "orders", "DLQ_ORIGIN_MESSAGE_ID": "01"},
+    )
+    assert to_wire_message(stored(message), TOPIC).system_properties.dead_letter_queue == v2.DeadLetterQueue(
+        topic="orders", message_id="01"
+    )

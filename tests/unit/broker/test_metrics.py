@@ -1,0 +1,108 @@
+"""What a scrape shows after known traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from aerobee_proto import v2
+from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
+
+BASE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "aerobee"}
+
+
+async def scrape(broker: InProcessBroker) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample by its name and its labels beyond those that all have."""
+
+    def fetch() -> str:
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=10) as response:
+            return str(response.read().decode())
+
+    samples = {}
+    for family in text_string_to_metric_families(await asyncio.to_thread(fetch)):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            if not sample.name.startswith("process_"):
+                assert sample.labels.items() >= BASE.items()
+            rest = {name: value for name, value in sample.labels.items() if name not in BASE}
+            samples[sample.name, frozenset(rest.items())] = sample.value
+    return samples
+
+
+def labels(**values: str) -> frozenset[tuple[str, str]]:
+    return frozenset(values.items())
+
+
+async def test_traffic_is_shown(tmp_path: Path) -> None:
+    """Three messages in, two out to one group, one of them acknowledged."""
+    topic, group = v2.Resource(name="orders"), v2.Resource(name="billing")
+    async with in_process_broker(tmp_path) as broker:
+        for number in range(3):
+            request = v2.SendMessageRequest(messages=[message(message_id=str(number))])
+            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+            assert response.status.code == v2.Code.OK
+        receive = v2.ReceiveMessageRequest(group=group, batch_size=2)
+        receive.message_queue.topic.CopyFrom(topic)
+        receive.invisible_duration.FromSeconds(60)
+        answers = [answer async for answer in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=5)]
+        handles = [a.message.system_properties.receipt_handle for a in answers if a.HasField("message")]
+        assert len(handles) == 2
+        acknowledge = v2.AckMessageRequest(group=group, topic=topic)
+        acknowledge.entries.add(receipt_handle=handles[0])
+        assert (await broker.messaging.AckMessage(acknowledge, metadata=METADATA)).status.code == v2.Code.OK
+        heartbeat = v2.HeartbeatRequest(group=group, client_type=v2.ClientType.SIMPLE_CONSUMER)
+        await broker.messaging.Heartbeat(heartbeat, metadata=METADATA)
+        shown = await scrape(broker)
+
+    sent = labels(topic="orders", message_type="normal", is_system="false")
+    assert shown["rocketmq_messages_in_total", sent] == 3
+    assert shown["rocketmq_throughput_in_total", sent] == shown["rocketmq_message_size_sum", sent] > 300
+    assert shown["rocketmq_message_size_count", sent] == 3
+    assert shown["rocketmq_message_size_bucket", sent | labels(le="1024.0")] == 3
+    consumed = labels(topic="orders", consumer_group="billing", is_retry="false", is_system="false")
+    assert shown["rocketmq_messages_out_total", consumed] == 2
+    assert shown["rocketmq_throughput_out_total", consumed] > 0
+    assert shown["rocketmq_consumer_inflight_messages", consumed] == 1
+    assert shown["rocketmq_consumer_ready_messages", consumed] == 1
+    assert shown["rocketmq_consumer_lag_messages", consumed] == 2
+    assert shown["rocketmq_consumer_lag_latency", consumed] >= 0
+    connection = labels(language="java", version="5.2.1", protocol_type="grpc")
+    consumer = connection | labels(consumer_group="billing", consume_mode="simple", is_system="false")
+    assert shown["rocketmq_consumer_connections", consumer] == 1
+    nothing = labels()
+    assert shown["rocketmq_topic_number", nothing] == 1
+    assert shown["rocketmq_consumer_group_number", nothing] == 1
+    assert shown["rocketmq_broker_permission", nothing] == 6
+    assert shown["aerobee_clients", nothing] == 1
+    assert shown["aerobee_long_polls", nothing] == 0
+    store = labels(storage_type="local", storage_medium="disk")
+    assert shown["aerobee_store_syncs_total", store] == shown["aerobee_store_sync_seconds_count", store] >= 3
+    assert shown["aerobee_store_messages_per_sync_sum", store] >= 3
+    assert shown["rocketmq_storage_flush_behind_bytes", store] == 0
+    assert shown["aerobee_store_checksum_failures_total", store] == 0
+    assert shown["rocketmq_storage_size", store] > 0
+    answered = labels(
+        protocol_type="grpc",
+        request_code="SendMessage",
+        response_code="OK",
+        is_long_polling="false",
+        result="success",
+    )
+    assert shown["rocketmq_rpc_latency_count", answered] == 3
+
+
+async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
+    """So that an alert can tell a caller's mistake from a broker's; an empty receive is neither."""
+    async with in_process_broker(tmp_path) as broker:
+        await broker.messaging.SendMessage(v2.SendMessageRequest(), metadata=METADATA, timeout=5)
+        receive = v2.ReceiveMessageRequest(group=v2.Resource(name="g"), batch_size=1, auto_renew=True)
+        receive.message_queue.topic.name = "orders"
+        receive.long_polling_timeout.SetInParent()
+        async for _ in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=5):
+            pass
+        shown = await scrape(broker)
+    results = {dict(key)["response_code"]: dict(key)["result"] for name, key in shown if name.endswith("latency_count")}
+    assert results == {"MESSAGE_CORRUPTED": "process_request_failed", "MESSAGE_NOT_FOUND": "success"}

@@ -1,0 +1,154 @@
+"""Where clients are told to go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TopicsConfig
+from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.processors.route import RouteProcessor
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_proto import v2
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.testing import ManualClock
+
+CLIENT = Client("a")
+
+
+def _at_once(function: object, *arguments: object) -> Awaitable[None]:
+    async def call() -> None:
+        assert callable(function)
+        function(*arguments)
+
+    return call()
+
+
+class Routes:
+    """A route processor over a table with a few topics."""
+
+    def __init__(self, directory: Path, listening: str = "127.0.0.1:8081", **changes: object) -> None:
+        config = BrokerConfig.tiny(directory, **{"topics": TopicsConfig(auto_create=False), **changes})
+        config.store.directory.mkdir(exist_ok=True)
+        self.tables = Tables.load(config, ManualClock(), DiskFileSystem(), _at_once)
+        for topic in (
+            TopicConfig.of_type("orders", queue_count=4),
+            TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
+            TopicConfig(name="shrinking", read_queue_count=3, write_queue_count=1),
+            TopicConfig(name="write-only", read_queue_count=1, write_queue_count=1, permission=Permission.WRITE),
+        ):
+            self.tables.topics.create(topic)
+        self.processor = RouteProcessor(config, self.tables, Address.parse(listening))
+
+    async def queues(self, topic: str, *dialled: tuple[str, int]) -> list[v2.MessageQueue]:
+        request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))
+        request.endpoints.addresses.extend(v2.Address(host=host, port=port) for host, port in dialled)
+        response = await self.processor.query_route(request, CLIENT)
+        assert response.status.code == v2.Code.OK
+        return list(response.message_queues)
+
+    async def endpoints(self, *dialled: tuple[str, int]) -> tuple[str, list[tuple[str, int]]]:
+        wire = (await self.queues("orders", *dialled))[0].broker.endpoints
+        return v2.AddressScheme.Name(wire.scheme), [(address.host, address.port) for address in wire.addresses]
+
+    async def assigned(self, topic: str, group: str) -> list[v2.MessageQueue]:
+        request = v2.QueryAssignmentRequest(topic=v2.Resource(name=topic), group=v2.Resource(name=group))
+        response = await self.processor.query_assignment(request, CLIENT)
+        return [assignment.message_queue for assignment in response.assignments]
+
+
+@pytest.fixture
+def routes(tmp_path: Path) -> Routes:
+    return Routes(tmp_path)
+
+
+async def test_queues_of_a_topic(routes: Routes) -> None:
+    """Numbered from 0, read-write, of a named broker with id 0: clients drop all others."""
+    queues = await routes.queues("orders")
+    assert [queue.id for queue in queues] == [0, 1, 2, 3]
+    for queue in queues:
+        assert queue.permission == v2.Permission.READ_WRITE
+        assert (queue.broker.id, queue.broker.name) == (0, "aerobee")
+        assert list(queue.accept_message_types) == [v2.MessageType.NORMAL]
+        assert queue.topic == v2.Resource(name="orders")
+
+
+async def test_types_and_permissions(routes: Routes) -> None:
+    """A mixed topic lists what it takes; where a topic shrinks, the queues beyond only drain."""
+    assert list((await routes.queues("mixed"))[0].accept_message_types) == [
+        v2.MessageType.NORMAL,
+        v2.MessageType.FIFO,
+        v2.MessageType.DELAY,
+        v2.MessageType.TRANSACTION,
+    ]
+    permissions = [queue.permission for queue in await routes.queues("shrinking")]
+    assert permissions == [v2.Permission.READ_WRITE, v2.Permission.READ, v2.Permission.READ]
+    assert (await routes.queues("write-only"))[0].permission == v2.Permission.WRITE
+
+
+@pytest.mark.parametrize(
+    ("dialled", "scheme"),
+    [
+        ([("127.0.0.1", 18081)], "IPv4"),
+        ([("10.0.0.1", 1), ("10.0.0.2", 2)], "IPv4"),
+        ([("::1", 8081)], "IPv6"),
+        ([("localhost", 80)], "DOMAIN_NAME"),
+    ],
+)
+async def test_clients_are_sent_where_they_came_from(
+    routes: Routes, dialled: list[tuple[str, int]], scheme: str
+) -> None:
+    """Host and port as dialled, so that mapped ports and container names work."""
+    assert await routes.endpoints(*dialled) == (scheme, dialled)
+
+
+async def test_a_name_stands_alone(routes: Routes) -> None:
+    """Clients accept a name only as the single address."""
+    assert await routes.endpoints(("one", 1), ("two", 2)) == ("DOMAIN_NAME", [("one", 1)])
+    assert await routes.endpoints(("10.0.0.1", 1), ("::1", 2)) == ("IPv4", [("10.0.0.1", 1)])
+
+
+async def test_other_sources_of_the_address(tmp_path: Path) -> None:
+    """An advertised address overrules; without any in the request it is the one listened on."""
+    advertised = Routes(tmp_path / "a", listen=ListenConfig(advertise=Address("broker.example", 9)))
+    assert await advertised.endpoints(("127.0.0.1", 1)) == ("DOMAIN_NAME", [("broker.example", 9)])
+    assert await Routes(tmp_path / "b", "10.0.0.5:77").endpoints() == ("IPv4", [("10.0.0.5", 77)])
+    assert await Routes(tmp_path / "c", "0.0.0.0:77").endpoints() == ("IPv4", [("127.0.0.1", 77)])
+
+
+async def test_topics_that_are_not_there(routes: Routes, tmp_path: Path) -> None:
+    """An error that says how to create one, or with auto-creation a new topic that is on disk."""
+    with pytest.raises(TopicNotFoundError, match="aerobee topic create absent"):
+        await routes.queues("absent")
+    for name in ("", " ", "a.b", "a" * 128, "TBW102", "rmq_sys_x"):
+        with pytest.raises(IllegalTopicError):
+            await routes.queues(name)
+    creating = Routes(tmp_path / "new", topics=TopicsConfig(auto_create=True, queue_count=2))
+    assert len(await creating.queues("absent")) == 2
+    assert "absent" in (tmp_path / "new" / "config" / "topics.json").read_text()
+    with pytest.raises(IllegalTopicError):
+        await creating.queues("%RETRY%g")
+
+
+async def test_assignments(routes: Routes) -> None:
+    """Any queue for a standard group; every readable one for an orderly group."""
+    assert [queue.id for queue in await routes.assigned("orders", "billing")] == [-1]
+    routes.tables.groups.create(GroupConfig(name="ledger", consume_orderly=True))
+    assert [queue.id for queue in await routes.assigned("orders", "ledger")] == [0, 1, 2, 3]
+    with pytest.raises(InvalidRequestError) as caught:
+        await routes.assigned("write-only", "billing")
+    assert caught.value.code == v2.Code.FORBIDDEN
+    with pytest.raises(IllegalGroupError):
+        await routes.assigned("orders", "g" * 121)
+
+
+async def test_impossible_endpoints(routes: Routes) -> None:
+    """An address that nobody can have dialled is refused with its own code."""
+    with pytest.raises(InvalidRequestError) as caught:
+        await routes.queues("orders", ("", 0))
+    assert caught.value.code == v2.Code.ILLEGAL_ACCESS_POINT

@@ -1,0 +1,178 @@
+"""Sending, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig, TopicsConfig
+from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.processors.send import SendProcessor, jump_hash
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_proto import v2
+from aerobee_store import MessageStore, Record
+from aerobee_store.testing import ManualClock
+from tests.support.in_process_broker import message
+
+
+class Sender:
+    """A send processor with what it needs, and a way to look at what it stored."""
+
+    def __init__(self, store: MessageStore, tables: Tables, config: BrokerConfig) -> None:
+        self.store = store
+        self.tables = tables
+        self.client = Client("test")
+        self.counters = BrokerCounters()
+        self._processor = SendProcessor(config, store, tables, self.counters, store.clock)
+
+    async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:
+        async with asyncio.timeout(10):
+            return await self._processor.process(v2.SendMessageRequest(messages=messages), self.client)
+
+    async def refused(self, *messages: v2.Message) -> int:
+        """The code; nothing may be stored."""
+        before = self.store.positions[0]
+        with pytest.raises(InvalidRequestError) as caught:
+            await self.send(*messages)
+        assert self.store.positions[0] == before
+        return caught.value.code
+
+    def stored(self, topic: str) -> list[Record]:
+        records = []
+        for queue_id in self.store.queues().get(topic, []):
+            records += self.store.read(topic, queue_id, 0).records
+        return records
+
+
+@pytest.fixture
+async def sender(tmp_path: Path) -> AsyncIterator[Sender]:
+    config = BrokerConfig.tiny(tmp_path, topics=TopicsConfig(auto_create=False))
+    clock = ManualClock()
+    with MessageStore.open(config.store, clock=clock) as store:
+        running = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+        for topic in (
+            TopicConfig.of_type("orders", queue_count=4),
+            TopicConfig.of_type("shop%orders", queue_count=1),
+            TopicConfig.of_type("ordered", TopicMessageType.FIFO, queue_count=8),
+            TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
+            TopicConfig(name="read-only", permission=Permission.READ),
+        ):
+            tables.topics.create(topic)
+        yield Sender(store, tables, config)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_a_message_is_stored_before_the_answer(sender: Sender) -> None:
+    """One entry with the message's own id and its place; durable and readable by then."""
+    response = await sender.send(message(message_id="0A"))
+    assert response.status.code == v2.Code.OK
+    (entry,) = response.entries
+    assert (entry.status.code, entry.message_id, entry.transaction_id) == (v2.Code.OK, "0A", "0A")
+    assert (entry.offset, entry.recall_handle) == (0, "")
+    wrote, _, flushed, _ = sender.store.positions
+    assert flushed == wrote
+    assert [record.unique_key for record in sender.stored("orders")] == ["0A"]
+
+
+async def test_a_batch(sender: Sender) -> None:
+    """One entry a message in their order, spread over the queues."""
+    response = await sender.send(*(message(message_id=str(number)) for number in range(8)))
+    assert [entry.message_id for entry in response.entries] == list("01234567")
+    assert [entry.offset for entry in response.entries] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert sorted(record.queue_id for record in sender.stored("orders")) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
+    """The queue that RocketMQ's hash gives, offsets in the order of sending."""
+    offsets = []
+    for number in range(5):
+        response = await sender.send(message("ordered", message_id=str(number), message_group="order-1"))
+        offsets.append(response.entries[0].offset)
+    assert offsets == [0, 1, 2, 3, 4]
+    assert {record.queue_id for record in sender.stored("ordered")} == {3}
+
+
+@pytest.mark.parametrize(
+    ("group", "buckets"),
+    [
+        ("order-1", (3, 3, 3)),
+        ("order-2", (2, 2, 11)),
+        ("group-A", (2, 2, 12)),
+        ("message-group-0", (1, 1, 1)),
+    ],
+)
+def test_queues_of_message_groups_are_rocketmqs(group: str, buckets: tuple[int, ...]) -> None:
+    """Known answers for 4, 8 and 16 queues: a topic moved from RocketMQ keeps its order."""
+    assert tuple(jump_hash(group, count) for count in (4, 8, 16)) == buckets
+
+
+async def test_namespaces_are_apart(sender: Sender) -> None:
+    """The namespace of the Resource, or of the header, is part of the topic's identity."""
+    sender.client.namespace = "shop"
+    await sender.send(message(message_id="by-header"))
+    sender.client.namespace = ""
+    named = message(message_id="by-resource")
+    named.topic.resource_namespace = "shop"
+    await sender.send(named)
+    await sender.send(message(message_id="without"))
+    assert [record.unique_key for record in sender.stored("shop%orders")] == ["by-header", "by-resource"]
+    assert [record.unique_key for record in sender.stored("orders")] == ["without"]
+
+
+async def test_types_must_fit_the_topic(sender: Sender) -> None:
+    """Another type is refused; a type that fits but is not supported says that, and is not delivered at once."""
+    conflict = v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    delayed = message(message_id="1")
+    delayed.system_properties.delivery_timestamp.FromMilliseconds(1_700_000_060_000)
+    assert await sender.refused(message(message_group="g")) == conflict
+    assert await sender.refused(message("ordered")) == conflict
+    assert await sender.refused(delayed) == conflict
+    delayed.topic.name = "mixed"
+    assert await sender.refused(delayed) == v2.Code.NOT_IMPLEMENTED
+    assert (await sender.send(message("mixed"))).status.code == v2.Code.OK
+    assert (await sender.send(message("mixed", message_group="g"))).status.code == v2.Code.OK
+    assert (await sender.send(message(priority=0))).status.code == v2.Code.OK
+
+
+async def test_one_bad_message_stops_all(sender: Sender) -> None:
+    """Nothing of the request is stored."""
+    assert await sender.refused(message(), message(tag="a|b")) == v2.Code.ILLEGAL_MESSAGE_TAG
+    assert await sender.refused(message(), message("mixed")) == v2.Code.MESSAGE_CORRUPTED
+    assert await sender.refused() == v2.Code.MESSAGE_CORRUPTED
+    assert await sender.refused(message(body=b"x" * 8193)) == v2.Code.MESSAGE_BODY_TOO_LARGE
+    assert await sender.refused(message("read-only")) == v2.Code.FORBIDDEN
+
+
+async def test_topics_come_and_go(sender: Sender) -> None:
+    """What is remembered of a topic ends with a change of it."""
+    await sender.send(message())
+    sender.tables.topics.delete("orders")
+    with pytest.raises(TopicNotFoundError):
+        await sender.send(message())
+    sender.tables.topics.create(TopicConfig.of_type("orders", TopicMessageType.FIFO, queue_count=1))
+    assert await sender.refused(message()) == v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    for name in ("TBW102", "rmq_sys_AEROBEE_DELIVERY", "a/b", ""):
+        with pytest.raises(IllegalTopicError):
+            await sender.send(message(name))
+
+
+async def test_what_was_sent_is_counted(sender: Sender) -> None:
+    """Messages and bytes of records by topic and type, and not what was refused."""
+    await sender.send(message(), message())
+    await sender.send(message("ordered", message_group="g"))
+    await sender.refused(message(tag=" "))
+    sizes = [record.size for record in sender.stored("orders")]
+    counted = {key: (count.messages, count.bytes) for key, count in sender.counters.sent.items()}
+    assert counted[("orders", "normal")] == (2, sum(sizes))
+    assert counted[("ordered", "fifo")][0] == 1

@@ -1,0 +1,147 @@
+"""What every released client needs to find in the answer to its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
+from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError
+from aerobee_broker.processors.telemetry import TelemetryProcessor, backoff_policy
+from aerobee_broker.tables import Tables
+from aerobee_proto import v2
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.testing import ManualClock
+
+ACCESS_POINT = v2.Endpoints(scheme=v2.AddressScheme.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])
+
+
+async def _nowhere(*_: object) -> None:
+    raise AssertionError("settings are not saved")
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables.load(BrokerConfig.tiny(tmp_path), ManualClock(), DiskFileSystem(), _nowhere)
+
+
+@pytest.fixture
+def telemetry(tables: Tables, tmp_path: Path) -> TelemetryProcessor:
+    return TelemetryProcessor(BrokerConfig.tiny(tmp_path), tables)
+
+
+def producer(*topics: str) -> v2.Settings:
+    settings = v2.Settings(client_type=v2.ClientType.PRODUCER, access_point=ACCESS_POINT)
+    settings.request_timeout.FromSeconds(3)
+    settings.publishing.SetInParent()
+    settings.publishing.topics.extend(v2.Resource(name=topic) for topic in topics)
+    settings.user_agent.language = v2.Language.PYTHON
+    return settings
+
+
+def consumer(kind: v2.ClientType.ValueType = v2.ClientType.PUSH_CONSUMER, group: str = "billing") -> v2.Settings:
+    settings = v2.Settings(client_type=kind, access_point=ACCESS_POINT)
+    settings.subscription.group.name = group
+    settings.subscription.subscriptions.add(topic=v2.Resource(name="orders"))
+    return settings
+
+
+def test_a_producer_is_told_its_limits(telemetry: TelemetryProcessor) -> None:
+    """Body size above 0, exponential backoff, validation on; what it said itself is echoed."""
+    client = Client("a")
+    received = producer("orders")
+    reply = telemetry.process(v2.TelemetryCommand(settings=received), client)
+    assert reply is not None
+    assert reply.status.code == v2.Code.OK
+    settings = reply.settings
+    assert settings.publishing.max_body_size == 8192  # of the tiny store
+    assert settings.publishing.validate_message_type
+    assert list(settings.publishing.topics) == list(received.publishing.topics)
+    assert settings.backoff_policy.max_attempts == 3
+    assert settings.backoff_policy.WhichOneof("strategy") == "exponential_backoff"
+    assert settings.backoff_policy.exponential_backoff.initial.ToMilliseconds() == 10
+    for name in ("client_type", "access_point", "request_timeout", "user_agent"):
+        assert getattr(settings, name) == getattr(received, name)
+    assert settings.HasField("metric")
+    assert client.topics == {"orders"}
+    assert client.settings == received
+
+
+def test_a_producer_may_have_no_topics(telemetry: TelemetryProcessor) -> None:
+    """Several official producers name their topics only when they send."""
+    assert telemetry.settings(producer(), Client("a")).publishing.max_body_size > 0
+
+
+def test_a_push_consumer_is_told_how_to_receive(telemetry: TelemetryProcessor) -> None:
+    """Batch size, polling time, order and retries, also of a group that does not exist yet."""
+    client = Client("a")
+    settings = telemetry.settings(consumer(), client)
+    assert settings.subscription.receive_batch_size == 32
+    assert settings.subscription.long_polling_timeout.ToSeconds() == 20
+    assert settings.subscription.HasField("fifo")
+    assert not settings.subscription.fifo
+    assert settings.subscription.group.name == "billing"
+    assert [entry.topic.name for entry in settings.subscription.subscriptions] == ["orders"]
+    assert settings.backoff_policy.max_attempts == 17
+    assert len(settings.backoff_policy.customized_backoff.next) == 18
+    assert client.group == "billing"
+
+
+def test_an_orderly_group_is_fifo(telemetry: TelemetryProcessor, tables: Tables) -> None:
+    """The consumer chooses its way of consuming by what the group is."""
+    tables.groups.create(GroupConfig(name="shop%billing", consume_orderly=True, retry_max_times=4))
+    client = Client("a")
+    client.namespace = "shop"
+    settings = telemetry.settings(consumer(), client)
+    assert settings.subscription.fifo
+    assert settings.backoff_policy.max_attempts == 5
+
+
+def test_simple_and_lite_consumers(telemetry: TelemetryProcessor) -> None:
+    """A simple consumer keeps its own waiting time; a lite one has a quota, without which it cannot subscribe."""
+    received = consumer(v2.ClientType.SIMPLE_CONSUMER)
+    received.subscription.long_polling_timeout.FromSeconds(5)
+    assert telemetry.settings(received, Client("a")).subscription.long_polling_timeout.ToSeconds() == 5
+    for kind in (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER):
+        subscription = telemetry.settings(consumer(kind), Client("a")).subscription
+        assert subscription.lite_subscription_quota > 0
+        assert subscription.max_lite_topic_size == 64
+
+
+@pytest.mark.parametrize(
+    ("language", "strategy"), [("PYTHON", "customized"), ("HTTP", "exponential"), ("JAVA", "own"), ("", "own")]
+)
+@pytest.mark.parametrize("policy", [CustomizedRetry((1500, 3000)), ExponentialRetry(1500, 6000, 2)])
+def test_backoff_in_the_form_that_the_client_knows(
+    language: str, strategy: str, policy: CustomizedRetry | ExponentialRetry
+) -> None:
+    """Python's client reads only lists of whole seconds, Node's (its header says HTTP) only exponential delays."""
+    own = "customized" if isinstance(policy, CustomizedRetry) else "exponential"
+    wire = backoff_policy(GroupConfig(name="g", retry_policy=policy, retry_max_times=3), language)
+    assert wire.max_attempts == 4
+    assert wire.WhichOneof("strategy") == f"{own if strategy == 'own' else strategy}_backoff"
+    if language == "PYTHON" and own == "exponential":
+        assert [delay.ToMilliseconds() for delay in wire.customized_backoff.next] == [2000, 3000, 6000, 6000]
+    if language == "HTTP" and own == "customized":
+        assert wire.exponential_backoff.initial.ToMilliseconds() == 1500
+        assert wire.exponential_backoff.max.ToMilliseconds() == 3000
+
+
+def test_what_is_refused(telemetry: TelemetryProcessor) -> None:
+    """Settings of neither kind, and illegal names."""
+    with pytest.raises(InvalidRequestError, match="neither publishing nor subscription"):
+        telemetry.settings(v2.Settings(), Client("a"))
+    with pytest.raises(IllegalTopicError):
+        telemetry.settings(producer("no such name!"), Client("a"))
+    with pytest.raises(IllegalGroupError):
+        telemetry.settings(consumer(group="a.b"), Client("a"))
+
+
+def test_answers_to_commands_are_accepted(telemetry: TelemetryProcessor) -> None:
+    """Also Node's, which comes in the wrong field."""
+    wrong = v2.TelemetryCommand(verify_message_command=v2.VerifyMessageCommand(nonce="1"))
+    assert telemetry.process(wrong, Client("a")) is None
+    assert telemetry.process(v2.TelemetryCommand(), Client("a")) is None
