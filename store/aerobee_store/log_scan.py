@@ -35,6 +35,9 @@ from aerobee_store.record_batch import RecordBatch
 _BATCH_RECORDS: Final = 8192
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 
+SEGMENT_MISSING: Final = "the segment is missing"
+"""The reason of a damaged range that no segment holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
@@ -65,7 +68,7 @@ class LogScan:
                 if found is None:
                     yield LogEnd(position)
                     return
-                yield DamagedRange(position, found, "the segment is missing")
+                yield DamagedRange(position, found, SEGMENT_MISSING)
                 position = found
                 continue
             batch = RecordBatch.parse(

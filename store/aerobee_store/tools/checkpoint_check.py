@@ -1,0 +1,53 @@
+"""The checkpoint against what the log really holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.tools.findings import Finding, Severity
+from aerobee_store.tools.store_files import StoreFiles
+
+
+def load_checkpoint(files: StoreFiles) -> Checkpoint:
+    """The checkpoint; all zeros if there is none."""
+    checkpoint = Checkpoint(files.disk, files.directory / "checkpoint")
+    checkpoint.load()
+    return checkpoint
+
+
+def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> Iterator[Finding]:
+    """What is wrong with it. `last_timestamp`: the latest store time in the log, 0 without records."""
+
+    def finding(detail: str, severity: Severity = "error") -> Finding:
+        return Finding(kind="checkpoint", severity=severity, path="checkpoint", detail=detail)
+
+    path = files.directory / "checkpoint"
+    if not path.exists():
+        if last_timestamp and not files.live:
+            yield finding("there is none: the next start reads the whole log", "warning")
+        return
+    try:
+        size = files.disk.size(path)
+        checkpoint = load_checkpoint(files)
+    except StoreDirectoryError as error:
+        yield finding(str(error))
+        return
+    if size != CHECKPOINT_SIZE:
+        yield finding(f"{size} bytes, not {CHECKPOINT_SIZE}", "error" if size < 40 else "warning")
+    times = {
+        "log": checkpoint.physic_timestamp,
+        "queues": checkpoint.logics_timestamp,
+        "index": checkpoint.index_timestamp,
+    }
+    for name, time in times.items():
+        if time < 0:
+            yield finding(f"the time of the {name} is {time}")
+        elif last_timestamp and time > last_timestamp and not files.live:
+            yield finding(
+                f"says that the {name} was synced up to store time {time}, but the last message of the log is of "
+                f"{last_timestamp}: messages are missing at the end"
+            )
+    if not 0 <= checkpoint.confirm_offset <= log_end and not files.live:
+        yield finding(f"the last confirmed record is at {checkpoint.confirm_offset}, the log ends at {log_end}")

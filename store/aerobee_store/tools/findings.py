@@ -1,0 +1,84 @@
+"""What the tools found that should not be so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+Severity = Literal["error", "warning"]
+
+FINDINGS_MAX: Final = 1000
+"""Findings kept by default: enough to see what happened, few enough to read, whatever the damage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong (`error`), or worth a look though no message is concerned (`warning`).
+
+    `path` is relative to the store's directory. `size` counts bytes, `count` the like things that it stands for.
+    """
+
+    kind: str
+    severity: Severity = "error"
+    detail: str
+    path: str | None = None
+    physical_offset: int | None = None
+    size: int | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    count: int = 1
+
+    def to_json(self) -> dict[str, object]:
+        """The fields that are known, under the names of the golden manifests."""
+        return {
+            json_name(field.name): value for field in fields(self) if (value := getattr(self, field.name)) is not None
+        }
+
+    def __str__(self) -> str:
+        places = []
+        if self.path is not None:
+            places.append(self.path)
+        if self.topic is not None:
+            queue = f"{self.topic}/{self.queue_id}"
+            places.append(queue if self.queue_offset is None else f"{queue} offset {self.queue_offset}")
+        if self.physical_offset is not None:
+            places.append(f"physical offset {self.physical_offset}")
+        where = f" ({', '.join(places)})" if places else ""
+        return f"{self.severity}: {self.kind}{where}: {self.detail}"
+
+
+class Findings:
+    """Collects findings, the first ones in full and the others as a number."""
+
+    def __init__(self, maximum: int = FINDINGS_MAX) -> None:
+        self.kept: list[Finding] = []
+        self.left_out = 0
+        self.errors = 0
+        self._maximum = maximum
+
+    def add(self, finding: Finding) -> None:
+        if finding.severity == "error":
+            self.errors += 1
+        if len(self.kept) < self._maximum:
+            self.kept.append(finding)
+        else:
+            self.left_out += 1
+
+    @property
+    def room(self) -> int:
+        """How many more are kept in full."""
+        return self._maximum - len(self.kept)
+
+    def extend(self, others: Findings) -> None:
+        """Add what another one collected."""
+        for finding in others.kept:
+            self.add(finding)
+        self.errors += others.errors - sum(finding.severity == "error" for finding in others.kept)
+        self.left_out += others.left_out
+
+
+def json_name(name: str) -> str:
+    """`physical_offset` as `physicalOffset`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)

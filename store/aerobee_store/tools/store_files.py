@@ -1,0 +1,317 @@
+"""What lies in a store's directory, opened read-only. Nothing of it is believed: names and sizes are findings, if odd.
+
+Sizes are those of the files: a segment or queue file has the size that most of its kind have. A store that is being
+written to changes meanwhile; this is what was there at the beginning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from aerobee_store.consume_queue import UNIT_DTYPE
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.file_system import DiskFileSystem, File, is_locked
+from aerobee_store.mapped_file import MappedFile
+from aerobee_store.tools.findings import Finding
+
+StoreState = Literal["live", "stopped", "crashed"]
+"""Open in some process; closed in order; neither: the process that had it open died."""
+
+BATCH_UNIT_DTYPE: Final = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("store_timestamp", ">i8"),
+        ("base_offset", ">i8"),
+        ("count", ">i2"),
+        ("compacted_offset", ">i4"),
+        ("reserved", ">i4"),
+    ]
+)
+"""A unit of a batch consume queue: one record that holds `count` messages."""
+assert BATCH_UNIT_DTYPE.itemsize == 46
+
+_LOOKED_AT: Final = frozenset(
+    {
+        "commitlog",
+        "consumequeue",
+        "batchconsumequeue",
+        "index",
+        "checkpoint",
+        "abort",
+        "abort.bak",
+        "lock",
+        "lost+found",
+    }
+)
+_SIGNS_OF_A_STORE: Final = frozenset(
+    {"commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint", "abort", "lock"}
+)
+
+QueueKey = tuple[str, int]
+
+
+class ReadOnlyDisk(DiskFileSystem):
+    """The disk, of which every file is opened for reading only, with few descriptors at a time."""
+
+    def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
+        return super().open(path, writable=False, evictable=True)
+
+
+class QueueFiles:
+    """The files of one queue: a long array of units, of which those outside of any file read as zeros."""
+
+    def __init__(
+        self, disk: DiskFileSystem, key: QueueKey, directory: Path, dtype: np.dtype[Any], starts: dict[int, int]
+    ) -> None:
+        self.key = key
+        self.directory = directory
+        self.dtype = dtype
+        self._disk = disk
+        self._sizes = starts
+        self._open: dict[int, File] = {}
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each file begins, in bytes."""
+        return list(self._sizes)
+
+    @property
+    def first(self) -> int:
+        """The first unit of the first file; 0 without files."""
+        return min(self._sizes) // self.dtype.itemsize if self._sizes else 0
+
+    @property
+    def allocated_end(self) -> int:
+        """The unit behind the last file."""
+        return max((start + size for start, size in self._sizes.items()), default=0) // self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def read(self, first: int, count: int) -> npt.NDArray[Any]:
+        """Exactly `count` units from number `first` on."""
+        size = self.dtype.itemsize
+        data = bytearray(count * size)
+        begin, end = first * size, (first + count) * size
+        for start, file_size in self._sizes.items():
+            low, high = max(begin, start), min(end, start + file_size)
+            if low < high:
+                try:
+                    part = self._file(start).read(high - low, low - start)
+                except FileNotFoundError:
+                    continue  # removed by retention meanwhile
+                data[low - begin : low - begin + len(part)] = part
+        return np.frombuffer(data, self.dtype)
+
+    def data_ends(self) -> Iterator[tuple[int, int]]:
+        """For each file the first unit, and the one behind the last that is not in a hole."""
+        size = self.dtype.itemsize
+        for start in self._sizes:
+            try:
+                end = self._file(start).data_end(0)
+            except FileNotFoundError:
+                continue
+            yield start // size, (start + end + size - 1) // size
+
+    def end(self) -> int:
+        """The unit behind the last one that is valid, by bisection in the last file that has any."""
+        size = self.dtype.itemsize
+        for start, file_size in reversed(self._sizes.items()):
+            low, high = start // size, (start + file_size) // size
+            if not self._is_valid(low):
+                continue
+            while low + 1 < high:
+                middle = (low + high) // 2
+                if self._is_valid(middle):
+                    low = middle
+                else:
+                    high = middle
+            return low + 1
+        return self.first
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _is_valid(self, number: int) -> bool:
+        unit = self.read(number, 1)[0]
+        return bool(unit["size"] > 0 and unit["physical_offset"] >= 0)
+
+    def _file(self, start: int) -> File:
+        file = self._open.get(start)
+        if file is None:
+            file = self._open[start] = self._disk.open(self.directory / f"{start:020d}")
+        return file
+
+
+@dataclass(slots=True)
+class StoreFiles:
+    """The files of a store. `problems` are findings about names and sizes."""
+
+    directory: Path
+    state: StoreState
+    disk: DiskFileSystem
+    segment_size: int = 0
+    segments: list[MappedFile] = field(default_factory=list)
+    queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
+    batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
+    index_files: list[Path] = field(default_factory=list)
+    not_looked_at: list[str] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+
+    @classmethod
+    def find(cls, directory: Path) -> StoreFiles:
+        """List a store.
+
+        Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
+        """
+        if not directory.is_dir():
+            raise StoreDirectoryError(f"{directory}: not a directory; name the one that holds commitlog")
+        names = sorted(path.name for path in directory.iterdir())
+        if not _SIGNS_OF_A_STORE.intersection(names):
+            hint = f"; do you mean {directory / 'store'}?" if "store" in names else ""
+            raise StoreDirectoryError(f"{directory}: not a store, for it has no commitlog{hint}")
+        if is_locked(directory / "lock"):
+            state: StoreState = "live"
+        else:
+            state = "crashed" if "abort" in names else "stopped"
+        files = cls(directory, state, ReadOnlyDisk())
+        files.not_looked_at = [name for name in names if name not in _LOOKED_AT]
+        files._find_segments()
+        files._find_queues("consumequeue", UNIT_DTYPE, files.queues)
+        files._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, files.batch_queues)
+        files._find_index()
+        if not files.segments and any(queue.end() > queue.first for queue in files.queues.values()):
+            raise StoreDirectoryError(
+                f"{directory / 'commitlog'}: no segment of the log, but there are queues; is a disk not mounted, or is "
+                f"the log kept elsewhere (storePathCommitLog)?"
+            )
+        return files
+
+    @property
+    def log_begin(self) -> int:
+        return self.segments[0].start_offset if self.segments else 0
+
+    @property
+    def live(self) -> bool:
+        return self.state == "live"
+
+    def relative(self, path: Path) -> str:
+        return str(path.relative_to(self.directory))
+
+    def segment_path(self, physical_offset: int) -> str | None:
+        """The segment that holds this place, relative to the store."""
+        for segment in self.segments:
+            if segment.start_offset <= physical_offset < segment.end_offset:
+                return self.relative(segment.path)
+        return None
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+        for queues in (self.queues, self.batch_queues):
+            for queue in queues.values():
+                queue.close()
+
+    def _problem(self, kind: str, path: Path, detail: str, *, severity: Literal["error", "warning"] = "error") -> None:
+        self.problems.append(Finding(kind=kind, severity=severity, path=self.relative(path), detail=detail))
+
+    def _numbered(self, directory: Path, kind: str, unit_size: int = 1) -> dict[int, int]:
+        """The sizes of the files of a run by the offset that each is named by, in order; others are problems."""
+        sizes: dict[int, int] = {}
+        for name in self.disk.list(directory):
+            path = directory / name
+            if len(name) != 20 or not (name.isascii() and name.isdigit()) or not path.is_file():
+                self._problem(kind, path, "no name of such a file (20 digits); not looked at", severity="warning")
+                continue
+            start = int(name)
+            try:
+                size = self.disk.size(path)
+            except FileNotFoundError:
+                continue  # removed by retention since it was listed
+            if size == 0:
+                if not self.live:  # a broker makes the next file in two steps
+                    self._problem(
+                        kind, path, "empty: a crash while it was made; the next start removes it", severity="warning"
+                    )
+            elif start % unit_size or start + size >= 1 << 63:
+                self._problem(kind, path, f"begins at {start}, where no such file can; not looked at")
+            else:
+                sizes[start] = size
+        return sizes
+
+    def _check_sizes(
+        self, directory: Path, kind: str, sizes: dict[int, int], usual: int, *, unit_size: int = 1
+    ) -> None:
+        previous = None
+        for start, size in sizes.items():
+            path = directory / f"{start:020d}"
+            if size != usual:
+                self._problem(kind, path, f"{size} bytes, the others have {usual}")
+            elif size % unit_size:
+                self._problem(kind, path, f"{size} bytes are no multiple of {unit_size}")
+            elif start % usual:
+                self._problem(kind, path, f"begins at no multiple of the file size {usual}")
+            if previous is not None and start < previous:
+                self._problem(kind, path, f"begins before the file before it ends, at {previous}")
+            previous = start + size
+
+    def _find_segments(self) -> None:
+        directory = self.directory / "commitlog"
+        sizes = self._numbered(directory, "segment-file")
+        self.segment_size = _usual(sizes.values())
+        self._check_sizes(directory, "segment-file", sizes, self.segment_size)
+        self.segments = [MappedFile(self.disk, directory / f"{start:020d}", start, sizes[start]) for start in sizes]
+
+    def _find_queues(self, name: str, dtype: np.dtype[Any], queues: dict[QueueKey, QueueFiles]) -> None:
+        root = self.directory / name
+        found: dict[QueueKey, tuple[Path, dict[int, int]]] = {}
+        for topic in self.disk.list(root):
+            if not (root / topic).is_dir():
+                self._problem(
+                    "queue-file", root / topic, "not a directory of a topic; not looked at", severity="warning"
+                )
+                continue
+            for queue_id in self.disk.list(root / topic):
+                directory = root / topic / queue_id
+                if not (queue_id.isascii() and queue_id.isdigit() and directory.is_dir()):
+                    self._problem(
+                        "queue-file", directory, "not a directory of a queue; not looked at", severity="warning"
+                    )
+                    continue
+                found[topic, int(queue_id)] = directory, self._numbered(directory, "queue-file", dtype.itemsize)
+        usual = _usual(size for _, sizes in found.values() for size in sizes.values())
+        for key, (directory, sizes) in found.items():
+            self._check_sizes(directory, "queue-file", sizes, usual, unit_size=dtype.itemsize)
+            queues[key] = QueueFiles(self.disk, key, directory, dtype, sizes)
+
+    def _find_index(self) -> None:
+        directory = self.directory / "index"
+        for name in self.disk.list(directory):
+            path = directory / name
+            if not (len(name) == 17 and name.isascii() and name.isdigit() and path.is_file()):
+                self._problem(
+                    "index-file", path, "no name of an index file (17 digits); not looked at", severity="warning"
+                )
+                continue
+            self.index_files.append(path)
+
+
+def _usual(sizes: Any) -> int:
+    """The size that most files have; of several the largest. 0 without files."""
+    return max(((count, size) for size, count in Counter(sizes).items()), default=(0, 0))[1]
+
+
+Progress = Callable[[int, int], None]
+"""Told bytes done and bytes in all."""

@@ -1,0 +1,249 @@
+"""Every byte of a store, checked: the log against itself, queues and index against the log.
+
+The log is read once from its first byte to its end, some thousand records at a time, and each stretch of records is
+compared with the queue units and index entries that it must have; what units and entries are left over is looked at
+afterwards. So memory does not grow with the store, but for what is wrong with it.
+
+    kind                    severity  what was found
+    segment-file            both      a file of the log with an odd name, size or place
+    segment-missing         error     a hole between two segments, with messages on both sides
+    log-damaged             error     bytes that are no record, with valid records behind them
+    log-torn                error     the log ends in a record that was not written completely
+    log-bytes-behind-end    error     bytes behind the end of the log, none of them a record
+    store-time              warning   store times go back by seconds: look-ups by time are not exact there
+    queue-offset-gap        error     queue offsets without a message, and no damage that would explain it
+    queue-offset-repeated   warning   a queue begins anew: its topic was deleted and made again
+    queue-file              both      a file of a queue with an odd name, size or place
+    unit-missing            error     messages of the log that their queue does not name. A warning if they lie before
+                                      the queue's beginning: their topic was deleted and made again, or RocketMQ rebuilt
+                                      the queue from a part of the log
+    unit-wrong              error     a unit that names another place, size or tag than its message has
+    unit-ahead              error     units of messages behind the end of the log
+    unit-stray              error     units that name a place where no message of this queue begins
+    unit-invalid            error     units that cannot be
+    index-file              both      a file of the index with an odd name, size or header
+    index-counts-unknown    warning   slots and entries of an index file are unknown: its entries were not looked at
+    index-missing           error     messages with keys, but no index
+    index-behind            error     the index ends before the log does
+    index-entry-missing     error     a key of a message that the index does not have
+    index-entry-wrong       error     an entry that names no message with such a key, or another time
+    index-ahead             error     entries of messages behind the end of the log
+    index-chain             error     entries that a search would not reach
+    checkpoint              both      a checkpoint that cannot be, or says that more was synced than there is
+    quarantine              warning   segments that a recovery has set aside
+
+Most errors of queues, index and log end heal when a broker opens the store, which then completes and cuts them; what is
+lost for good is `log-damaged`, `segment-missing` and `queue-offset-gap`. In a store that is being written to, what is
+behind because it moves is no finding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from aerobee_store.commit_log import DamagedRange
+from aerobee_store.log_scan import LogEnd
+from aerobee_store.record_batch import RecordBatch
+from aerobee_store.tools.checkpoint_check import check_checkpoint
+from aerobee_store.tools.damage import Damage
+from aerobee_store.tools.findings import FINDINGS_MAX, Finding, Findings
+from aerobee_store.tools.index_check import IndexCheck
+from aerobee_store.tools.index_layout import IndexCounts
+from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
+from aerobee_store.tools.queue_check import BatchQueueCheck, QueueCheck
+from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
+
+# Clocks are set back by milliseconds all the time, and a batch of release 4.3 is dated before it gets its place.
+_TIME_STEP_MAX_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What verifying a store found. Offsets are physical ones, sizes bytes.
+
+    `bytes` are those of valid records; `findings_left_out` counts the findings that are not in the list.
+    """
+
+    state: StoreState
+    log_begin: int
+    log_end: int
+    segments: int
+    segment_size: int
+    records: int
+    bytes: int
+    queues: int
+    units: int
+    index_files: int
+    index_entries: int
+    records_of_deleted_topics: int
+    not_looked_at: list[str]
+    errors: int
+    findings: list[Finding] = field(default_factory=list)
+    findings_left_out: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong. There may be warnings."""
+        return self.errors == 0
+
+    def to_json(self) -> dict[str, object]:
+        """One JSON object."""
+        return {
+            "ok": self.ok,
+            "state": self.state,
+            "records": self.records,
+            "bytes": self.bytes,
+            "findings": [finding.to_json() for finding in self.findings],
+            "findingsLeftOut": self.findings_left_out,
+            "errors": self.errors,
+            "logBegin": self.log_begin,
+            "logEnd": self.log_end,
+            "segments": self.segments,
+            "segmentSize": self.segment_size,
+            "queues": self.queues,
+            "units": self.units,
+            "indexFiles": self.index_files,
+            "indexEntries": self.index_entries,
+            "recordsOfDeletedTopics": self.records_of_deleted_topics,
+            "notLookedAt": list(self.not_looked_at),
+        }
+
+
+def verify(
+    directory: Path,
+    *,
+    index_slot_count: int | None = None,
+    index_entry_count: int | None = None,
+    findings_max: int = FINDINGS_MAX,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check every byte of a store; nothing is changed and no lock is taken.
+
+    The index counts need to be given only where a file does not show them. `progress` is told bytes of the log.
+
+    Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
+    """
+    if (index_slot_count is None) != (index_entry_count is None):
+        raise ValueError("give both index counts or none")
+    counts = None
+    if index_slot_count is not None and index_entry_count is not None:
+        counts = IndexCounts(index_slot_count, index_entry_count)
+    files = StoreFiles.find(directory)
+    try:
+        return _Verification(files, counts, Findings(findings_max), progress).run()
+    finally:
+        files.close()
+
+
+class _Verification:
+    """One reading of a store from its first byte to its last."""
+
+    def __init__(
+        self, files: StoreFiles, counts: IndexCounts | None, findings: Findings, progress: Progress | None
+    ) -> None:
+        self._files = files
+        self._findings = findings
+        self._progress = progress
+        for problem in files.problems:
+            findings.add(problem)
+        self._damage = Damage()
+        self._log = log_scan(files)
+        self._log_findings = Findings(findings.room)
+        self._queues = QueueCheck(files, self._log, self._damage, self._log_findings)
+        self._batch_queues = BatchQueueCheck(files, self._damage, self._log_findings)
+        self._index = IndexCheck(files, counts, self._damage, self._log_findings)
+        self._total = sum(segment.file.data_end(0) for segment in files.segments) if progress else 0
+        self._records = self._bytes = 0
+        self._latest = 0
+        self._steps_back = 0
+        self._step_back_max = 0
+        self._step_back_at = 0
+
+    def run(self) -> VerifyReport:
+        end = self._walk()
+        self._queues.finish(end.position)
+        self._batch_queues.finish(end.position)
+        self._index.finish(end.position)
+        # What the log has lost comes first: it explains the rest.
+        for finding in self._damage.findings(self._files):
+            self._findings.add(finding)
+        for finding in bytes_behind(self._files, end):
+            self._findings.add(finding)
+        self._findings.extend(self._log_findings)
+        if self._step_back_max > _TIME_STEP_MAX_MS:
+            self._findings.add(
+                Finding(
+                    kind="store-time",
+                    severity="warning",
+                    detail=f"store times go back {self._steps_back} times, by {self._step_back_max} ms at most",
+                    physical_offset=self._step_back_at,
+                    count=self._steps_back,
+                )
+            )
+        for finding in check_checkpoint(self._files, self._latest, end.position):
+            self._findings.add(finding)
+        aside = self._files.disk.list(self._files.directory / "quarantine")
+        if aside:
+            self._findings.add(
+                Finding(
+                    kind="quarantine",
+                    severity="warning",
+                    path="quarantine",
+                    detail=f"set aside by a recovery: {', '.join(aside[:10])}",
+                    count=len(aside),
+                )
+            )
+        files = self._files
+        return VerifyReport(
+            state=files.state,
+            log_begin=files.log_begin,
+            log_end=end.position,
+            segments=len(files.segments),
+            segment_size=files.segment_size,
+            records=self._records,
+            bytes=self._bytes,
+            queues=len(files.queues) + len(files.batch_queues),
+            units=self._queues.units + self._batch_queues.units,
+            index_files=self._index.file_count,
+            index_entries=self._index.entries,
+            records_of_deleted_topics=self._queues.records_of_deleted_topics,
+            not_looked_at=files.not_looked_at,
+            errors=self._findings.errors,
+            findings=self._findings.kept,
+            findings_left_out=self._findings.left_out,
+        )
+
+    def _walk(self) -> LogEnd:
+        begin = self._files.log_begin
+        for found in walk(self._files, self._log, begin):
+            if isinstance(found, RecordBatch):
+                position = self._take(found)
+            elif isinstance(found, DamagedRange):
+                self._damage.ranges.append(found)
+                position = found.end
+            else:
+                return found
+            if self._progress is not None:
+                self._progress(min(position - begin, self._total), self._total)
+        raise AssertionError("a walk ends with the end of the log")
+
+    def _take(self, batch: RecordBatch) -> int:
+        self._records += len(batch)
+        self._bytes += int(batch.size.sum())
+        times = batch.store_timestamp
+        highest = np.maximum(np.maximum.accumulate(times), self._latest)
+        back = np.concatenate(([self._latest], highest[:-1])) - times
+        if (back > 0).any():
+            self._steps_back += int(np.count_nonzero(back > 0))
+            row = int(back.argmax())
+            if back[row] > self._step_back_max:
+                self._step_back_max, self._step_back_at = int(back[row]), int(batch.physical_offset[row])
+        self._latest = int(highest[-1])
+        self._queues.take(batch)
+        self._batch_queues.take(batch)
+        self._index.take(batch)
+        return int(batch.physical_offset[-1]) + int(batch.size[-1])
