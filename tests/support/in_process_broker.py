@@ -24,7 +24,7 @@ class InProcessBroker:
 
     endpoint: str
     metrics: str
-    channel: grpc.aio.Channel
+    channel: Any
     messaging: Any  # the asyncio face of the stub exists in stub files only
     admin: Any
     administration: Any
@@ -42,8 +42,8 @@ async def in_process_broker(directory: Path, **changes: Any) -> AsyncIterator[In
         )
         async with asyncio.timeout(10):
             address, metrics = await ready
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(address) as channel:
+            try:
                 yield InProcessBroker(
                     address,
                     metrics,
@@ -52,10 +52,10 @@ async def in_process_broker(directory: Path, **changes: Any) -> AsyncIterator[In
                     v2.AdminStub(channel),
                     admin_v1.AdminServiceStub(channel),
                 )
-        finally:
-            stop.set()
-        async with asyncio.timeout(10):
-            assert await running == 0
+            finally:
+                stop.set()
+            async with asyncio.timeout(10):
+                assert await running == 0
 
 
 def message(topic: str = "orders", body: bytes = b"hello", message_id: str = "01AA", **system: Any) -> v2.Message:

@@ -1,0 +1,538 @@
+"""A broker's ports, as strange and as hostile clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from aerobee_broker import server
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig
+from aerobee_broker.errors import ListenError
+from aerobee_proto import admin_v1, v2
+from aerobee_store import StoreConfig, StoreFailedError
+from aerobee_store.message_store import MessageStore
+from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
+
+TOPIC, GROUP = v2.Resource(name="orders"), v2.Resource(name="billing")
+Code = v2.Code
+FREE_PORTS = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[InProcessBroker]:
+    async with in_process_broker(tmp_path / "store") as broker:
+        yield broker
+
+
+def settings(**fields: Any) -> v2.TelemetryCommand:
+    return v2.TelemetryCommand(settings=v2.Settings(**fields))
+
+
+def receive_request(**fields: Any) -> v2.ReceiveMessageRequest:
+    request = v2.ReceiveMessageRequest(group=GROUP, batch_size=32, auto_renew=True, **fields)
+    request.message_queue.topic.CopyFrom(TOPIC)
+    return request
+
+
+# --- Who calls ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metadata", [(), (("x-mq-client-id", "  "),)])
+async def test_calls_without_a_client_id(broker: InProcessBroker, metadata: tuple[tuple[str, str], ...]) -> None:
+    """CLIENT_ID_REQUIRED in the response itself, on a connection that stays; on Telemetry once, then the end."""
+    response = await broker.messaging.Heartbeat(v2.HeartbeatRequest(), metadata=metadata, timeout=5)
+    assert response.status.code == Code.CLIENT_ID_REQUIRED
+    received = [answer async for answer in broker.messaging.ReceiveMessage(receive_request(), metadata=metadata)]
+    assert [answer.status.code for answer in received] == [Code.CLIENT_ID_REQUIRED]
+    telemetry = broker.messaging.Telemetry(metadata=metadata, timeout=5)
+    assert [answer.status.code async for answer in telemetry] == [Code.CLIENT_ID_REQUIRED]
+
+
+async def test_strange_headers_are_no_obstacle(broker: InProcessBroker) -> None:
+    """Any language, protocol, date and empty credentials, as the official clients send them."""
+    metadata = (
+        ("x-mq-client-id", "a"),
+        ("x-mq-language", "KLINGON"),
+        ("x-mq-protocol-version", "2.0.0"),
+        ("x-mq-date-time", "yesterday"),
+        ("authorization", "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature="),
+    )
+    response = await broker.messaging.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=metadata, timeout=5)
+    assert response.status.code == Code.OK
+
+
+async def test_routes_name_what_was_dialled(broker: InProcessBroker) -> None:
+    """A client behind a mapped port is sent back through it; one that says nothing to the port listened on."""
+    request = v2.QueryRouteRequest(topic=TOPIC)
+    response = await broker.messaging.QueryRoute(request, metadata=METADATA, timeout=5)
+    (address,) = response.message_queues[0].broker.endpoints.addresses
+    assert f"{address.host}:{address.port}" == broker.endpoint
+    request.endpoints.addresses.add(host="mapped.example", port=1234)
+    response = await broker.messaging.QueryRoute(request, metadata=METADATA, timeout=5)
+    endpoints = response.message_queues[0].broker.endpoints
+    assert endpoints.scheme == v2.AddressScheme.DOMAIN_NAME
+    assert [(address.host, address.port) for address in endpoints.addresses] == [("mapped.example", 1234)]
+
+
+# --- Telemetry ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("language", "strategy"), [("PYTHON", "customized_backoff"), ("HTTP", "exponential_backoff")])
+async def test_settings_are_answered_at_once(broker: InProcessBroker, language: str, strategy: str) -> None:
+    """Each client in the form that it knows, as often as it asks; half-closing ends the stream with OK."""
+    stream = broker.messaging.Telemetry(metadata=(("x-mq-client-id", "a"), ("x-mq-language", language)), timeout=10)
+    for _ in range(2):
+        await stream.write(settings(subscription=v2.Subscription(group=GROUP)))
+        answer = await asyncio.wait_for(stream.read(), 5)
+        assert answer.status.code == Code.OK
+        assert answer.settings.backoff_policy.WhichOneof("strategy") == strategy
+    await stream.done_writing()
+    assert await asyncio.wait_for(stream.read(), 5) is EOF
+    assert await stream.code() == grpc.StatusCode.OK
+
+
+async def test_headers_come_before_the_first_answer(broker: InProcessBroker) -> None:
+    """Rust's client waits for them before it writes anything."""
+    stream = broker.messaging.Telemetry(metadata=METADATA, timeout=10)
+    await asyncio.wait_for(stream.initial_metadata(), 5)
+    await stream.done_writing()
+    assert await asyncio.wait_for(stream.read(), 5) is EOF
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        settings(),
+        settings(publishing=v2.Publishing(topics=[v2.Resource(name="not a topic")])),
+        settings(subscription=v2.Subscription(group=v2.Resource(name="not a group"))),
+        settings(publishing=v2.Publishing(), client_properties={"1": "x"}),
+    ],
+)
+async def test_wrong_settings_end_the_stream(broker: InProcessBroker, command: v2.TelemetryCommand) -> None:
+    """INVALID_ARGUMENT with a text that names the protocol's code; limits of client properties also as a status."""
+    stream = broker.messaging.Telemetry(metadata=METADATA, timeout=10)
+    await stream.write(command)
+    statuses = []
+
+    async def read_all() -> None:
+        async for answer in stream:
+            statuses.append(answer.status.code)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_all()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    name = caught.value.details()
+    assert name is not None
+    assert name.partition(":")[0] in v2.Code.keys()  # noqa: SIM118 - an enum of protobuf is no mapping
+    assert statuses == ([Code.INVALID_CLIENT_PROPERTIES] if command.settings.client_properties else [])
+
+
+async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker) -> None:
+    """Its long poll and its stream end early, so that its own shutdown does not hang."""
+    assert (await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)).entries
+    first = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=5)]
+    assert first[0].status.code == Code.OK
+    stream = broker.messaging.Telemetry(metadata=METADATA, timeout=20)
+    await stream.write(settings(subscription=v2.Subscription(group=GROUP)))
+    await asyncio.wait_for(stream.read(), 5)
+    poll = receive_request(long_polling_timeout=v2.Duration(seconds=20))
+    waiting = broker.messaging.ReceiveMessage(poll, metadata=METADATA, timeout=25)
+    reading = asyncio.ensure_future(waiting.read())
+    await asyncio.sleep(0.2)
+    request = v2.NotifyClientTerminationRequest(group=GROUP)
+    assert (await broker.messaging.NotifyClientTermination(request, metadata=METADATA)).status.code == Code.OK
+    async with asyncio.timeout(5):
+        assert (await reading).status.code == Code.MESSAGE_NOT_FOUND
+        assert await stream.read() is EOF
+
+
+# --- Every method -------------------------------------------------------------------------------------------
+
+
+async def test_every_method_answers_at_once(broker: InProcessBroker) -> None:
+    """An empty request gets a status within a second from each method of each service: no hang, no gRPC error."""
+    for stub, service in (
+        (broker.messaging, v2.MessagingServiceStub),
+        (broker.admin, v2.AdminStub),
+        (broker.administration, admin_v1.AdminServiceStub),
+    ):
+        module = v2 if service is not admin_v1.AdminServiceStub else admin_v1
+        for name in sorted(vars(stub)):
+            if name == "Telemetry":
+                continue
+            request_name = {"QueryMessage": "ListMessage"}.get(name, name) + "Request"
+            call = getattr(stub, name)(getattr(module, request_name)(), metadata=METADATA, timeout=1)
+            if isinstance(call, grpc.aio.UnaryStreamCall):
+                answers = [answer async for answer in call]
+                assert answers, name
+                assert answers[0].status.code != Code.CODE_UNSPECIFIED, name
+            else:
+                answer = await call
+                if name != "ChangeLogLevel":
+                    assert answer.status.code not in (Code.CODE_UNSPECIFIED, Code.INTERNAL_SERVER_ERROR), name
+                    assert answer.status.message, name
+
+
+async def test_what_is_not_supported_says_so(broker: InProcessBroker) -> None:
+    """NOT_IMPLEMENTED in the response of unary calls and streams alike."""
+    response = await broker.messaging.EndTransaction(v2.EndTransactionRequest(), metadata=METADATA, timeout=1)
+    assert response.status.code == Code.NOT_IMPLEMENTED
+    pulled = [a async for a in broker.messaging.PullMessage(v2.PullMessageRequest(), metadata=METADATA, timeout=1)]
+    assert [answer.status.code for answer in pulled] == [Code.NOT_IMPLEMENTED]
+    unknown = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await unknown(b"", timeout=1)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_failure_of_ours_is_logged_and_not_told(
+    broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """INTERNAL_SERVER_ERROR without details for the client, the traceback in the log, and the next call works."""
+
+    def broken(self: MessageStore, *_: object, **__: object) -> None:
+        raise ZeroDivisionError("a secret of the inside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MessageStore, "query", broken)
+        request = v2.ListMessageRequest(topic=TOPIC, message_key="k")
+        await broker.messaging.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=METADATA, timeout=5)
+        response = await broker.admin.QueryMessage(request, timeout=5)
+    assert response.status.code == Code.INTERNAL_SERVER_ERROR
+    assert "secret" not in response.status.message
+    assert "ZeroDivisionError: a secret of the inside" in caplog.text
+    assert (await broker.admin.QueryMessage(request, timeout=5)).status.code == Code.OK
+
+
+# --- Large, small and garbage -------------------------------------------------------------------------------
+
+
+async def test_bodies_at_the_limit(tmp_path: Path) -> None:
+    """4 MiB are accepted; 5 MiB get MESSAGE_BODY_TOO_LARGE and not a transport error."""
+    store = StoreConfig(
+        directory=tmp_path, segment_size=16 << 20, queue_file_size=2000, index_slot_count=10, index_entry_count=10
+    )
+    async with in_process_broker(tmp_path, store=store) as broker:
+        for size, code in ((4 << 20, Code.OK), (5 << 20, Code.MESSAGE_BODY_TOO_LARGE)):
+            request = v2.SendMessageRequest(messages=[message(body=b"x" * size)])
+            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=20)
+            assert response.status.code == code
+
+
+async def test_garbage_on_the_port(broker: InProcessBroker) -> None:
+    """Bytes that are no HTTP/2, and a request that is no protobuf, disturb nobody else."""
+    host, _, port = broker.endpoint.rpartition(":")
+    for garbage in (
+        b"\x00" * 1000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 500,
+        b"",
+    ):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(garbage)
+        with suppress(ConnectionError):
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    raw = broker.channel.unary_unary("/apache.rocketmq.v2.MessagingService/SendMessage")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await raw(b"\xff\xff\xff", metadata=METADATA, timeout=5)
+    response = await broker.messaging.Heartbeat(v2.HeartbeatRequest(), metadata=METADATA, timeout=5)
+    assert response.status.code == Code.OK
+
+
+# --- Finding messages ---------------------------------------------------------------------------------------
+
+
+async def test_messages_are_found(broker: InProcessBroker) -> None:
+    """By id, by a key with spaces, and by time with a page at a time."""
+    for number in range(5):
+        request = v2.SendMessageRequest(messages=[message(message_id=f"id-{number}", keys=["a key", str(number)])])
+        assert (await broker.messaging.SendMessage(request, metadata=METADATA)).status.code == Code.OK
+
+    async def ids(**search: Any) -> tuple[list[str], str]:
+        response = await broker.admin.QueryMessage(v2.ListMessageRequest(topic=TOPIC, **search), timeout=5)
+        assert response.status.code == Code.OK, response.status
+        return [found.system_properties.message_id for found in response.messages], response.scroll_id
+
+    assert await ids(message_id="id-3") == (["id-3"], "")
+    assert (await ids(message_key="2"))[0] == ["id-2"]
+    assert (await ids(message_key="absent"))[0] == []
+    found, scroll_id = await ids(max_message_nums=2)
+    while scroll_id:
+        more, scroll_id = await ids(max_message_nums=2, scroll_id=scroll_id)
+        found += more
+    assert sorted(found) == [f"id-{number}" for number in range(5)]
+    assert (await ids(end_timestamp=v2.Timestamp(seconds=1)))[0] == []
+    assert (await ids(begin_timestamp=v2.Timestamp(seconds=1)))[0] != []
+    (stored,) = (await broker.admin.QueryMessage(v2.ListMessageRequest(topic=TOPIC, message_id="id-0"))).messages
+    assert list(stored.system_properties.keys) == ["a key", "0"]
+
+
+# --- Administration -----------------------------------------------------------------------------------------
+
+
+async def test_a_topics_life(broker: InProcessBroker) -> None:
+    """Created, created again unchanged, refused with another definition, changed, described, deleted."""
+    admin = broker.administration
+    topic = admin_v1.Topic(name="t", read_queue_count=2)
+    created = await admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic))
+    assert (created.status.code, created.topic.write_queue_count) == (Code.OK, 2)
+    assert (await admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic))).status.code == Code.OK
+    other = admin_v1.Topic(name="t", read_queue_count=3)
+    assert (await admin.CreateTopic(admin_v1.CreateTopicRequest(topic=other))).status.code == Code.BAD_REQUEST
+    update = admin_v1.UpdateTopicRequest(name="t", write_queue_count=1, permission=v2.Permission.READ)
+    updated = (await admin.UpdateTopic(update)).topic
+    assert (updated.read_queue_count, updated.write_queue_count) == (2, 1)
+    assert updated.permission == v2.Permission.READ
+    request = v2.SendMessageRequest(messages=[message("t")])
+    assert (await broker.messaging.SendMessage(request, metadata=METADATA)).status.code == Code.FORBIDDEN
+    await admin.UpdateTopic(admin_v1.UpdateTopicRequest(name="t", permission=v2.Permission.READ_WRITE))
+    assert (await broker.messaging.SendMessage(request, metadata=METADATA)).status.code == Code.OK
+    described = await admin.DescribeTopic(admin_v1.DescribeTopicRequest(name="t"))
+    assert [(queue.queue_id, queue.max_offset) for queue in described.queues] == [(0, 1), (1, 0)]
+    assert described.queues[0].last_store_timestamp.seconds > 1_700_000_000
+    assert [t.name for t in (await admin.ListTopics(admin_v1.ListTopicsRequest())).topics] == ["t"]
+    assert (await admin.DeleteTopic(admin_v1.DeleteTopicRequest(name="t"))).status.code == Code.OK
+    missing = await admin.DescribeTopic(admin_v1.DescribeTopicRequest(name="t"))
+    assert missing.status.code == Code.TOPIC_NOT_FOUND
+
+
+async def test_a_groups_life(broker: InProcessBroker) -> None:
+    """Created with defaults, changed, described with its client and progress, kept while connected, deleted."""
+    admin = broker.administration
+    created = await admin.CreateGroup(admin_v1.CreateGroupRequest(group=admin_v1.Group(name="billing")))
+    assert (created.status.code, created.group.max_attempts, created.group.consume_enabled) == (Code.OK, 17, True)
+    updated = await admin.UpdateGroup(admin_v1.UpdateGroupRequest(name="billing", max_attempts=3))
+    assert updated.group.max_attempts == 3
+    await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)
+    received = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=5)]
+    assert received[0].status.code == Code.OK
+    beat = v2.HeartbeatRequest(group=GROUP, client_type=v2.ClientType.PUSH_CONSUMER)
+    await broker.messaging.Heartbeat(beat, metadata=METADATA)
+    described = await admin.DescribeGroup(admin_v1.DescribeGroupRequest(name="billing"))
+    assert sum(queue.inflight for queue in described.queues) == sum(queue.lag for queue in described.queues) == 1
+    (client,) = described.clients
+    assert (client.client_id, client.language, client.version) == (METADATA[0][1], v2.Language.JAVA, "5.2.1")
+    assert client.remote_address.startswith("127.0.0.1:")
+    delete = admin_v1.DeleteGroupRequest(name="billing")
+    assert (await admin.DeleteGroup(delete)).status.code == Code.FORBIDDEN
+    await broker.messaging.NotifyClientTermination(v2.NotifyClientTerminationRequest(), metadata=METADATA)
+    assert (await admin.DeleteGroup(delete)).status.code == Code.OK
+    assert (await admin.DeleteGroup(delete)).status.code == Code.CONSUMER_GROUP_NOT_FOUND
+
+
+async def test_the_state_of_broker_and_store(broker: InProcessBroker, tmp_path: Path) -> None:
+    """Who it is, whether it takes messages, and what it costs."""
+    await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)
+    status = await broker.administration.GetBrokerStatus(admin_v1.GetBrokerStatusRequest())
+    assert status.status.code == Code.OK
+    assert list(status.listen_addresses) == [broker.endpoint]
+    assert status.store_state.writable
+    assert (status.topic_count, status.client_count) == (1, 1)
+    assert status.flush_mode == admin_v1.FlushMode.FLUSH_MODE_SYNC
+    store = await broker.administration.GetStoreStatus(admin_v1.GetStoreStatusRequest())
+    assert store.directory == str(tmp_path / "store")
+    assert store.flushed_physical_offset == store.max_physical_offset > 0
+    assert store.fsync_count >= 1
+    assert store.last_fsync_seconds > 0
+    assert store.segment_count >= 1
+
+
+# --- Health and reflection ----------------------------------------------------------------------------------
+
+
+async def test_health(broker: InProcessBroker) -> None:
+    """grpc.health.v1 says SERVING for the broker and each service."""
+    health = health_pb2_grpc.HealthStub(broker.channel)
+    for service in ("", *server._SERVICES):
+        response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+_REFLECTION = """
+import json, sys, grpc
+from google.protobuf import json_format
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    database = ProtoReflectionDescriptorDatabase(channel)
+    pool = DescriptorPool(database)
+    method = pool.FindServiceByName("apache.rocketmq.v2.MessagingService").FindMethodByName("SendMessage")
+    call = channel.unary_unary(
+        "/apache.rocketmq.v2.MessagingService/SendMessage",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=GetMessageClass(method.output_type).FromString,
+    )
+    request = json_format.Parse(sys.argv[2], GetMessageClass(method.input_type)())
+    response = call(request, metadata=(("x-mq-client-id", "reflected"),), timeout=10)
+    files = [pool.FindServiceByName(name).file.name for name in database.get_services()]
+    print(json.dumps({"services": sorted(database.get_services()), "files": files,
+                      "response": json_format.MessageToDict(response)}))
+"""
+
+
+async def test_reflection_is_enough_to_send(broker: InProcessBroker) -> None:
+    """A program without our .proto files lists the services, finds each one's file and sends a message from JSON."""
+    request = {"messages": [{"topic": {"name": "orders"}, "body": "aGVsbG8=", "systemProperties": {"messageId": "01"}}]}
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", _REFLECTION, broker.endpoint, json.dumps(request)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert set(found["services"]) == {
+        "aerobee.v1.AdminService",
+        "apache.rocketmq.v2.Admin",
+        "apache.rocketmq.v2.MessagingService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    assert len(found["files"]) == 6
+    assert found["response"]["status"]["code"] == "OK"
+    assert found["response"]["entries"][0]["messageId"] == "01"
+
+
+# --- Start and stop -----------------------------------------------------------------------------------------
+
+
+async def test_state_survives_an_orderly_restart(tmp_path: Path) -> None:
+    """Topics, groups, messages and acknowledgements are there again."""
+    async with in_process_broker(tmp_path) as broker:
+        for message_id in ("one", "two"):
+            request = v2.SendMessageRequest(messages=[message(message_id=message_id)])
+            await broker.messaging.SendMessage(request, metadata=METADATA)
+        single = receive_request()
+        single.batch_size = 1
+        answers = [a async for a in broker.messaging.ReceiveMessage(single, metadata=METADATA, timeout=5)]
+        system = answers[1].message.system_properties
+        acknowledge = v2.AckMessageRequest(group=GROUP, topic=TOPIC)
+        acknowledge.entries.add(message_id=system.message_id, receipt_handle=system.receipt_handle)
+        assert (await broker.messaging.AckMessage(acknowledge, metadata=METADATA)).status.code == Code.OK
+    assert not (tmp_path / "abort").exists()
+    async with in_process_broker(tmp_path) as broker:
+        answers = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=5)]
+        left = {a.message.system_properties.message_id for a in answers if a.HasField("message")}
+        assert left == {"one", "two"} - {system.message_id}
+
+
+async def test_a_stop_ends_waiting_calls(tmp_path: Path) -> None:
+    """A long poll is answered, a stream ends, and the whole stop takes no time-out."""
+    async with asyncio.timeout(10):
+        async with in_process_broker(
+            tmp_path,
+            listen=ListenConfig(grpc=Address("127.0.0.1", 0), metrics=Address("127.0.0.1", 0), drain_seconds=60),
+        ) as broker:
+            await broker.messaging.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=METADATA)
+            poll = receive_request(long_polling_timeout=v2.Duration(seconds=30))
+            waiting = broker.messaging.ReceiveMessage(poll, metadata=METADATA, timeout=40)
+            reading = asyncio.ensure_future(waiting.read())
+            stream = broker.messaging.Telemetry(metadata=METADATA)
+            await stream.write(settings(publishing=v2.Publishing()))
+            await stream.read()
+            await asyncio.sleep(0.1)
+            ended = asyncio.ensure_future(stream.read())
+        assert (await reading).status.code == Code.MESSAGE_NOT_FOUND
+        with suppress(grpc.aio.AioRpcError):
+            assert await ended is EOF
+
+
+async def test_what_prevents_a_start(tmp_path: Path) -> None:
+    """A locked store and ports in use are errors that name them; the other broker notices nothing."""
+    never = asyncio.Event()
+
+    def announce(*_: str) -> None:
+        raise AssertionError("it must not serve")
+
+    async with in_process_broker(tmp_path / "a") as broker:
+        second = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(tmp_path / "a"), *FREE_PORTS],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (second.returncode, second.stdout) == (1, "")
+        (line,) = second.stderr.splitlines()
+        assert "another process has this store open" in line
+        free = Address("127.0.0.1", 0)
+        for setting, listen in (
+            ("listen.grpc", ListenConfig(grpc=Address.parse(broker.endpoint), metrics=free)),
+            ("listen.metrics", ListenConfig(grpc=free, metrics=Address.parse(broker.metrics))),
+        ):
+            with pytest.raises(ListenError, match=f"{setting}: .*in use") as caught:
+                await server.run(BrokerConfig.tiny(tmp_path / "b", listen=listen), never, announce)
+            assert caught.value.setting == setting
+        assert not (tmp_path / "b").exists()
+        response = await broker.messaging.Heartbeat(v2.HeartbeatRequest(), metadata=METADATA, timeout=5)
+        assert response.status.code == Code.OK
+
+
+async def test_a_failed_disk_ends_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The send is answered with an error, readiness turns, and the broker ends with the reason instead of living on."""
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    config = BrokerConfig.tiny(tmp_path)
+
+    def broken(*_: object) -> float:
+        raise OSError(5, "Input/output error")
+
+    async def send() -> int:
+        async with grpc.aio.insecure_channel(await ready) as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            await stub.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=METADATA)
+            monkeypatch.setattr("aerobee_store.flush.sync_all", broken)
+            try:
+                answer = await stub.SendMessage(
+                    v2.SendMessageRequest(messages=[message()]), metadata=METADATA, timeout=5
+                )
+            except grpc.aio.AioRpcError:
+                return 0  # the broker was faster to end than to answer
+            return int(answer.status.code)
+
+    sending = asyncio.ensure_future(send())
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreFailedError, match="Input/output error"):
+            await server.run(config, asyncio.Event(), lambda endpoint, _: ready.set_result(endpoint))
+        assert await sending in (0, Code.INTERNAL_SERVER_ERROR)
+    assert "a service died" in caplog.text
+
+
+async def test_the_http_port(broker: InProcessBroker) -> None:
+    """Ready once announced."""
+
+    def fetch(path: str) -> int:
+        with urllib.request.urlopen(f"http://{broker.metrics}{path}", timeout=10) as response:
+            return int(response.status)
+
+    for path in ("/readyz", "/healthz", "/metrics"):
+        assert await asyncio.to_thread(fetch, path) == 200
+
+
+async def test_listening_wider_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line, because there is no authentication."""
+    listen = ListenConfig(grpc=Address("0.0.0.0", 0), metrics=Address("127.0.0.1", 0), drain_seconds=0.5)
+    async with in_process_broker(tmp_path, listen=listen):
+        pass
+    assert sum("without authentication" in line.getMessage() for line in caplog.records) == 1
