@@ -7,6 +7,7 @@ even try: the arguments are wrong, or a store cannot be looked at. Nothing heavy
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` are those of the process by default."""
     parsed = build_parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a damaged store has text that no terminal can show
+            stream.reconfigure(errors="backslashreplace")
     # gRPC's C library has its own lines on standard error about connections; ours say what to do.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:

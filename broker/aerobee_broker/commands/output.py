@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 _BODY_SHOWN = 100  # characters of a body in a table
 
 
-def print_json(value: object) -> None:
-    """One document on one line, at once: a reader of a pipe sees every message as it comes."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+def print_json(value: object, *, at_once: bool = True) -> None:
+    """One document on one line; at once, so that a reader of a pipe sees every message as it comes."""
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not is_unicode), flush=at_once)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -39,20 +40,28 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int | float) for row in content)
+        numeric = all(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in content)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in content:
-        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
+        table.add_row(*(Text(_cell(cell)) for cell in row))
     # A pipe has no width: do not fold what a program may want to search.
     Console(width=None if sys.stdout.isatty() else 10_000).print(table)
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Names and values, one a line."""
-    shown = [(name, f"{value:,}" if type(value) is int else str(value)) for name, value in facts]
+    shown = [(name, _cell(value)) for name, value in facts]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         print(f"{name:<{width}}  {value}")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def time_text(timestamp: int) -> str:

@@ -1,12 +1,10 @@
-"""`aerobee store`: look at the store of a broker, or at a directory that no broker has open."""
+"""`aerobee store`: look at stores. Nothing is changed, and no lock is taken."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from aerobee_broker.commands.options import CommandError, new_command, with_clie
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
+    from aerobee_store.tools.findings import Finding
 
 _EXAMPLES = """\
   aerobee store inspect data                          what a directory holds
@@ -36,7 +35,7 @@ def add_parser(commands: Commands) -> None:
         _inspect,
         examples="  aerobee store inspect data\n  aerobee store inspect --endpoint 127.0.0.1:8081 --json",
     )
-    inspect.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="that no broker is writing to")
+    inspect.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="of a store, in use or not")
     inspect.add_argument("--endpoint", metavar="HOST:PORT", help="ask a running broker instead")
     inspect.add_argument("--timeout", metavar="SECONDS", type=options.positive_seconds, default=3.0)
     verify = new_command(
@@ -44,7 +43,10 @@ def add_parser(commands: Commands) -> None:
         "verify",
         "check every record, queue and index of a store; nothing is changed",
         _verify,
-        details="Exit code 0: clean, 1: findings, 2: it could not be looked at.",
+        details="""\
+Exit code 0: clean, perhaps with warnings, 1: errors, 2: it could not be looked at.
+What queues, index and the end of the log lack heals when a broker opens the store. What is lost for good is
+`log-damaged`, `segment-missing` and `queue-offset-gap`.""",
         examples="  aerobee store verify data\n  aerobee store verify data --json",
     )
     dump = new_command(
@@ -57,6 +59,18 @@ def add_parser(commands: Commands) -> None:
     )
     for action in (verify, dump):
         action.add_argument("directory", metavar="DIR", type=Path)
+    inspect.add_argument("--full", action="store_true", help="read the whole log: count records, find damage")
+    verify.add_argument(
+        "--index-counts",
+        metavar=("SLOTS", "ENTRIES"),
+        nargs=2,
+        type=options.count,
+        default=(None, None),
+        help="of the index files (maxHashSlotNum, maxIndexNum), where they do not tell",
+    )
+    dump.add_argument("--topic", help="only the records of one topic")
+    dump.add_argument("--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="only those stored then")
+    dump.add_argument("--bodies", action="store_true", help="bodies above 256 bytes in full, not their hashes")
     for action in (inspect, verify):
         options.add_json(action)
 
@@ -65,101 +79,114 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if (arguments.directory is None) == (arguments.endpoint is None):
         options.usage_error("give a directory, or --endpoint for the store of a running broker")
     if arguments.endpoint is not None:
+        findings: list[Finding] = []
         status = with_client(arguments, lambda client: client.admin.store_status())
         values = output.protobuf_json(status)
         del values["status"]
     else:
-        directory = _directory(arguments)
-        from aerobee_store.tools.inspect import inspect
+        with _looking_at(arguments.directory) as directory, _progress("reading") as progress:
+            from aerobee_store.tools.inspect import inspect
 
-        values = _plain(inspect(directory))
+            report = inspect(directory, full=arguments.full, progress=progress)
+        values, findings = report.to_json(), report.findings
     if arguments.json:
         output.print_json(values)
     else:
-        _print_values(values)
+        _print_report(values, findings)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    directory = _directory(arguments)
-    from aerobee_store.tools.verify import verify
+    with _looking_at(arguments.directory) as directory, _progress("verifying") as progress:
+        from aerobee_store.tools.verify import verify
 
-    from aerobee_store.errors import StoreError
-
-    try:
-        with _progress("verifying") as progress:
-            report = verify(directory, progress=progress)
-    except (StoreError, OSError) as error:
-        raise CommandError(f"cannot look at {directory}: {error}", exit_code=_CANNOT_LOOK) from error
-    values = _plain(report)
+        slots, entries = arguments.index_counts
+        report = verify(directory, index_slot_count=slots, index_entry_count=entries, progress=progress)
+    values = report.to_json()
     if arguments.json:
-        output.print_json({"ok": report.ok} | values)
+        output.print_json(values)
     else:
-        _print_values(values)
-        print("clean" if report.ok else f"{len(report.findings)} findings; the broker can still open the store")
+        del values["ok"]
+        _print_report(values, report.findings)
+        print("clean" if report.ok else "not clean; `aerobee store verify --help` says what heals")
     return 0 if report.ok else 1
 
 
 def _dump(arguments: argparse.Namespace) -> int:
-    directory = _directory(arguments)
-    from aerobee_store.tools.dump import dump
+    with _looking_at(arguments.directory) as directory:
+        from aerobee_store.tools.dump import dump
 
-    for entry in dump(directory):
-        if isinstance(entry, dict):
-            output.print_json(entry)
-        else:
-            print(f"aerobee: {entry}", file=sys.stderr)
+        times = {} if arguments.time is None else dict(zip(("begin_time", "end_time"), arguments.time, strict=True))
+        for record in dump(
+            directory,
+            topic=arguments.topic,
+            bodies=arguments.bodies,
+            on_finding=lambda finding: print(f"aerobee: {finding}", file=sys.stderr),
+            **times,
+        ):
+            output.print_json(record, at_once=False)
     return 0
 
 
-def _directory(arguments: argparse.Namespace) -> Path:
-    directory: Path = arguments.directory
-    if not directory.is_dir():
-        raise CommandError(f"{directory} is not a directory; name that of a store", exit_code=_CANNOT_LOOK)
-    if not os.access(directory, os.R_OK | os.X_OK):
-        raise CommandError(f"{directory} cannot be read; run as its owner", exit_code=_CANNOT_LOOK)
-    return directory
+@contextmanager
+def _looking_at(directory: Path) -> Iterator[Path]:
+    """A directory that ends the command with its own exit code if it cannot be looked at."""
+    from aerobee_store.errors import StoreError
+
+    try:
+        yield directory
+    except BrokenPipeError:
+        raise
+    except StoreError as error:
+        raise CommandError(str(error), exit_code=_CANNOT_LOOK) from error
+    except OSError as error:
+        reason = f"{error.filename or directory}: {error.strerror or error}"
+        raise CommandError(
+            f"cannot look at {reason}; name the directory of a store that you may read", exit_code=_CANNOT_LOOK
+        ) from error
 
 
-def _plain(value: Any) -> Any:
-    """A report as JSON values, under the names of the protocol's JSON form."""
-    if dataclasses.is_dataclass(value):
-        return {_camel(field.name): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+def _print_report(report: Mapping[str, Any], findings: Sequence[Finding]) -> None:
+    """The report of a tool: its values, then its tables, then its findings."""
+    values = {name: value for name, value in report.items() if name != "findings"}
+    facts: list[tuple[str, object]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            facts += [(f"{_words(name)}: {_words(key)}", _shown(key, item)) for key, item in value.items()]
+        elif not isinstance(value, list):
+            facts.append((_words(name), _shown(name, value)))
+        elif not any(isinstance(item, dict) for item in value):
+            facts.append((_words(name), ", ".join(map(str, value)) or "none"))
+    output.print_facts(facts)
+    for name, rows in values.items():
+        if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+            continue
+        print(f"\n{_words(name)}")
+        columns = list(rows[0])
+        output.print_table(
+            [_words(column) for column in columns],
+            ([_shown(column, row[column]) for column in columns] for row in rows),
+            empty="none",
+        )
+    for finding in findings:
+        print(finding)
 
 
 def _words(name: str) -> str:
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
-def _print_values(values: dict[str, Any]) -> None:
-    """Plain values as facts, then each list of objects as a table."""
-    facts, tables = [], []
-    for name, value in values.items():
-        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-            tables.append((name, value))
-        elif isinstance(value, list):
-            facts.append((_words(name), ", ".join(map(str, value)) or "none"))
-        elif isinstance(value, int) and not isinstance(value, bool) and _words(name).split()[-1] in ("bytes", "size"):
-            facts.append((_words(name), f"{value:,} ({output.size_text(value)})"))
-        elif isinstance(value, dict):
-            facts += [(f"{_words(name)} {_words(key)}", item) for key, item in value.items()]
-        else:
-            facts.append((_words(name), value))
-    output.print_facts(facts)
-    for name, rows in tables:
-        print(f"\n{_words(name)}")
-        columns = list(rows[0]) if rows else []
-        output.print_table([_words(c) for c in columns], ([row[c] for c in columns] for row in rows), empty="none")
+def _shown(name: str, value: object) -> object:
+    """One value for a person, by the last word of its name."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        unit = _words(name).split()[-1]
+        if unit == "time":
+            return output.time_text(value) if value > 0 else "-"
+        if unit in ("bytes", "size", "total", "available", "used"):
+            return f"{value:,} ({output.size_text(value)})" if value >= 1024 else f"{value:,}"
+    return value
 
 
 @contextmanager

@@ -1,0 +1,130 @@
+"""`aerobee store ...` on stores that RocketMQ wrote and on directories that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.cli import main
+from tests.support import golden
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def content(directory: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below a directory: its bytes and the time of its last change."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def expected_dump(case: golden.GoldenCase) -> list[dict[str, Any]]:
+    """What the manifest says about the records that can still be read."""
+    return [message for message in case.manifest["messages"] if message["physicalOffset"] not in case.damaged]
+
+
+@pytest.mark.parametrize("name", ["plain", "wide", "kinds", "v43", "crash-mid", "deleted-head"])
+def test_a_dump_is_what_the_manifest_says(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every readable record, in log order, field by field; damage is named on standard error; nothing is changed."""
+    case = golden.load(name, tmp_path)
+    before = content(case.store)
+    assert main(["store", "dump", str(case.store)]) == 0
+    captured = capsys.readouterr()
+    dumped = [json.loads(line) for line in captured.out.splitlines()]
+    assert dumped == expected_dump(case)
+    assert bool(captured.err) == bool(case.damaged)
+    assert content(case.store) == before
+
+
+def test_a_part_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--topic and --time choose records."""
+    case = golden.load("plain", tmp_path)
+    middle = case.messages[len(case.messages) // 2]
+    time = str(middle.store_timestamp)
+    assert main(["store", "dump", str(case.store), "--topic", middle.topic, "--time", time, time]) == 0
+    dumped = [json.loads(line)["physicalOffset"] for line in capsys.readouterr().out.splitlines()]
+    assert dumped == [
+        message.physical_offset
+        for message in case.messages
+        if (message.topic, message.store_timestamp) == (middle.topic, middle.store_timestamp)
+    ]
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    """`aerobee store dump ... | head -1` ends quietly."""
+    case = golden.load("plain", tmp_path)
+    command = [sys.executable, "-m", "aerobee_broker", "store", "dump", str(case.store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as dump:
+        assert dump.stdout is not None
+        assert dump.stderr is not None
+        dump.stdout.readline()
+        dump.stdout.close()
+        assert dump.stderr.read() == b""
+        assert dump.wait(30) == 0
+
+
+def test_text_that_no_terminal_can_show(tmp_path: Path) -> None:
+    """Output is whole, and valid JSON, in a locale that has no more than ASCII."""
+    case = golden.load("plain", tmp_path)
+    command = [sys.executable, "-m", "aerobee_broker", "store", "dump", str(case.store)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, capture_output=True, timeout=30, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert [json.loads(line) for line in ended.stdout.splitlines()] == expected_dump(case)
+
+
+@pytest.mark.parametrize(("name", "exit_code"), [("plain", 0), ("propcrc", 0), ("crash-mid", 1)])
+def test_verifying(name: str, exit_code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 for a clean store, 1 for one with damage, and a report that says where; nothing is changed."""
+    case = golden.load(name, tmp_path)
+    before = content(case.store)
+    assert main(["store", "verify", str(case.store), "--json"]) == exit_code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is (exit_code == 0)
+    assert report["records"] == len(case.intact)
+    assert report["bytes"] > 0
+    damaged = [finding["physicalOffset"] for finding in report["findings"] if finding["kind"] == "log-damaged"]
+    assert damaged == list(case.damaged)
+    assert main(["store", "verify", str(case.store)]) == exit_code
+    text = capsys.readouterr().out
+    assert all(str(offset) in text for offset in case.damaged)
+    assert text.splitlines()[-1].startswith("clean" if exit_code == 0 else "not clean")
+    assert content(case.store) == before
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_inspecting(full: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Topics, queues and the extent of the log; with --full also the number of records."""
+    case = golden.load("plain", tmp_path)
+    arguments = ["store", "inspect", str(case.store), *(["--full"] if full else [])]
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {topic["topic"] for topic in report["topics"]} == {message.topic for message in case.messages}
+    assert sum(topic["messages"] for topic in report["topics"]) == len(case.messages)
+    assert report["records"] == (len(case.messages) if full else None)
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "OrderPaid" in text
+    assert "commitlog/00000000000000000000" in text
+
+
+@pytest.mark.parametrize("action", ["inspect", "verify", "dump"])
+def test_what_is_no_store(action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty directory and a file end with 2, one line each, and stay as they are."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    file = tmp_path / "file"
+    file.write_bytes(b"mine")
+    for path in (empty, file):
+        assert main(["store", action, str(path)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        assert str(path) in line
+    assert set(tmp_path.rglob("*")) == {empty, file}
+    assert file.read_bytes() == b"mine"
