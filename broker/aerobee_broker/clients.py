@@ -106,6 +106,7 @@ class ClientRegistry:
     def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
         self._clock = clock
         self._clients: dict[str, Client] = {}
+        self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
         self._expiry_seconds = expiry_seconds
         self.gone_listeners: list[Callable[[str], None]] = []
 
@@ -141,19 +142,20 @@ class ClientRegistry:
         if client.stream is not None:
             client.stream.close()
         client.stream = TelemetryStream()
+        self._streams.add(client.stream)
         return client.stream
 
     def close_stream(self, client: Client, stream: TelemetryStream) -> None:
         """The call behind `stream` ended; a newer stream of the client stays."""
         stream.close()
+        self._streams.discard(stream)
         if client.stream is stream:
             client.stream = None
 
     def close_streams(self) -> None:
         """End all Telemetry streams: the broker stops."""
-        for client in self._clients.values():
-            if client.stream is not None:
-                client.stream.close()
+        for stream in self._streams:
+            stream.close()
 
     def terminate(self, client_id: str) -> None:
         """The client said goodbye. Unknown ids are fine."""

@@ -140,7 +140,10 @@ async def test_wrong_settings_end_the_stream(broker: InProcessBroker, command: v
 
 
 async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker) -> None:
-    """Its long poll and its stream end early, so that its own shutdown does not hang."""
+    """Its long poll ends early, so that its own shutdown does not hang; its stream when it hangs up itself.
+
+    Node's client takes a stream that ends before for a failure and opens another.
+    """
     assert (await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA)).entries
     first = [a async for a in broker.messaging.ReceiveMessage(receive_request(), metadata=METADATA, timeout=5)]
     assert first[0].status.code == Code.OK
@@ -155,7 +158,9 @@ async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker)
     assert (await broker.messaging.NotifyClientTermination(request, metadata=METADATA)).status.code == Code.OK
     async with asyncio.timeout(5):
         assert (await reading).status.code == Code.MESSAGE_NOT_FOUND
+        await stream.done_writing()
         assert await stream.read() is EOF
+        assert await stream.code() == grpc.StatusCode.OK
 
 
 # --- Every method -------------------------------------------------------------------------------------------

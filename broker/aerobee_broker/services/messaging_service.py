@@ -127,7 +127,9 @@ class MessagingService:
     ) -> None:
         try:
             async for command in requests:
-                self._clients.seen(client.client_id)
+                client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile
+                if client.stream is None:
+                    client.stream = stream
                 if (reply := self._telemetry_processor.process(command, client)) is not None:
                     stream.write(reply)
         except BrokerError as error:

@@ -90,11 +90,26 @@ async def test_a_second_stream_replaces_the_first(clients: ClientRegistry) -> No
     assert not client.command(command("1"))
 
 
-async def test_gone_clients_lose_their_stream(clients: ClientRegistry) -> None:
+async def test_silent_clients_lose_their_stream(clients: ClientRegistry, clock: ManualClock) -> None:
     """Whoever waits for the next command of a client that is gone is told that there is none."""
     stream = clients.open_stream(clients.seen("a"))
     waiting = asyncio.ensure_future(stream.next())
     await asyncio.sleep(0)
+    clock.advance(121)
+    clients.expire()
+    async with asyncio.timeout(5):
+        assert await waiting is None
+
+
+async def test_after_a_goodbye_the_client_hangs_up(clients: ClientRegistry) -> None:
+    """Its stream stays open until then, takes no more commands, and ends at the latest when the broker stops."""
+    client = clients.seen("a")
+    stream = clients.open_stream(client)
     clients.terminate("a")
+    assert not client.command(command("1"))
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    clients.close_streams()
     async with asyncio.timeout(5):
         assert await waiting is None
