@@ -26,7 +26,8 @@ UNDAMAGED = [
     for name in CASES
     if not golden.manifest(name)["abort"] and not golden.manifest(name).get("damage") and name != "pre-blank"
 ]
-# Records of split batches of old clients, and half and delayed messages as the broker wrote them, come out the same too.
+# Records of split batches of old clients, and half and delayed messages as the broker wrote them, come out the same
+# too.
 WRITTEN = ["plain", "propcrc", "wide", "kinds"]
 
 
