@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,7 +15,7 @@ import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.support.port_forwarder import forwarded_port
-from tests.support.sdk_program import SdkProgram, wait_all_messages
+from tests.support.sdk_program import SdkProgram, bodies, numbered, send_until_taken, wait_all_messages, wait_group
 
 VERSION = "5.1.2"
 ROOT = Path(__file__).parents[2]
@@ -56,32 +54,6 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
             return programs.enter_context(SdkProgram(command, home, ROOT, endpoint=endpoint, **options))
 
         yield begin
-
-
-def bodies(messages: list[dict[str, Any]]) -> list[str]:
-    return sorted(message["body"] for message in messages)
-
-
-def group_sums(broker: BrokerProcess, group: str) -> Counter[str]:
-    """`lag`, `inflight` and `ready` of a group, over all its queues."""
-    command = [sys.executable, "-m", "aerobee_broker", "group", "describe", group, "--endpoint", broker.endpoint]
-    described = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=30).stdout
-    sums: Counter[str] = Counter()
-    for queue in json.loads(described)["queues"]:
-        sums.update({name: queue[name] for name in ("lag", "inflight", "ready")})
-    return sums
-
-
-def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
-    """Wait until the sums of a group are what is expected."""
-    deadline = time.monotonic() + 40
-    while any((sums := group_sums(broker, group))[name] != value for name, value in expected.items()):
-        assert time.monotonic() < deadline, f"group {group!r} has {dict(sums)}, expected {expected}"
-        time.sleep(0.05)
-
-
-def numbered(count: int, prefix: str = "m") -> list[dict[str, Any]]:
-    return [{"body": f"{prefix}{number}"} for number in range(count)]
 
 
 def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
@@ -198,15 +170,7 @@ def test_push_consumption_goes_on_after_the_broker_was_killed(aerobee_broker: Br
     known = {message["body"] for message in consumer.messages("acknowledged")}
     time.sleep(0.3)  # the listener works on what it has
     aerobee_broker.start()
-    deadline = time.monotonic() + 30
-    while True:  # the producer was not restarted either
-        producer.tell("send", messages=numbered(20, "after"))
-        try:
-            producer.answer()
-            break
-        except AssertionError:
-            assert time.monotonic() < deadline, producer.logs()
-            time.sleep(0.2)
+    send_until_taken(producer, numbered(20, "after"))  # it was not restarted either
     everything = {message["body"] for message in (*numbered(100, "before"), *numbered(20, "after"))}
     wait_all_messages([consumer], everything)
     wait_group(aerobee_broker, "killed", lag=0)  # no message is stuck; the answer to an acknowledgement may be lost

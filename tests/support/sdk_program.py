@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from aerobee_client.testing import BrokerProcess
 
 Event = dict[str, Any]
 _SECONDS = 40.0  # for anything that normally takes a moment; machines that test may be very busy
@@ -164,3 +167,47 @@ def wait_all_messages(
         assert time.monotonic() < deadline, f"{len(missing)} of {len(bodies)} are missing: {sorted(missing)}\n{logs}"
         assert all(program.running for program in programs), f"a program has ended\n{logs}"
         time.sleep(0.05)
+
+
+def bodies(messages: Iterable[Event]) -> list[str]:
+    """Of all these messages, sorted."""
+    return sorted(message["body"] for message in messages)
+
+
+def numbered(count: int, prefix: str = "m") -> list[dict[str, Any]]:
+    """Messages to send."""
+    return [{"body": f"{prefix}{number}"} for number in range(count)]
+
+
+def group_queues(broker: BrokerProcess, group: str) -> list[dict[str, Any]]:
+    """How far a group is with each queue, as the broker sees it."""
+    command = [sys.executable, "-m", "aerobee_broker", "group", "describe", group, "--endpoint", broker.endpoint]
+    described = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=30).stdout
+    queues: list[dict[str, Any]] = json.loads(described)["queues"]
+    return queues
+
+
+def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
+    """Wait until `lag`, `inflight` or `ready` of a group, over all its queues, are what is expected."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        queues = group_queues(broker, group)
+        sums = {name: sum(queue[name] for queue in queues) for name in expected}
+        if sums == expected:
+            return
+        assert time.monotonic() < deadline, f"group {group!r} has {sums}, expected {expected}"
+        time.sleep(0.05)
+
+
+def send_until_taken(producer: SdkProgram, messages: list[dict[str, Any]]) -> None:
+    """Send through a producer whose broker may be gone just now; what fails is sent again, as applications do."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        producer.tell("send", messages=messages)
+        try:
+            producer.answer()
+            return
+        except AssertionError:
+            assert producer.running, producer.logs()
+            assert time.monotonic() < deadline, producer.logs()
+            time.sleep(0.2)

@@ -1,0 +1,48 @@
+// Lines of JSON with the test that started this program.
+'use strict';
+
+const readline = require('node:readline');
+
+// What the test gave on the command line.
+const options = JSON.parse(process.argv[2]);
+
+function say(event, fields = {}) {
+  process.stdout.write(`${JSON.stringify({ event, ...fields })}\n`);
+}
+
+// Answer commands by their name until the test closes the pipe; a rejection is told, and the next command read.
+async function obey(answers) {
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    const { do: name, ...command } = JSON.parse(line);
+    try {
+      say('answer', await answers[name](command));
+    } catch (error) {
+      say('error', { error: `${error.name}: ${error.message}`, code: error.code ?? null });
+    }
+  }
+}
+
+// A received message in JSON.
+function told(message) {
+  return {
+    time: Date.now() / 1000,
+    message_id: message.messageId,
+    topic: message.topic,
+    body: message.body.toString(),
+    tag: message.tag || null, // the SDK reads an absent tag as ''
+    keys: [...message.keys].sort(),
+    properties: Object.fromEntries(message.properties),
+    attempt: message.deliveryAttempt,
+    corrupted: Boolean(message.corrupted),
+    born_host: message.bornHost,
+    born_timestamp: message.bornTimestamp.getTime(),
+  };
+}
+
+async function seconds(action) {
+  const started = process.hrtime.bigint();
+  await action();
+  return { seconds: Number(process.hrtime.bigint() - started) / 1e9 };
+}
+
+module.exports = { obey, options, say, seconds, told };

@@ -1,0 +1,66 @@
+// Tells of every message that its listener gets, of every acknowledgement that the broker has answered, and of every
+// Settings that it received.
+//
+// `failures`: the listener fails with that many first attempts of each message, the first of them by throwing.
+// `milliseconds`: how long it works on a message.
+'use strict';
+
+const { ConsumeResult, PushConsumer } = require('rocketmq-client-nodejs');
+const { obey, options, say, seconds, told } = require('./conversation');
+
+// The SDK's, which does not say when an acknowledgement has been answered or settings have come.
+class ObservedPushConsumer extends PushConsumer {
+  async ackMessageViaRpc(endpoints, request, timeout) {
+    const response = await super.ackMessageViaRpc(endpoints, request, timeout);
+    for (const entry of request.getEntriesList()) {
+      const code = response.getStatus().getCode();
+      say('acknowledged', { body: bodies.get(entry.getMessageId()), code });
+    }
+    return response;
+  }
+
+  onSettingsCommand(endpoints, settings) {
+    say('settings');
+    return super.onSettingsCommand(endpoints, settings);
+  }
+}
+
+const bodies = new Map();
+
+async function main() {
+  const { endpoint, topic, group, expression = '*', failures = 0, milliseconds = 0 } = options;
+  const consumer = new ObservedPushConsumer({
+    endpoints: endpoint,
+    namespace: '',
+    consumerGroup: group,
+    subscriptions: new Map([[topic, expression]]),
+    messageListener: {
+      async consume(message) {
+        say('message', told(message));
+        bodies.set(message.messageId, message.body.toString());
+        await new Promise((resolve) => setTimeout(resolve, milliseconds));
+        if (message.deliveryAttempt > failures) {
+          return ConsumeResult.SUCCESS;
+        }
+        if (message.deliveryAttempt === 1) {
+          throw new Error('the listener fails, as it was told');
+        }
+        return ConsumeResult.FAILURE;
+      },
+    },
+  });
+  await consumer.startup();
+  say('ready');
+  let ended = false;
+  const shutdown = () => {
+    ended = true;
+    return seconds(() => consumer.shutdown());
+  };
+  await obey({ shutdown });
+  if (!ended) {
+    await shutdown();
+  }
+  process.exit(); // the SDK leaves the timer of a log file behind
+}
+
+main();

@@ -1,0 +1,35 @@
+// Receives and acknowledges what it is told to; knows messages by their bodies. Durations are seconds.
+'use strict';
+
+const { SimpleConsumer } = require('rocketmq-client-nodejs');
+const { obey, options, say, told } = require('./conversation');
+
+async function main() {
+  const { endpoint, topic, group, expression = '*', await: wait = 2 } = options;
+  const consumer = new SimpleConsumer({
+    endpoints: endpoint,
+    namespace: '',
+    consumerGroup: group,
+    subscriptions: new Map([[topic, expression]]),
+    awaitDuration: wait * 1000,
+  });
+  await consumer.startup();
+  say('ready');
+  const held = new Map();
+  await obey({
+    receive: async ({ count, invisible }) => {
+      const messages = await consumer.receive(count, invisible * 1000);
+      for (const message of messages) {
+        held.set(message.body.toString(), message);
+      }
+      return { time: Date.now() / 1000, messages: messages.map(told) };
+    },
+    acknowledge: async ({ bodies }) => {
+      await Promise.all(bodies.map((body) => consumer.ack(held.get(body))));
+      return {};
+    },
+  });
+  await consumer.shutdown();
+}
+
+main();

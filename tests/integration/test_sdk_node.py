@@ -1,0 +1,193 @@
+"""The released Node.js SDK, unmodified, against a real broker. Every SDK client is a program of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.port_forwarder import forwarded_port
+from tests.support.sdk_program import (
+    SdkProgram,
+    bodies,
+    group_queues,
+    numbered,
+    send_until_taken,
+    wait_all_messages,
+    wait_group,
+)
+
+pytestmark = pytest.mark.sdk
+
+HERE = Path(__file__).with_name("sdk_node")
+Start = Callable[..., SdkProgram]
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """The path of Node, with the SDK installed beside the programs: downloaded once, the folder is ignored by git."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("needs Node.js and npm on the PATH")
+    wanted = json.loads((HERE / "package.json").read_text())["dependencies"]["rocketmq-client-nodejs"]
+    installed = HERE / "node_modules" / "rocketmq-client-nodejs" / "package.json"
+    with (HERE / "package.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run installs, the others wait
+        if not installed.exists() or json.loads(installed.read_text())["version"] != wanted:
+            command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
+            assert done.returncode == 0, f"npm cannot install the SDK:\n{done.stdout}\n{done.stderr}"
+    return node
+
+
+@pytest.fixture(scope="module")
+def short_polls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Arguments for a broker that answers polls after 2 s: this SDK waits for them before it shuts down."""
+    config = tmp_path_factory.mktemp("config") / "aerobee.toml"
+    config.write_text("[delivery]\npoll_seconds_max = 2\n")
+    return ["--dev", "--config", str(config)]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, short_polls: list[str]) -> Iterator[BrokerProcess]:
+    """One broker for the tests that leave it alone; each has topics and groups of its own."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), short_polls) as running:
+        yield running
+
+
+@pytest.fixture
+def start(node: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts a program of the folder sdk_node by its name; none of them outlives the test."""
+    with ExitStack() as programs:
+
+        def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
+            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+            return programs.enter_context(SdkProgram([node, f"{name}.js"], home, HERE, endpoint=endpoint, **options))
+
+        yield begin
+
+
+def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: BrokerProcess, start: Start) -> None:
+    """A message arrives as it was sent; unacknowledged ones come again after their time, with attempt 2."""
+    producer = start("producer", broker.endpoint, topic="fields")
+    consumer = start("simple_consumer", broker.endpoint, topic="fields", group="readers")
+    sent = {
+        "body": "grüße, 世界 🚀",
+        "tag": "greeting",
+        "keys": ["kunde-ü", "order-1"],
+        "properties": {"currency": "€", "Ключ": "значение"},
+    }
+    [message_id] = producer.ready().ask("send", messages=[sent])["message_ids"]
+    producer.ask("send", messages=[{"body": "plain"}])
+
+    consumer.ready()
+    received: list[dict[str, Any]] = []
+    while len(received) < 2:
+        received += (answer := consumer.ask("receive", count=10, invisible=2))["messages"]
+        assert answer["messages"], "a receive ended empty while messages were there"
+    by_body = {message["body"]: message for message in received}
+    full, plain = by_body[sent["body"]], by_body["plain"]
+    expected = {**sent, "topic": "fields", "message_id": message_id, "attempt": 1, "corrupted": False}
+    assert {name: full[name] for name in expected} == expected
+    assert full["born_host"]
+    assert abs(full["born_timestamp"] / 1000 - time.time()) < 60
+    assert (plain["tag"], plain["keys"], plain["properties"]) == (None, [], {})
+
+    consumer.ask("acknowledge", bodies=[sent["body"]])
+    again = consumer.ask("receive", count=10, invisible=1)
+    while not again["messages"]:
+        again = consumer.ask("receive", count=10, invisible=1)
+    assert [(message["body"], message["attempt"]) for message in again["messages"]] == [("plain", 2)]
+    consumer.ask("acknowledge", bodies=["plain"])
+    assert consumer.ask("receive", count=10, invisible=1)["messages"] == []
+    wait_group(broker, "readers", lag=0)
+    for program in (producer, consumer):
+        assert program.end() == 0
+
+
+def test_a_simple_consumer_drains_all_queues_of_a_topic(broker: BrokerProcess, start: Start) -> None:
+    """It names queue 0 in every receive, and yet gets the messages of all queues; a tag filter holds."""
+    producer = start("producer", broker.endpoint, topic="many-queues")
+    consumer = start("simple_consumer", broker.endpoint, topic="many-queues", group="drain", expression="even || none")
+    sent = [{"body": f"m{number}", "tag": ("even", "odd", "odder")[number % 3]} for number in range(48)]
+    producer.ready().ask("send", messages=sent)
+    consumer.ready()
+    received: list[dict[str, Any]] = []
+    while answer := consumer.ask("receive", count=5, invisible=60)["messages"]:
+        received += answer
+        consumer.ask("acknowledge", bodies=[message["body"] for message in answer])
+    assert Counter(bodies(received)) == Counter(message["body"] for message in sent if message["tag"] == "even")
+    assert sum(queue["maxOffset"] > 0 for queue in group_queues(broker, "drain")) > 1
+
+
+def test_push_consumption_succeeds_and_fails_without_a_crash(broker: BrokerProcess, start: Start) -> None:
+    """A listener that throws and then fails gets the message with rising attempts until it succeeds; that of another
+    group gets every message once. Both shut down in an orderly way."""
+    producer = start("producer", broker.endpoint, topic="pushed")
+    failing = start("push_consumer", broker.endpoint, topic="pushed", group="failing", failures=2)
+    fine = start("push_consumer", broker.endpoint, topic="pushed", group="fine")
+    for program in (producer, failing, fine):
+        program.ready()
+    producer.ask("send", messages=numbered(10))
+    everything = {message["body"] for message in numbered(10)}
+    wait_all_messages([failing, fine], everything, "acknowledged")
+    wait_group(broker, "failing", lag=0)
+    wait_group(broker, "fine", lag=0)
+    attempts = Counter((message["body"], message["attempt"]) for message in failing.messages())
+    assert attempts == Counter((body, attempt) for body in everything for attempt in (1, 2, 3))
+    assert Counter(bodies(fine.messages())) == Counter(everything)
+    for program in (failing, fine):
+        program.tell("shutdown")
+    for program in (failing, fine):
+        program.answer()
+        assert program.end() == 0
+
+
+def test_push_consumption_goes_on_after_the_broker_was_killed(
+    tmp_path_factory: pytest.TempPathFactory, short_polls: list[str], start: Start
+) -> None:
+    """Telemetry opens again and settings come, all messages arrive, what was acknowledged does not come again."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), short_polls) as broker:
+        producer = start("producer", broker.endpoint, topic="killed")
+        consumer = start("push_consumer", broker.endpoint, topic="killed", group="killed", milliseconds=20)
+        consumer.ready()
+        producer.ready().ask("send", messages=numbered(100, "before"))
+        consumer.wait_messages(20, "acknowledged")
+        broker.kill()
+        known = {event["body"] for event in consumer.messages("acknowledged")}
+        settings = len(consumer.messages("settings"))
+        time.sleep(0.3)  # the listener works on what it has
+        broker.start()
+        send_until_taken(producer, numbered(20, "after"))
+        consumer.wait_messages(settings + 1, "settings")
+        everything = {message["body"] for message in (*numbered(100, "before"), *numbered(20, "after"))}
+        wait_all_messages([consumer], everything)
+        wait_group(broker, "killed", lag=0)
+        deliveries = Counter(bodies(consumer.messages()))
+        assert {body: deliveries[body] for body in known} == dict.fromkeys(known, 1)
+
+
+def test_a_client_behind_a_mapped_port_gets_what_was_lost_on_the_way(broker: BrokerProcess, start: Start) -> None:
+    """The broker names the address that was dialled. A delivery that the network lost comes again."""
+    with forwarded_port(broker.endpoint) as port:
+        consumer = start("push_consumer", port.endpoint, topic="lossy", group="lossy")
+        producer = start("producer", broker.endpoint, topic="lossy")
+        consumer.ready()
+        producer.ready().ask("send", messages=[{"body": "first"}])
+        consumer.wait_messages(1, "acknowledged")
+        port.lose_answers()
+        producer.ask("send", messages=[{"body": "lost"}])
+        wait_group(broker, "lossy", inflight=1)
+        port.reset()
+        consumer.wait_messages(2, "acknowledged")
+        assert [(message["body"], message["attempt"]) for message in consumer.messages()] == [("first", 1), ("lost", 2)]
