@@ -1,0 +1,476 @@
+"""verify names what is wrong with a store, and nothing that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, record
+from aerobee_store.index_file import file_size
+from aerobee_store.tools.verify import VerifyReport, verify
+from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
+
+
+def kinds(report: VerifyReport) -> list[str]:
+    return [finding.kind for finding in report.findings]
+
+
+class TestCleanStore:
+    def test_nothing_is_found(self, stored: Stored) -> None:
+        """All records, units and index entries are counted, and there is no finding."""
+        before = snapshot(stored.directory)
+        report = verify(stored.directory)
+        assert report.findings == []
+        assert report.ok
+        assert report.state == "stopped"
+        assert (report.records, report.units, report.index_entries) == (COUNT, COUNT, 3 * COUNT)
+        assert report.bytes == sum(place.size for place in stored.places)
+        assert (report.log_begin, report.log_end) == (0, stored.places[-1].end)
+        assert report.segment_size == stored.config.segment_size
+        assert report.segments > 1
+        assert report.index_files > 1
+        assert snapshot(stored.directory) == before
+
+    def test_an_empty_store(self, tmp_path: Path) -> None:
+        """A store without messages is clean."""
+        config = StoreConfig.tiny(tmp_path / "data")
+        with MessageStore.open(config):
+            pass
+        report = verify(config.directory)
+        assert (report.ok, report.records, report.findings) == (True, 0, [])
+
+    def test_the_report_is_one_json_object(self, stored: Stored) -> None:
+        """It has the names that scripts rely on and survives being written as JSON."""
+        stored.patch_log(stored.places[3].physical_offset + 8, b"\0\0\0\0")
+        content = json.loads(json.dumps(verify(stored.directory).to_json()))
+        assert content["ok"] is False
+        assert (content["records"], content["state"]) == (COUNT - 1, "stopped")
+        assert content["bytes"] == sum(place.size for place in stored.places) - stored.places[3].size
+        assert content["findings"][0]["kind"] == "log-damaged"
+        assert content["findings"][0]["severity"] == "error"
+        assert content["findings"][0]["physicalOffset"] == stored.places[3].physical_offset
+
+    def test_progress_is_told_in_bytes(self, stored: Stored) -> None:
+        """Bytes rise and never exceed the total."""
+        told: list[tuple[int, int]] = []
+        verify(stored.directory, progress=lambda done, total: told.append((done, total)))
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert 0 < told[-1][0] <= told[-1][1]
+
+
+class TestLog:
+    @pytest.mark.parametrize("position", [0, 4, 8, 12, 20, 28, 36, 56, 84, 95])
+    def test_a_flipped_bit_in_any_field(self, stored: Stored, position: int) -> None:
+        """Only that record is lost, and its queue and offset are named by its unit."""
+        number = 40
+        place, lost = stored.places[number], stored.messages[number]
+        at = place.physical_offset + position
+        old = stored.segment(at).read_bytes()[at % stored.config.segment_size]
+        stored.patch_log(at, bytes([old ^ 0x04]))
+        report = verify(stored.directory)
+        assert kinds(report) == ["log-damaged"]
+        (finding,) = report.findings
+        assert (finding.physical_offset, finding.size) == (place.physical_offset, place.size)
+        assert (finding.topic, finding.queue_id, finding.queue_offset) == (
+            lost.topic,
+            lost.queue_id,
+            place.queue_offset,
+        )
+        assert report.records == COUNT - 1
+        assert report.log_end == stored.places[-1].end
+
+    def test_a_missing_segment(self, stored: Stored) -> None:
+        """A hole between segments is told once, with its size."""
+        size = stored.config.segment_size
+        (stored.directory / "commitlog" / f"{size:020d}").unlink()
+        report = verify(stored.directory)
+        assert set(kinds(report)) == {"segment-missing"}
+        assert report.findings[0].physical_offset == size
+        assert report.findings[0].size == size
+
+    def test_a_deleted_first_segment_is_no_damage(self, stored: Stored) -> None:
+        """Retention removes the oldest segments; units and entries of theirs mean nothing."""
+        (stored.directory / "commitlog" / f"{0:020d}").unlink()
+        report = verify(stored.directory)
+        assert report.findings == []
+        assert report.log_begin == stored.config.segment_size
+
+    def test_a_truncated_segment(self, stored: Stored) -> None:
+        """Its size is a finding; what is left of it is read."""
+        path = stored.segment(0)
+        os.truncate(path, 5000)
+        report = verify(stored.directory)
+        assert "segment-file" in kinds(report)
+        assert not report.ok
+        whole = [place for place in stored.places if not 5000 < place.end <= stored.config.segment_size]
+        assert report.records == len(whole)
+
+    def test_garbage_behind_the_end(self, stored: Stored) -> None:
+        """Bytes that are no record, next to the end or further behind, are told with their place."""
+        end = stored.places[-1].end
+        stored.patch_log(end + 500, b"left over")
+        report = verify(stored.directory)
+        assert kinds(report) == ["log-bytes-behind-end"]
+        assert (report.findings[0].physical_offset, report.findings[0].size) == (end, 509)
+
+    def test_a_torn_last_record(self, stored: Stored) -> None:
+        """The log ends before it; its unit and entries are ahead."""
+        last = stored.places[-1]
+        stored.patch_log(last.physical_offset + 60, bytes(last.size - 60))
+        report = verify(stored.directory)
+        assert kinds(report)[:1] == ["log-torn"]
+        assert {"unit-ahead", "index-ahead", "checkpoint"} == set(kinds(report)[1:])
+        assert report.log_end == last.physical_offset
+
+    def test_messages_that_the_log_never_had(self, tmp_path: Path) -> None:
+        """Queue offsets jump although nothing is damaged: they are told as a gap."""
+        log = tmp_path / "commitlog"
+        log.mkdir()
+        data = b""
+        for offset in (0, 1, 4):
+            data += record.encode(
+                Message("A", 0, b"x"),
+                queue_offset=offset,
+                physical_offset=len(data),
+                store_timestamp=1_700_000_000_000,
+                store_host=("10.0.0.1", 1),
+                property_crc=True,
+            )
+        (log / f"{0:020d}").write_bytes(data.ljust(4096, b"\0"))
+        (gap, *_) = [finding for finding in verify(tmp_path).findings if finding.kind == "queue-offset-gap"]
+        assert (gap.topic, gap.queue_id, gap.queue_offset, gap.count) == ("A", 0, 2, 2)
+
+    def test_a_clock_that_went_back(self, tmp_path: Path) -> None:
+        """Store times that go back by more than seconds are a warning; the store is all right."""
+        log = tmp_path / "commitlog"
+        log.mkdir()
+        data = b""
+        for number, timestamp in enumerate((1_700_000_100_000, 1_700_000_000_000)):
+            data += record.encode(
+                Message("A", 0, b"x", sys_flag=record.SYS_FLAG_PREPARED),
+                queue_offset=number,
+                physical_offset=len(data),
+                store_timestamp=timestamp,
+                store_host=("10.0.0.1", 1),
+                property_crc=True,
+            )
+        (log / f"{0:020d}").write_bytes(data.ljust(4096, b"\0"))
+        report = verify(tmp_path)
+        assert report.ok
+        (found,) = [finding for finding in report.findings if finding.kind == "store-time"]
+        assert found.severity == "warning"
+        assert "100000 ms" in found.detail
+
+
+class TestQueues:
+    def test_a_unit_that_names_another_place(self, stored: Stored) -> None:
+        """The unit is told with what it should be."""
+        place = stored.find("A", 1, 5)
+        stored.patch_unit("A", 1, 5, struct.pack(">q", place.physical_offset + 1))
+        report = verify(stored.directory)
+        assert kinds(report) == ["unit-wrong"]
+        (finding,) = report.findings
+        assert (finding.topic, finding.queue_id, finding.queue_offset) == ("A", 1, 5)
+        assert finding.physical_offset == place.physical_offset
+
+    def test_a_wrong_tags_code(self, stored: Stored) -> None:
+        """It would filter the message away from who wants it."""
+        path = stored.directory / "consumequeue" / "B" / "0" / f"{0:020d}"
+        stored.patch(path, 2 * 20 + 12, struct.pack(">q", 77))
+        assert kinds(verify(stored.directory)) == ["unit-wrong"]
+
+    def test_units_that_are_missing(self, stored: Stored) -> None:
+        """A run of zeroed units is one finding that counts them."""
+        stored.patch_unit("A", 0, 20, bytes(60))
+        report = verify(stored.directory)
+        assert kinds(report) == ["unit-missing"]
+        assert (report.findings[0].queue_offset, report.findings[0].count) == (20, 3)
+
+    def test_a_unit_without_message(self, stored: Stored) -> None:
+        """A unit behind the last one that names a place in the log is told."""
+        end = COUNT // 4
+        stored.patch_unit("A", 0, end, struct.pack(">qiq", stored.places[0].physical_offset, 100, 0))
+        report = verify(stored.directory)
+        assert kinds(report) == ["unit-stray"]
+        assert report.findings[0].queue_offset == end
+
+    def test_a_unit_that_cannot_be(self, stored: Stored) -> None:
+        """Negative numbers are told as such."""
+        stored.patch_unit("A", 0, COUNT // 4, struct.pack(">qiq", -5, -1, 0))
+        assert kinds(verify(stored.directory)) == ["unit-invalid"]
+
+    def test_a_queue_that_begins_with_filler_units(self, stored: Stored) -> None:
+        """What RocketMQ's rebuild, or a topic made again, leaves: a warning, for the messages are in the log."""
+        stored.patch_unit("A", 0, 0, struct.pack(">qiq", 0, 0x7FFFFFFF, 0) * 3)
+        report = verify(stored.directory)
+        assert report.ok
+        assert [(finding.kind, finding.severity, finding.count) for finding in report.findings] == [
+            ("unit-missing", "warning", 3)
+        ]
+
+    def test_queues_of_a_deleted_topic(self, stored: Stored) -> None:
+        """Records of a topic that the broker's table does not have are counted and are no finding."""
+        for path in sorted((stored.directory / "consumequeue" / "B").rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        (stored.directory / "consumequeue" / "B").rmdir()
+        assert kinds(verify(stored.directory)) == ["unit-missing", "unit-missing"]
+        (stored.directory / "config").mkdir()
+        table = {"topicConfigTable": {"A": {"topicName": "A"}}}
+        (stored.directory / "config" / "topics.json").write_text(json.dumps(table))
+        report = verify(stored.directory)
+        assert report.findings == []
+        assert report.records_of_deleted_topics == COUNT // 2
+        assert report.not_looked_at == ["config"]
+
+
+class TestIndex:
+    def index(self, stored: Stored, number: int = 0) -> Path:
+        return sorted((stored.directory / "index").iterdir())[number]
+
+    def entry(self, stored: Stored, number: int) -> int:
+        return 40 + 4 * stored.config.index_slot_count + 20 * number
+
+    def test_an_entry_with_another_hash(self, stored: Stored) -> None:
+        """The key that is not found any more is named, and so is the entry that is nobody's."""
+        stored.patch(self.index(stored), self.entry(stored, 10), struct.pack(">i", 4711))
+        report = verify(stored.directory)
+        assert set(kinds(report)) == {"index-entry-wrong", "index-entry-missing", "index-chain"}
+        (missing,) = [finding for finding in report.findings if finding.kind == "index-entry-missing"]
+        assert missing.physical_offset == stored.places[3].physical_offset
+        assert "id3" in missing.detail
+
+    def test_an_entry_with_another_time(self, stored: Stored) -> None:
+        """A search within a time range would miss it."""
+        stored.patch(self.index(stored), self.entry(stored, 10) + 12, struct.pack(">i", 1000))
+        assert kinds(verify(stored.directory)) == ["index-entry-wrong"]
+
+    def test_an_entry_with_another_place(self, stored: Stored) -> None:
+        """It is out of order, and its key is missing."""
+        stored.patch(self.index(stored), self.entry(stored, 10) + 4, struct.pack(">q", 1 << 40))
+        assert set(kinds(verify(stored.directory))) == {"index-entry-wrong", "index-entry-missing"}
+
+    def test_a_slot_that_leads_nowhere(self, stored: Stored) -> None:
+        """All entries are there, but a search would not reach them."""
+        content = self.index(stored).read_bytes()
+        slot = next(number for number in range(50) if content[40 + 4 * number : 44 + 4 * number] != bytes(4))
+        stored.patch(self.index(stored), 40 + 4 * slot, bytes(4))
+        assert kinds(verify(stored.directory)) == ["index-chain"]
+
+    def test_a_header_that_counts_wrong(self, stored: Stored) -> None:
+        """Used slots and first offset are compared with the file."""
+        stored.patch(self.index(stored), 32, struct.pack(">i", 3))
+        assert kinds(verify(stored.directory)) == ["index-file"]
+
+    def test_no_index(self, stored: Stored) -> None:
+        """One finding says how many keys cannot be found."""
+        for path in (stored.directory / "index").iterdir():
+            path.unlink()
+        report = verify(stored.directory)
+        assert kinds(report) == ["index-missing"]
+        assert report.findings[0].count == 3 * COUNT
+
+    def test_the_last_index_file_is_missing(self, stored: Stored) -> None:
+        """The index is behind: one finding."""
+        self.index(stored, -1).unlink()
+        assert kinds(verify(stored.directory)) == ["index-behind"]
+
+    def test_counts_that_the_file_does_not_tell(self, stored: Stored) -> None:
+        """Content that fits no division is not looked at, which is a warning; given counts are believed."""
+        for path in sorted((stored.directory / "index").iterdir())[1:]:
+            path.unlink()
+        path = self.index(stored)
+        entries = bytearray(path.read_bytes())
+        for number in range(1, 100):
+            struct.pack_into(">i", entries, self.entry(stored, number) + 16, 99)
+        path.write_bytes(entries)
+        report = verify(stored.directory)
+        assert kinds(report) == ["index-counts-unknown"]
+        assert report.ok
+        report = verify(
+            stored.directory,
+            index_slot_count=stored.config.index_slot_count,
+            index_entry_count=stored.config.index_entry_count,
+        )
+        assert {"index-chain", "index-behind"} == set(kinds(report))
+
+    def test_one_count_is_not_enough(self, stored: Stored) -> None:
+        """Both are given, or none."""
+        with pytest.raises(ValueError, match="both"):
+            verify(stored.directory, index_slot_count=50)
+
+    def test_an_unused_index_file(self, stored: Stored) -> None:
+        """A file of the right size without entries is what a crash leaves right after a roll."""
+        size = file_size(stored.config.index_slot_count, stored.config.index_entry_count)
+        (stored.directory / "index" / "99991231235959999").write_bytes(bytes(size))
+        assert verify(stored.directory).findings == []
+
+    def test_too_small_for_an_index_file(self, stored: Stored) -> None:
+        """Told, not opened."""
+        (stored.directory / "index" / "99991231235959999").write_bytes(b"x" * 10)
+        assert kinds(verify(stored.directory)) == ["index-file"]
+
+
+class TestDirectory:
+    def test_no_store(self, tmp_path: Path) -> None:
+        """It cannot be looked at; a store right below is pointed out."""
+        with pytest.raises(StoreDirectoryError, match="not a store"):
+            verify(tmp_path)
+        (tmp_path / "store").mkdir()
+        with pytest.raises(StoreDirectoryError, match="do you mean"):
+            verify(tmp_path)
+        with pytest.raises(StoreDirectoryError, match="not a directory"):
+            verify(tmp_path / "nothing")
+
+    def test_queues_without_a_log(self, stored: Stored) -> None:
+        """A log that is not there at all was not mounted or lies elsewhere: no verdict."""
+        for path in (stored.directory / "commitlog").iterdir():
+            path.unlink()
+        with pytest.raises(StoreDirectoryError, match="no segment"):
+            verify(stored.directory)
+
+    def test_files_of_others(self, stored: Stored) -> None:
+        """Odd names everywhere are warnings, and nothing stumbles over them."""
+        (stored.directory / "commitlog" / "notes.txt").write_text("hello")
+        (stored.directory / "commitlog" / f"{7:020d}").mkdir()
+        (stored.directory / "consumequeue" / "stray").write_text("hello")
+        (stored.directory / "consumequeue" / "A" / "zero").mkdir()
+        (stored.directory / "consumequeue" / "A" / "0" / "x").write_text("hello")
+        (stored.directory / "index" / "note").write_text("hello")
+        (stored.directory / "mine").mkdir()
+        report = verify(stored.directory)
+        assert report.ok
+        assert len(report.findings) == 6
+        assert all(finding.severity == "warning" for finding in report.findings)
+        assert report.not_looked_at == ["mine"]
+
+    def test_a_queue_file_of_another_size(self, stored: Stored) -> None:
+        """A finding; the units in it are compared all the same."""
+        os.truncate(stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}", 105)
+        report = verify(stored.directory)
+        assert set(kinds(report)) == {"queue-file", "unit-missing"}
+
+    def test_segments_set_aside(self, stored: Stored) -> None:
+        """What a recovery has set aside is worth a look."""
+        (stored.directory / "quarantine").mkdir()
+        (stored.directory / "quarantine" / "commitlog-0").write_bytes(b"x")
+        report = verify(stored.directory)
+        assert report.ok
+        assert kinds(report) == ["quarantine"]
+
+    def test_a_checkpoint_ahead_of_the_log(self, stored: Stored) -> None:
+        """More was synced than there is: the end of the log is lost."""
+        stored.patch(stored.directory / "checkpoint", 0, struct.pack(">q", 1 << 50))
+        assert kinds(verify(stored.directory)) == ["checkpoint"]
+
+    def test_no_checkpoint(self, stored: Stored) -> None:
+        """Only slower: a warning."""
+        (stored.directory / "checkpoint").unlink()
+        report = verify(stored.directory)
+        assert (report.ok, kinds(report)) == (True, ["checkpoint"])
+
+    def test_findings_are_capped(self, stored: Stored) -> None:
+        """The rest is counted."""
+        for place in stored.places[0:-1:2]:
+            stored.patch_log(place.physical_offset + 8, b"\xff\xff\xff\xff")
+        report = verify(stored.directory, findings_max=7)
+        assert len(report.findings) == 7
+        assert report.errors == COUNT // 2
+        assert report.findings_left_out == report.errors - 7
+
+
+class TestLiveStore:
+    def test_messages_that_come_meanwhile(self, tmp_path: Path) -> None:
+        """A store that is being written to is live, and its moving end is no finding."""
+        config = StoreConfig.tiny(tmp_path / "data")
+        number = 0
+        with MessageStore.open(config) as store:
+
+            def send(*progress: int) -> None:
+                nonlocal number
+                for _ in range(10):
+                    store.append([message(number)])
+                    number += 1
+                store.flush()
+
+            for _ in range(10):
+                send()
+            report = verify(config.directory, progress=send)
+            assert report.state == "live"
+            assert report.findings == []
+            assert report.records >= 100
+
+    def test_messages_that_are_not_dispatched_yet(self, tmp_path: Path) -> None:
+        """The log is ahead of queues and index for a moment."""
+        config = StoreConfig.tiny(tmp_path / "data")
+        with MessageStore.open(config) as store:
+            for number in range(20):
+                store.append([message(number)])
+            store.flush()
+            for number in range(20, 24):
+                store.append([message(number)])
+            store._log.commit()
+            report = verify(config.directory)
+            assert report.findings == []
+            assert report.records == 24
+
+    def test_damage_is_found(self, tmp_path: Path) -> None:
+        """That a store is live excuses its end only."""
+        config = StoreConfig.tiny(tmp_path / "data")
+        with MessageStore.open(config) as store:
+            places = [store.append([message(number)])[0] for number in range(20)]
+            store.flush()
+            with (config.directory / "commitlog" / f"{0:020d}").open("r+b") as file:
+                file.seek(places[4].physical_offset + 8)
+                file.write(b"\0\0\0\0")
+            report = verify(config.directory)
+        assert kinds(report) == ["log-damaged"]
+
+    def test_the_lock_stays(self, tmp_path: Path) -> None:
+        """Looking from the process that holds the lock must not drop it, as closing a descriptor would."""
+        config = StoreConfig.tiny(tmp_path / "data")
+        with MessageStore.open(config):
+            assert verify(config.directory).state == "live"
+            tried = subprocess.run([sys.executable, "-c", _TRY_LOCK, str(config.directory / "lock")], timeout=30)
+            assert tried.returncode == 1, "another process must not get it"
+        tried = subprocess.run([sys.executable, "-c", _TRY_LOCK, str(config.directory / "lock")], timeout=30)
+        assert tried.returncode == 0
+
+    def test_a_lock_of_another_process(self, stored: Stored) -> None:
+        """It is seen without being taken."""
+        lock = stored.directory / "lock"
+        with subprocess.Popen(
+            [sys.executable, "-c", _HOLD_LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            assert verify(stored.directory).state == "live"
+            holder.communicate(timeout=30)
+        assert verify(stored.directory).state == "stopped"
+
+    def test_a_store_after_a_crash(self, stored: Stored) -> None:
+        """The mark of a running process without one: crashed. That alone is no finding."""
+        (stored.directory / "abort").write_text("1")
+        report = verify(stored.directory)
+        assert (report.state, report.findings) == ("crashed", [])
+
+
+_TRY_LOCK = """
+import fcntl, sys
+try:
+    fcntl.lockf(open(sys.argv[1], "r+b"), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+except OSError:
+    sys.exit(1)
+"""
+_HOLD_LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
