@@ -158,8 +158,13 @@ class ClientRegistry:
             stream.close()
 
     def terminate(self, client_id: str) -> None:
-        """The client said goodbye. Unknown ids are fine."""
+        """The client said goodbye. Unknown ids are fine.
+
+        It hangs up its Telemetry stream next. If we did so first, Node's client would take that for a failure and open
+        another one, which keeps its process alive for ever.
+        """
         if client := self._clients.get(client_id):
+            client.stream = None
             self._remove(client)
 
     def expire(self) -> None:
