@@ -123,7 +123,7 @@ def test_units_are_those_of_the_manifest(case: GoldenCase) -> None:
 
 
 def test_queries_by_key_give_every_message_that_carries_it(case: GoldenCase) -> None:
-    """Every key of the manifest finds exactly its surviving messages, whatever the chains of the archived files hold."""
+    """Every key finds exactly the surviving messages that carry it, whatever the archived chains hold."""
     with MessageStore.open(config_of(case)) as store:
         for name, offsets in case.manifest["index"]["keys"].items():
             topic, _, key = name.partition("#")
