@@ -355,6 +355,10 @@ class DiskFileSystem:
 
     def lock(self, path: Path, content: bytes) -> Lock:
         """Take the lock or raise BlockingIOError. `content` is written into a file that is new."""
+        with suppress(FileNotFoundError):
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in _held_locks:  # to open and close it would already drop the lock
+                raise BlockingIOError(errno.EAGAIN, "the lock is held by this process", str(path))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)

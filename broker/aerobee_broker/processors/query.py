@@ -19,6 +19,7 @@ from aerobee_store.record import Record
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 COUNT_DEFAULT: Final = 32
 COUNT_MAX: Final = 64  # as many as RocketMQ's index gives
+ANSWER_SIZE_MAX: Final = 64 << 20  # bytes of records: half of what a client takes in one message
 _TIME_MAX: Final = (1 << 63) - 1
 
 
@@ -50,6 +51,8 @@ class QueryProcessor:
                     v2.Code.NOT_IMPLEMENTED,
                     f"a query by {other} is not supported; use message_id, message_key or a time",
                 )
+        if request.WhichOneof("search_key"):
+            records = _newest(records)
         messages = [to_wire_message(record, request.topic) for record in records]
         return v2.ListMessageResponse(status=_OK, messages=messages, scroll_id=scroll_id)
 
@@ -76,25 +79,38 @@ class QueryProcessor:
             queue_ids = [queue_id for queue_id in queue_ids if queue_id == request.queue_id]
         first_queue, first_offset = _parse_scroll_id(request.scroll_id)
         records: list[Record] = []
+        size = 0
         for queue_id in queue_ids:
             if queue_id < first_queue:
                 continue
             offset = self._store.offset_by_time(topic, queue_id, begin) if begin else 0
             if queue_id == first_queue:
                 offset = max(offset, first_offset)
-            while len(records) < count:
-                result = self._store.read(topic, queue_id, offset, max_count=count - len(records))
+            while len(records) < count and size < ANSWER_SIZE_MAX:
+                left = ANSWER_SIZE_MAX - size
+                result = self._store.read(topic, queue_id, offset, max_count=count - len(records), max_bytes=left)
                 if offset < result.min_offset:
                     offset = result.min_offset
                     continue
                 in_time = [record for record in result.records if begin <= record.store_timestamp <= end]
                 records += in_time
+                size += sum(record.size for record in in_time)
                 if result.next_offset <= offset or len(in_time) < len(result.records):
                     break  # the end of the queue, or of the time range
                 offset = result.next_offset
             else:
                 return records, f"{queue_id}-{offset}"
         return records, ""
+
+
+def _newest(records: list[Record]) -> list[Record]:
+    """As many of the last records as one answer holds, at least one."""
+    size = 0
+    for number, record in enumerate(reversed(records)):
+        size += record.size
+        if number and size > ANSWER_SIZE_MAX:
+            return records[-number:]
+    return records
 
 
 def _parse_scroll_id(scroll_id: str) -> tuple[int, int]:

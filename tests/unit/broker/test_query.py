@@ -1,0 +1,69 @@
+"""Queries whose answer does not fit into one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.processors import query
+from aerobee_broker.processors.query import QueryProcessor
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig
+from aerobee_proto import v2
+from aerobee_store import Message, MessageStore
+
+COUNT = 20
+
+
+@pytest.fixture
+async def processor(tmp_path: Path) -> AsyncIterator[QueryProcessor]:
+    """Twenty messages of 1,000 bytes with one key, in two queues."""
+    config = BrokerConfig.tiny(tmp_path)
+    with MessageStore.open(config.store) as store:
+        tables = Tables.load(config, store.clock, store.file_system, store.in_disk_thread)
+        tables.topics.create(TopicConfig.of_type("orders", queue_count=2))
+        for number in range(COUNT):
+            store.append(
+                [Message("orders", number % 2, b"%04d" % number * 250, {"KEYS": "k", "UNIQ_KEY": str(number)})]
+            )
+        store.flush()
+        yield QueryProcessor(store, tables)
+        await asyncio.sleep(0)
+
+
+def numbers(response: v2.ListMessageResponse) -> list[int]:
+    return [int(message.system_properties.message_id) for message in response.messages]
+
+
+async def test_a_query_by_key_keeps_the_newest_that_fit(
+    processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the size of an answer the older messages are left out; one is always given."""
+    request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), message_key="k", max_message_nums=64)
+    assert numbers(processor.process(request, Client("test"))) == list(range(COUNT))
+    monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 5000)
+    assert numbers(processor.process(request, Client("test"))) == [16, 17, 18, 19]
+    monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 10)
+    assert numbers(processor.process(request, Client("test"))) == [19]
+
+
+async def test_a_query_by_time_goes_on_where_the_answer_was_full(
+    processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Following the scroll ids gives every message once."""
+    monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 3500)
+    request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), max_message_nums=64)
+    found: list[int] = []
+    for _ in range(COUNT):
+        response = processor.process(request, Client("test"))
+        assert len(response.messages) <= 4
+        found += numbers(response)
+        if not response.scroll_id:
+            break
+        request.scroll_id = response.scroll_id
+    assert found == [*range(0, COUNT, 2), *range(1, COUNT, 2)]
