@@ -235,6 +235,8 @@ class Draft:
             raw = raw[:-PROPERTY_CRC_SIZE]
         if property_crc and raw and raw[-1] != 2 and not split_batch:
             raw += b"\x02"
+        if not property_crc and (raw[-1] == 0 if raw else topic[-1] == 0):
+            raise InvalidMessageError("a record without checksum cannot end in a zero byte: it would look torn")
         properties_size = len(raw) + (PROPERTY_CRC_SIZE if property_crc else 0)
         if properties_size > property_codec.PROPERTIES_SIZE_MAX:
             raise InvalidMessageError(
@@ -484,6 +486,9 @@ def peek(
     has_property_crc = properties_size >= PROPERTY_CRC_SIZE and ends_in_property_crc(
         bytes(buffer[record_end - PROPERTY_CRC_SIZE : record_end])
     )
+    if not has_property_crc and buffer[record_end - 1 if properties_size else properties_start - 3] == 0:
+        # No writer ends a record so: its last sector was not synced and is lost, and with it the record's checksum.
+        return corrupt("its last byte is zero", size)
     if require_property_crc and not has_property_crc:
         return corrupt("the record checksum is missing", size)
     if check_crc:

@@ -391,6 +391,8 @@ def _columns(
         & (tail["separator"] == 1)
         & (tail["close"] == 2)
     )
+    torn = _items(view, np.dtype("u1"))[np.where(properties_size != 0, end - 1, properties_start - 3)] == 0
+    ok &= has_property_crc | ~torn
     if require_property_crc:
         ok &= has_property_crc
     columns = {

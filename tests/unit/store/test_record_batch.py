@@ -255,7 +255,10 @@ def test_an_invalid_topic_ends_the_batch() -> None:
 
 def test_topics_that_end_in_zero_bytes_differ() -> None:
     """Grouping compares whole names."""
-    log = log_of([Message("a\0", 0, b""), Message("a", 0, b""), Message("b\0", 0, b""), Message("a\0", 0, b"")])
+    log = log_of(
+        [Message("a\0", 0, b""), Message("a", 0, b""), Message("b\0", 0, b""), Message("a\0", 0, b"")],
+        property_crc=True,
+    )
     batch = RecordBatch.parse(log, base_physical_offset=0)
     assert [batch.topic(row) for row in range(4)] == ["a\0", "a", "b\0", "a\0"]
 
