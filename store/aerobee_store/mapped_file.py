@@ -175,9 +175,11 @@ class FileRun:
         return self.directory / file_name(start_offset)
 
     def create(self, start_offset: int, *, evictable: bool = False) -> File:
-        """Create the file that begins at `start_offset`, durable as a name."""
+        """Create the file that begins at `start_offset`, durable with its name and size."""
         self.file_system.make_directory(self.directory)
         file = self.file_system.create(self.path(start_offset), self.file_size, evictable=evictable)
+        # Otherwise a crash could leave two files without their size, of which only the last can be told from damage.
+        file.sync()
         self.file_system.sync_directory(self.directory)
         return file
 
