@@ -6,7 +6,12 @@
         16     8  index_timestamp       the same of the index
         24     8  master_flushed_offset kept as found
         32     8  confirm_offset        start of the last record that recovery found
-        40     -  zeros, to 4096 bytes
+        40     8  derived_offset        queues and index are synced for every record before this physical offset
+        48     4  crc                   CRC-32 of the 48 bytes before
+        52     -  zeros, to 4096 bytes
+
+RocketMQ has zeros from byte 40 on. Times alone cannot say what was synced: many records share a millisecond, and clocks
+are set back. If RocketMQ changes the file, the checksum does not fit any more, and the times count.
 
 Unlike RocketMQ, which stores the time of queue units that it has not synced yet, a time is written here only after the
 sync that makes it true.
@@ -16,13 +21,15 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from zlib import crc32
 
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import FileSystem
 
 CHECKPOINT_SIZE = 4096
 _FIELDS = struct.Struct(">qqqqq")
-assert _FIELDS.size == 40, "the table above and the struct must agree"
+_DERIVED = struct.Struct(">qI")
+assert (_FIELDS.size, _DERIVED.size) == (40, 12), "the table above and the structs must agree"
 
 # Records are dated before they are written, and batches share a time; RocketMQ keeps the same distance.
 _SAFETY_MS = 3000
@@ -39,6 +46,7 @@ class Checkpoint:
         self.index_timestamp = 0
         self.master_flushed_offset = 0
         self.confirm_offset = 0
+        self.derived_offset: int | None = None
         self._saved: bytes | None = None
 
     def load(self) -> None:
@@ -58,7 +66,11 @@ class Checkpoint:
             self.master_flushed_offset,
             self.confirm_offset,
         ) = _FIELDS.unpack_from(data)
-        self._saved = data[: _FIELDS.size]
+        if len(data) >= _FIELDS.size + _DERIVED.size:
+            derived_offset, crc = _DERIVED.unpack_from(data, _FIELDS.size)
+            if crc == crc32(data[: _FIELDS.size + 8]) and derived_offset >= 0:
+                self.derived_offset = derived_offset
+        self._saved = data[: _FIELDS.size + _DERIVED.size]
 
     @property
     def min_timestamp(self) -> int:
@@ -67,16 +79,20 @@ class Checkpoint:
 
     def encoded(self) -> bytes:
         """The values of this moment, to be given to `save` in a disk thread."""
-        return _FIELDS.pack(
+        fields = _FIELDS.pack(
             self.physic_timestamp,
             self.logics_timestamp,
             self.index_timestamp,
             self.master_flushed_offset,
             self.confirm_offset,
         )
+        if self.derived_offset is None:
+            return fields + bytes(_DERIVED.size)
+        fields += self.derived_offset.to_bytes(8, "big")
+        return fields + crc32(fields).to_bytes(4, "big")
 
     def save(self, encoded: bytes) -> None:
-        """Write the file in place, 40 bytes of one sector, and sync it. Does nothing if that is what the file says."""
+        """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if that is what the file says."""
         if encoded == self._saved:
             return
         if not self._file_system.exists(self._path):

@@ -89,7 +89,8 @@ class ConsumeQueue:
                 self.max_offset = start // UNIT_SIZE + count
                 break
             self._remove_files([start])
-        if suspect and len(self._starts) > 1:
+        if suspect and self._starts:
+            self._clear(self._starts[-1], self.max_offset * UNIT_SIZE - self._starts[-1])
             self._check_earlier_files()
         self.next_offset = self.max_offset
 
@@ -162,14 +163,7 @@ class ConsumeQueue:
         end_position = end * UNIT_SIZE
         gone = [start for start in self._starts if start >= end_position and start != self._starts[0]]
         self._remove_files(gone)
-        last = self._starts[-1]
-        used = max(0, end_position - last)
-        file = self._file(last)
-        assert file is not None
-        stop = min(self._run.file_size, file.data_end(used))
-        if stop > used:
-            file.zero(used, stop - used)
-            self._dirty.add(last)
+        self._clear(self._starts[-1], max(0, end_position - self._starts[-1]))
         self.max_offset = self.next_offset = end
         self.min_offset = min(self.min_offset, end)
 
@@ -241,6 +235,11 @@ class ConsumeQueue:
         if self._starts:
             self.min_offset = max(self.min_offset, self._starts[0] // UNIT_SIZE)
 
+    def distrust(self, queue_offset: int, count: int) -> None:
+        """Have the files of these units synced again: whoever wrote them may have died before that."""
+        position, end = queue_offset * UNIT_SIZE, (queue_offset + count) * UNIT_SIZE
+        self._dirty.update(range(position - position % self._run.file_size, end, self._run.file_size))
+
     def take_dirty(self) -> list[File]:
         """The files written since the last call, to be synced in a disk thread."""
         if not self._dirty:
@@ -305,6 +304,19 @@ class ConsumeQueue:
         units = np.frombuffer(file.read(size, 0), UNIT_DTYPE)
         invalid = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
         return int(invalid[0]) if len(invalid) else len(units)
+
+    def _clear(self, start: int, used: int) -> None:
+        """Make a file read as zeros behind its first `used` bytes.
+
+        Of units that were not synced a crash may leave the later ones; once the earlier ones are there again, these
+        would count.
+        """
+        file = self._file(start)
+        assert file is not None
+        stop = min(self._run.file_size, file.data_end(used))
+        if stop > used and file.read(stop - used, used).strip(b"\0"):
+            file.zero(used, stop - used)
+            self._dirty.add(start)
 
     def _check_earlier_files(self) -> None:
         """After a crash an earlier file may have lost units that were not synced: the queue ends at the first such

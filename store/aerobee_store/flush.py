@@ -173,6 +173,7 @@ class FlushDerived:
         dispatch: Dispatch,
         index: IndexService,
         queues: Callable[[], Sequence[ConsumeQueue]],
+        flushed_offset: Callable[[], int],
         checkpoint: Checkpoint,
         disk: ThreadPoolExecutor,
         *,
@@ -182,6 +183,7 @@ class FlushDerived:
         self._dispatch = dispatch
         self._index = index
         self._queues = queues
+        self._flushed_offset = flushed_offset
         self._checkpoint = checkpoint
         self._disk = disk
         self._interval_seconds = interval_seconds
@@ -192,28 +194,29 @@ class FlushDerived:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval_seconds)
-            files, timestamp = self._take()
+            files, timestamp, offset = self._take()
             try:
                 if files:
                     await loop.run_in_executor(self._disk, sync_all, files)
-                self._confirm(timestamp)
+                self._confirm(timestamp, offset)
                 await loop.run_in_executor(self._disk, self._checkpoint.save, self._checkpoint.encoded())
             except OSError as error:
                 raise self._on_failure(error) from error
 
     def flush(self) -> None:
         """The same at once and blocking, for opening and closing."""
-        files, timestamp = self._take()
+        files, timestamp, offset = self._take()
         sync_all(files)
-        self._confirm(timestamp)
+        self._confirm(timestamp, offset)
         self._checkpoint.save(self._checkpoint.encoded())
 
-    def _take(self) -> tuple[list[File], int]:
+    def _take(self) -> tuple[list[File], int, int]:
         files = [file for queue in self._queues() for file in queue.take_dirty()]
         files += self._index.take_dirty()
-        return files, self._dispatch.last_timestamp
+        return files, self._dispatch.last_timestamp, self._dispatch.dispatched
 
-    def _confirm(self, timestamp: int) -> None:
+    def _confirm(self, timestamp: int, offset: int) -> None:
         checkpoint = self._checkpoint
+        checkpoint.derived_offset = min(offset, self._flushed_offset())
         checkpoint.logics_timestamp = max(checkpoint.logics_timestamp, timestamp)
         checkpoint.index_timestamp = max(checkpoint.index_timestamp, timestamp)

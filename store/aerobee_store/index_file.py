@@ -340,6 +340,21 @@ class IndexService:
                 file.truncate(end)
                 break
 
+    def distrust(self, end: int) -> None:
+        """Drop everything about records at or behind physical offset `end`, after which nothing is known to be synced.
+
+        Header, slots and entries may then be of different ages, so the last file is linked anew whatever it says; and
+        what stays is synced again, because the process that wrote it may have died before.
+        """
+        while self.files:
+            file = self.files[-1]
+            if not file.is_empty and file.begin_offset < end:
+                file.truncate(end)
+                break
+            self._remove(file)
+        for file in self.files:
+            file.dirty = True
+
     def expire(self, min_physical_offset: int) -> int:
         """Remove the leading files of which every record is gone from the log, never the last; return how many."""
         removed = 0

@@ -166,6 +166,7 @@ class MessageStore:
             self._dispatch,
             self._index,
             lambda: list(self._queues.values()),
+            lambda: self._log.flushed,
             self.checkpoint,
             self._disk,
             interval_seconds=config.derived_flush_interval_seconds,
@@ -234,12 +235,11 @@ class MessageStore:
         self.stats.recovered_bytes = self.recovery.end - self.recovery.begin
         self._dispatch.dispatched = self._log.wrote
         self._dispatch.last_timestamp = self.recovery.last_timestamp
-        if self.recovery.last_timestamp:
-            for file in self._log.files:
-                if not clean and file.committed:
-                    file.sync()  # the pages may have been written by the process that died
-            self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
-            self._flush_derived.flush()
+        for file in self._log.files:
+            if not clean and file.committed and file.end_offset > self.recovery.begin:
+                file.sync()  # the pages may have been written by the process that died
+        self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
+        self._flush_derived.flush()
         self.file_system.write_new(self._abort_path, str(os.getpid()).encode())
         self.file_system.sync_directory(self.config.directory)
 

@@ -9,7 +9,9 @@ The log is the only truth; queues and index are compared with it and completed f
                                                                  the checkpoint does not say that the index is complete
     clean    it does not (the queues are ahead of the log)       as after a crash
     clean    there are records but no index at all               the first segment
-    crash    checkpoint                                          the last segment that begins with a valid record stored
+    crash    checkpoint                                          the segment of the offset up to which queues and index
+                                                                 are synced
+    crash    checkpoint of RocketMQ                              the last segment that begins with a valid record stored
                                                                  before the checkpoint's time, and not behind the
                                                                  segment that the queues reach, or the synced index
     crash    nothing                                             the first segment
@@ -135,12 +137,16 @@ class Recovery:
             begin = self._begin_after_clean_stop(queues_end, last_unit)
             if begin is not None:
                 return begin
+        derived = self._checkpoint.derived_offset
+        if derived is not None:
+            self._index.distrust(derived)
+            return self._segment_start(min(derived, queues_end)) if self._index.files else self._log.min_offset
         begin = self._begin_by_checkpoint()
         begin = min(begin, self._segment_start(queues_end))
         synced = self._synced_index_end()
         begin = min(begin, self._segment_start(synced))
         # What lies in the index behind that may be missing or half written; it is added again from the log.
-        self._index.truncate(begin if synced <= begin else synced)
+        self._index.distrust(max(begin, synced))
         return begin
 
     def _begin_after_clean_stop(self, queues_end: int, last_unit: int) -> int | None:
@@ -178,7 +184,7 @@ class Recovery:
         known = self._checkpoint.index_timestamp
         end = 0
         for file in self._index.files:
-            if file.is_empty or file.end_timestamp > known:
+            if file.is_empty or file.end_timestamp >= known:  # of one millisecond there may be more than were synced
                 # Entries are dated to the second; what is certainly older than the checkpoint's time is synced.
                 return max(end, file.synced_before(known))
             end = file.end_offset
@@ -260,6 +266,8 @@ class Recovery:
             queue_offset = first_offset
         present = min(max(queue.max_offset - queue_offset, 0), len(units))
         if present:
+            if not self._clean:
+                queue.distrust(queue_offset, present)
             there = queue.units(queue_offset, present)
             wrong = np.flatnonzero(there != units[:present])
             for position in wrong.tolist():

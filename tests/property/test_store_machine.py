@@ -1,0 +1,240 @@
+"""A store on a disk that crashes, against lists: what was appended, what was promised to stay, what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from aerobee_store import Appended, MessageStore, RecordBatch, StoreConfig
+from aerobee_store.config import FlushMode
+from aerobee_store.record import BLANK_SIZE_MIN, Draft
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent, compare, read_all, reopen
+
+EXAMPLES = 20 * int(os.environ.get("AEROBEE_CRASH_CYCLES", "4"))
+TOPICS = ("orders", "bills")
+# Bodies small against a segment of 16 KiB, of a few sectors, and so large that three fill a segment.
+SIZES = st.one_of(st.integers(8, 60), st.integers(300, 1500), st.integers(4000, 8000))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """`held` may be in the store. Of these no power cut may take `durable`, and no death of the process `written`."""
+
+    flush_mode: FlushMode = "sync"
+
+    # Queue files of one sector and of many: only within a file can units be lost while later ones stay.
+    @initialize(units=st.sampled_from([20, 100, 500]), slots=st.sampled_from([3, 50]), keys=st.sampled_from([40, 300]))
+    def begin(self, units: int, slots: int, keys: int) -> None:
+        self.clock = ManualClock()
+        self.disk = MemoryFileSystem(clock=self.clock)
+        self.config = replace(
+            StoreConfig.tiny(DIRECTORY, flush=self.flush_mode),
+            queue_file_size=units * 20,
+            index_slot_count=slots,
+            index_entry_count=keys,
+        )
+        self.runner = asyncio.Runner()
+        self.sender = Sender()
+        self.held: list[Sent] = []
+        self.durable: list[Sent] = []
+        self.written: list[Sent] = []
+        self.store = MessageStore.open(self.config, file_system=self.disk, clock=self.clock)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            self.runner.close()
+
+    # --- writing
+
+    @rule(size=SIZES, topic=st.sampled_from(TOPICS), queue_id=st.integers(0, 1), seconds=st.floats(0, 5))
+    def append_one(self, size: int, topic: str, queue_id: int, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.held += self.sender.append(self.store, [self.sender.message(size, topic, queue_id)])
+
+    @rule(sizes=st.lists(SIZES, min_size=1, max_size=30), topic=st.sampled_from(TOPICS), queue_id=st.integers(0, 1))
+    def append_many(self, sizes: list[int], topic: str, queue_id: int) -> None:
+        self.held += self.sender.append(self.store, [self.sender.message(size, topic, queue_id) for size in sizes])
+
+    @rule(sizes=st.lists(st.integers(8, 600), min_size=2, max_size=15))
+    def append_split_batch(self, sizes: list[int]) -> None:
+        sent = self.sender.append(self.store, [self.sender.message(size) for size in sizes], split_batch=True)
+        assert len({item.physical_offset // self.config.segment_size for item in sent}) == 1, "a batch stays together"
+        self.held += sent
+
+    @rule(sizes=st.lists(SIZES, min_size=1, max_size=25), topic=st.sampled_from(TOPICS))
+    def append_records(self, sizes: list[int], topic: str) -> None:
+        messages = [self.sender.message(size, topic, 1) for size in sizes]
+        drafts = [Draft(message, store_host=("127.0.0.1", 1), property_crc=True) for message in messages]
+        position = self.store.positions[0]
+        batch = RecordBatch.parse(
+            b"".join(draft.encode_unplaced() for draft in drafts), base_physical_offset=None, placed=False
+        )
+        appended = self.store.append_records(topic, 1, batch)
+        assert appended.count == len(messages)
+        places = []
+        for number, draft in enumerate(drafts):
+            left = self.config.segment_size - position % self.config.segment_size
+            if draft.size + BLANK_SIZE_MIN > left:
+                position += left
+            queue_offset = appended.first_queue_offset + number
+            places.append(Appended(queue_offset, position, draft.size, appended.store_timestamp))
+            position += draft.size
+        assert appended.end == position
+        self.held += self.sender.note(messages, places)
+
+    @rule(size=SIZES)
+    def append_half_message(self, size: int) -> None:
+        """A prepared message is in the log and the index, and in no queue."""
+        _, before = self.store.queue_range("half", 0)
+        message = self.sender.message(size, "half")
+        message.sys_flag = 0x4
+        self.store.append([message])
+        assert self.store.queue_range("half", 0)[1] == before == 0
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
+        self.durable, self.written = list(self.held), list(self.held)
+        assert self.store.positions[0] == self.store.positions[3], "all is dispatched"
+
+    @rule(sizes=st.lists(SIZES, max_size=5), durable=st.booleans())
+    def serve(self, sizes: list[int], durable: bool) -> None:
+        """Append while the services run, and wait for one promise or the other."""
+
+        async def main() -> None:
+            services = asyncio.create_task(self.store.run())
+            await asyncio.sleep(0)
+            sent = self.sender.append(self.store, [self.sender.message(size, "bills", 0) for size in sizes])
+            self.held += sent
+            async with asyncio.timeout(10):
+                await self.store.wait_stored(self.store.positions[0], durable=durable)
+            services.cancel()
+            with suppress(asyncio.CancelledError):
+                await services
+
+        self.runner.run(main())
+        self.written = list(self.held)
+        if durable:
+            self.durable = list(self.held)
+
+    # --- reading
+
+    @rule(
+        topic=st.sampled_from(TOPICS),
+        queue_id=st.integers(0, 1),
+        offset=st.integers(0, 60),
+        count=st.integers(1, 40),
+        size=st.integers(1, 20_000),
+        tags=st.none() | st.frozensets(st.sampled_from(TAG_NAMES[:2]), min_size=1),
+    )
+    def read(self, topic: str, queue_id: int, offset: int, count: int, size: int, tags: frozenset[str] | None) -> None:
+        low, high = self.store.queue_range(topic, queue_id)
+        result = self.store.read(topic, queue_id, offset, max_count=count, max_bytes=size, tags=tags)
+        if not low <= offset < high:
+            assert not result.records
+            return
+        there = {record.queue_offset: record for record in read_all(self.store, topic, queue_id).values()}
+        wanted = [there[n] for n in range(offset, result.next_offset) if n in there]
+        if tags is not None:
+            wanted = [record for record in wanted if record.tag in tags]
+        assert [record.queue_offset for record in result.records] == [record.queue_offset for record in wanted]
+        assert len(result.records) <= count
+        assert len(result.records) <= 1 or sum(record.size for record in result.records) <= size
+        assert offset < result.next_offset <= high
+
+    @rule()
+    def look_at_everything(self) -> None:
+        dispatched = self.store.positions[3]
+        compare(self.store, self.held, [sent for sent in self.held if sent.end <= dispatched])
+
+    # --- lives
+
+    @rule()
+    def close_and_reopen(self) -> None:
+        self.store.close()
+        self.store = reopen(self.disk, self.config, self.clock)
+        self.settle(self.held)
+
+    @rule(seed=st.integers(0, 2**32))
+    def crash(self, seed: int) -> None:
+        """The power goes; what a consumer could see of a store with sync flush is among what must stay."""
+        seen = [sent for sent in self.held if sent.end <= self.store.positions[3]]
+        if self.flush_mode == "sync":
+            assert {sent.number for sent in seen} <= {sent.number for sent in self.durable}
+        disk = self.disk.crash(seed)
+        self.abandon()
+        self.disk = disk
+        self.store = reopen(self.disk, self.config, self.clock)
+        self.settle(self.durable)
+
+    @rule()
+    def kill(self) -> None:
+        """The process dies and the machine stays up: all that was written is there."""
+        disk = self.disk.kill()
+        self.abandon()
+        self.disk = disk
+        self.store = reopen(self.disk, self.config, self.clock)
+        self.settle(self.written)
+
+    @rule(seed=st.integers(0, 2**32), again=st.integers(0, 2**32), at=st.integers(1, 40))
+    def crash_during_recovery(self, seed: int, again: int, at: int) -> None:
+        """The power goes, and goes again while the store is being opened."""
+        disk = self.disk.crash(seed)
+        self.abandon()
+        first = disk.operations
+        snapshots: list[MemoryFileSystem] = []
+
+        def before(_: object) -> None:
+            if disk.operations == first + at:
+                snapshots.append(disk.crash(again))
+
+        disk.before_operation = before
+        MessageStore.open(self.config, file_system=disk, clock=self.clock).close()
+        disk.before_operation = None
+        self.disk = snapshots[0] if snapshots else disk
+        self.store = reopen(self.disk, self.config, self.clock)
+        self.settle(self.durable)
+
+    def settle(self, certain: list[Sent]) -> None:
+        """A life begins: what is there now is all that may ever be seen of the lives before, and must stay."""
+        self.held = compare(self.store, self.held, certain)
+        self.durable, self.written = list(self.held), list(self.held)
+
+    def abandon(self) -> None:
+        """Let go of the threads of a store whose machine has lost its power."""
+        with suppress(Exception):
+            self.store.close()
+
+    @invariant()
+    def positions_are_in_order(self) -> None:
+        if hasattr(self, "store"):
+            wrote, committed, flushed, dispatched = self.store.positions
+            assert wrote >= committed >= flushed
+            assert dispatched <= (flushed if self.flush_mode == "sync" else committed)
+
+
+class AsyncFlushStoreMachine(StoreMachine):
+    flush_mode = "async"
+
+
+@pytest.mark.parametrize("machine", [StoreMachine, AsyncFlushStoreMachine])
+def test_a_store_holds_what_the_lists_say(machine: type[StoreMachine]) -> None:
+    """After any sequence of appends, flushes, crashes and reopenings the store is what the model is."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=25,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
