@@ -47,7 +47,8 @@ def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> It
         elif last_timestamp and time > last_timestamp and not files.live:
             yield finding(
                 f"says that the {name} was synced up to store time {time}, but the last message of the log is of "
-                f"{last_timestamp}: messages are missing at the end"
+                f"{last_timestamp}: messages have been lost at the end, now or before an earlier recovery",
+                "warning",
             )
     if not 0 <= checkpoint.confirm_offset <= log_end and not files.live:
         yield finding(f"the last confirmed record is at {checkpoint.confirm_offset}, the log ends at {log_end}")

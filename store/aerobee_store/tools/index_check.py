@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.file_system import File
+from aerobee_store.log_scan import LogScan
+from aerobee_store.record import ScanStop
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings, Severity
@@ -31,7 +33,7 @@ class _Entries:
     physical_offset: Integers
     seconds: Integers
     begin_timestamp: Integers
-    """What the seconds count from; -1 for the first entry of a file, whose time is relative to the file before it."""
+    """What the seconds count from: for the first entry of a file the end of the file before it, -1 if that is gone."""
 
     def __len__(self) -> int:
         return len(self.key_hash)
@@ -58,8 +60,11 @@ class IndexCheck:
     Entries and records are in one order, that of the log, so both are read once, side by side.
     """
 
-    def __init__(self, files: StoreFiles, counts: IndexCounts | None, damage: Damage, findings: Findings) -> None:
+    def __init__(
+        self, files: StoreFiles, log: LogScan, counts: IndexCounts | None, damage: Damage, findings: Findings
+    ) -> None:
         self._files = files
+        self._log = log
         self._damage = damage
         self._findings = findings
         self._readers: list[IndexFileReader] = []
@@ -227,6 +232,7 @@ class IndexCheck:
 
     def _read_all(self) -> Iterator[_Entries]:
         """The entries of all files in chunks, their physical offsets rising; others are told and left out."""
+        before = _UNTOLD
         for reader in self._readers:
             if reader.counts is None or reader.header.next_entry <= 1:
                 continue
@@ -240,13 +246,14 @@ class IndexCheck:
                 slots_used += chained.new_slots
                 begin = np.full(len(stored), max(reader.header.begin_timestamp, 0), np.int64)
                 if first == 1:
-                    begin[0] = _UNTOLD
+                    begin[0] = before
                 yield self._in_order(
                     reader,
                     _Entries(
                         hashes, stored["physical_offset"].astype(np.int64), stored["seconds"].astype(np.int64), begin
                     ),
                 )
+            before = reader.header.end_timestamp
             self._check_file(reader, heads, broken, slots_used)
 
     def _in_order(self, reader: IndexFileReader, entries: _Entries) -> _Entries:
@@ -285,9 +292,30 @@ class IndexCheck:
                 f"the header says that entries are of {header.begin_offset}..{header.end_offset}, they are of "
                 f"{found[0]}..{found[1]}",
             )
+        begin_time, end_time = (self._store_time(offset) for offset in found)
+        # A recovery that cuts entries off dates the last one left by its seconds.
+        if begin_time not in (None, header.begin_timestamp) or (
+            end_time is not None and not end_time - 1000 < header.end_timestamp <= end_time
+        ):
+            self._tell(
+                "index-file",
+                path,
+                f"the header says that entries are of the time {header.begin_timestamp}..{header.end_timestamp}, they "
+                f"are of {begin_time}..{end_time}",
+            )
         # Release 4.3 counts every entry here.
         if header.slots_used not in (slots_used, count):
             self._tell("index-file", path, f"the header says {header.slots_used} used slots, there are {slots_used}")
+
+    def _store_time(self, physical_offset: int) -> int | None:
+        segment = self._log.find(physical_offset)
+        if segment is None:
+            return None
+        try:
+            header = self._log.peek(segment, physical_offset - segment.start_offset)
+        except FileNotFoundError:
+            return None  # removed by retention since it was listed
+        return None if isinstance(header, ScanStop) else header.store_timestamp
 
     def _open(self, counts: IndexCounts | None) -> None:
         def open_file(path: Any) -> File:

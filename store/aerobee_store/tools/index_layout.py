@@ -53,6 +53,10 @@ class IndexCounts:
         return self.entries_position + ENTRY_SIZE * self.entries
 
 
+DEFAULT_COUNTS: Final = IndexCounts(5_000_000, 20_000_000)
+"""RocketMQ's, and ours."""
+
+
 class IndexFileReader:
     """One index file as it was when it was opened. `counts` is None if they are unknown."""
 
@@ -80,7 +84,7 @@ class IndexFileReader:
         return np.frombuffer(self._view, ">i4", self.counts.slots, HEADER_SIZE)
 
     def solve(self, likely: list[IndexCounts]) -> None:
-        """Find out the counts, trying `likely` ones first. An empty file takes the first that fits its size."""
+        """Find out the counts, trying `likely` ones first. An empty file tells only what its size does."""
         fitting = [counts for counts in likely if counts.file_size == self.size]
         slots, rest = divmod(self.size - HEADER_SIZE, SLOT_SIZE + 4 * ENTRY_SIZE)
         if rest == 0 and slots > 0:
@@ -109,14 +113,15 @@ class IndexFileReader:
             return False
         entries = self._entries_at(counts, 1, min(self.header.next_entry, 1 + _SAMPLE))
         hashes = entries["key_hash"].astype(np.int64)
-        if (hashes < 0).any() or (hashes == 0).sum() > 1 + len(hashes) // 2:
+        if (hashes == 0).sum() > 1 + len(hashes) // 2:
             return False
-        chained = chain(hashes % counts.slots, 1, np.zeros(counts.slots, np.int32))
-        right = chained.previous == entries["previous"]
+        slots = np.abs(hashes) % counts.slots
+        chained = chain(slots, 1, np.zeros(counts.slots, np.int32))
+        right = (chained.previous == entries["previous"]) & (hashes >= 0)
         if 2 * np.count_nonzero(right) <= len(right):
             return False
         # Entry numbers alone may agree by chance where there are few; the slot table must lead to each of them too.
-        heads = np.frombuffer(self._view, ">i4", counts.slots, HEADER_SIZE)[hashes % counts.slots]
+        heads = np.frombuffer(self._view, ">i4", counts.slots, HEADER_SIZE)[slots]
         numbers = np.arange(1, 1 + len(entries))
         return 2 * int(np.count_nonzero(heads >= numbers)) > len(numbers)
 
@@ -190,8 +195,9 @@ def open_index(
             reader.solve(likely)
         if reader.counts is not None and reader.header.next_entry > 1 and reader.counts not in likely:
             likely.insert(0, reader.counts)
+    # All files of a store are alike: what an empty or damaged one does not tell, another one does.
+    by_size = {counts.file_size: counts for counts in (DEFAULT_COUNTS, *reversed(likely))}
     for reader_or_path in readers:
-        # All files of a store are alike: what an empty one cannot tell, another one does.
         if isinstance(reader_or_path, IndexFileReader) and reader_or_path.counts is None:
-            reader_or_path.solve(likely)
+            reader_or_path.counts = by_size.get(reader_or_path.size)
     return readers

@@ -58,6 +58,7 @@ class QueueCheck:
         self._findings = findings
         self._queues: dict[QueueKey, _Queue] = {}
         self._topics = _known_topics(files)
+        self._extended = (files.directory / "consumequeue_ext").is_dir()
         self._batch_topics = {topic for topic, _ in files.batch_queues}
         # A live store dispatches in the order of the log: units of records before this place were there at the start.
         self._dispatched = _dispatched(files) if files.live else 1 << 63
@@ -100,11 +101,12 @@ class QueueCheck:
         there = queue.files.read(offset, count)
         same = there == units
         if not same.all():
-            same |= (
-                (there["physical_offset"] == units["physical_offset"])
-                & (there["size"] == units["size"])
-                & (there["tags_code"] <= _EXTENDED_MAX)
-            )
+            if self._extended:
+                same |= (
+                    (there["physical_offset"] == units["physical_offset"])
+                    & (there["size"] == units["size"])
+                    & (there["tags_code"] <= _EXTENDED_MAX)
+                )
             for row in np.flatnonzero(~same).tolist():
                 self._take_other(key, queue, offset + row, units[row], there[row])
         self.units += int(np.count_nonzero(same))

@@ -10,6 +10,7 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     log-damaged             error     bytes that are no record, with valid records behind them
     log-torn                error     the log ends in a record that was not written completely
     log-bytes-behind-end    error     bytes behind the end of the log, none of them a record
+    checksum-damaged        error     a record whose own checksum is not recognised any more; its body is right
     store-time              warning   store times go back by seconds: look-ups by time are not exact there
     queue-offset-gap        error     queue offsets without a message, and no damage that would explain it
     queue-offset-repeated   warning   a queue begins anew: its topic was deleted and made again
@@ -47,6 +48,7 @@ import numpy as np
 
 from aerobee_store.commit_log import DamagedRange
 from aerobee_store.log_scan import LogEnd
+from aerobee_store.record import PROPERTY_CRC_NAME, PROPERTY_CRC_SIZE
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.tools.checkpoint_check import check_checkpoint
 from aerobee_store.tools.damage import Damage
@@ -59,6 +61,9 @@ from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
 
 # Clocks are set back by milliseconds all the time, and a batch of release 4.3 is dated before it gets its place.
 _TIME_STEP_MAX_MS: Final = 10_000
+# What of the record checksum is the same in every record: its name and separators, by their place in it.
+_CHECKSUM_BYTES: Final = np.frombuffer(PROPERTY_CRC_NAME + b"\x02", np.uint8)
+_CHECKSUM_POSITIONS: Final = np.array([*range(len(PROPERTY_CRC_NAME)), PROPERTY_CRC_SIZE - 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ class _Verification:
         self._log_findings = Findings(findings.room)
         self._queues = QueueCheck(files, self._log, self._damage, self._log_findings)
         self._batch_queues = BatchQueueCheck(files, self._damage, self._log_findings)
-        self._index = IndexCheck(files, counts, self._damage, self._log_findings)
+        self._index = IndexCheck(files, self._log, counts, self._damage, self._log_findings)
         self._total = sum(segment.file.data_end(0) for segment in files.segments) if progress else 0
         self._records = self._bytes = 0
         self._latest = 0
@@ -243,7 +248,31 @@ class _Verification:
             if back[row] > self._step_back_max:
                 self._step_back_max, self._step_back_at = int(back[row]), int(batch.physical_offset[row])
         self._latest = int(highest[-1])
+        self._check_checksums(batch)
         self._queues.take(batch)
         self._batch_queues.take(batch)
         self._index.take(batch)
         return int(batch.physical_offset[-1]) + int(batch.size[-1])
+
+    def _check_checksums(self, batch: RecordBatch) -> None:
+        """A damaged name of the record checksum makes it a property like any other, and nothing would be checked."""
+        rows = np.flatnonzero(~batch.has_property_crc & (batch.properties_size >= PROPERTY_CRC_SIZE))
+        if not len(rows):
+            return
+        ends = batch.properties_start[rows] + batch.properties_size[rows]
+        positions = ends[:, None] - PROPERTY_CRC_SIZE + _CHECKSUM_POSITIONS
+        alike = (np.frombuffer(batch.buffer, np.uint8)[positions] == _CHECKSUM_BYTES).sum(axis=1)
+        for number in np.flatnonzero(alike >= len(_CHECKSUM_BYTES) - 2).tolist():
+            row = int(rows[number])
+            self._log_findings.add(
+                Finding(
+                    kind="checksum-damaged",
+                    detail=f"the properties end in {bytes(batch.raw_properties(row))[-PROPERTY_CRC_SIZE:]!r}",
+                    path=self._files.segment_path(int(batch.physical_offset[row])),
+                    physical_offset=int(batch.physical_offset[row]),
+                    size=int(batch.size[row]),
+                    topic=batch.topic(row),
+                    queue_id=int(batch.queue_id[row]),
+                    queue_offset=int(batch.queue_offset[row]),
+                )
+            )

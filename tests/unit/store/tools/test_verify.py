@@ -364,9 +364,27 @@ class TestDirectory:
         assert kinds(report) == ["quarantine"]
 
     def test_a_checkpoint_ahead_of_the_log(self, stored: Stored) -> None:
-        """More was synced than there is: the end of the log is lost."""
+        """More was synced than there is: the end of the log was lost at some time, which a recovery has settled."""
         stored.patch(stored.directory / "checkpoint", 0, struct.pack(">q", 1 << 50))
-        assert kinds(verify(stored.directory)) == ["checkpoint"]
+        report = verify(stored.directory)
+        assert (report.ok, kinds(report)) == (True, ["checkpoint"])
+
+    def test_a_checkpoint_that_cannot_be(self, stored: Stored) -> None:
+        """Negative times and places behind the log are errors; so is a file that is cut off."""
+        path = stored.directory / "checkpoint"
+        stored.patch(path, 0, struct.pack(">qqqqq", -1, 0, 0, 0, 1 << 40))
+        assert kinds(verify(stored.directory)) == ["checkpoint", "checkpoint"]
+        os.truncate(path, 30)
+        report = verify(stored.directory)
+        assert (report.ok, kinds(report)) == (False, ["checkpoint"])
+
+    def test_a_checksum_whose_name_is_damaged(self, stored: Stored) -> None:
+        """The record would pass for one without a checksum."""
+        place = stored.places[12]
+        stored.patch_log(place.end - 18, b"#")
+        report = verify(stored.directory)
+        assert kinds(report) == ["checksum-damaged"]
+        assert report.findings[0].physical_offset == place.physical_offset
 
     def test_no_checkpoint(self, stored: Stored) -> None:
         """Only slower: a warning."""
