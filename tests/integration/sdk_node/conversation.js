@@ -17,7 +17,7 @@ async function obey(answers) {
     try {
       say('answer', await answers[name](command));
     } catch (error) {
-      say('error', { error: `${error.name}: ${error.message}`, code: error.code ?? null });
+      say('error', { error: `${error.name}: ${error.message}` });
     }
   }
 }
