@@ -1,8 +1,13 @@
 """What every test may use: `aerobee_broker`, a real broker as a child process."""
 
+import hypothesis
 import pytest
 
 import aerobee_client.testing
+
+# No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
+hypothesis.settings.register_profile("aerobee", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("aerobee")
 
 
 def pytest_configure(config: pytest.Config) -> None:

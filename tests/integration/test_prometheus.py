@@ -115,6 +115,10 @@ def fetch(url: str) -> str:
         return text
 
 
+class StartingError(Exception):
+    """Prometheus listens, but still reads its own store."""
+
+
 class PrometheusProcess:
     """A Prometheus of which a test owns the process, the port and the data."""
 
@@ -150,6 +154,8 @@ class PrometheusProcess:
             answer = json.loads(fetch(url))
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == 503:
+                    raise StartingError from None
                 raise AssertionError(f"{parameters}: {error.read().decode()}") from None
         assert answer["status"] == "success"
         return answer["data"]
@@ -166,8 +172,8 @@ class PrometheusProcess:
             try:
                 if result := self.query(expression):
                     return result
-            except urllib.error.URLError:
-                pass  # it does not listen yet
+            except (urllib.error.URLError, StartingError):
+                pass  # it does not listen or answer yet
             time.sleep(0.1)
         raise AssertionError(f"no answer to {expression} in 30 s; the log of Prometheus:\n{self._log.read_text()}")
 
