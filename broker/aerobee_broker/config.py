@@ -282,6 +282,11 @@ def _converted(name: str, kind: Any, value: object) -> object:
         if value in choices:
             return value
         raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
+    if get_origin(kind) is tuple:  # of whole numbers; as text with ";" as RocketMQ has it, or ","
+        parts = re.split("[;,]", value) if isinstance(value, str) else value
+        if isinstance(parts, list | tuple):
+            return tuple(_converted(name, get_args(kind)[0], part) for part in parts if part != "")
+        raise ConfigError(f"{name}: {value!r} is no list of whole numbers, as [4, 16]")
     if kind is Address:
         if isinstance(value, Address):
             return value
@@ -333,6 +338,11 @@ def _queue_file_size(text: str) -> object:
     return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ rounds up, too
 
 
+def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
+    """Of a whole percentage, which RocketMQ brings into its range without a word."""
+    return lambda text: min(max(int(text), lowest), highest) / 100
+
+
 def _same(text: str) -> object:
     return text
 
@@ -353,6 +363,14 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
     "enabledAppendPropCRC": ("store.property_crc", _same),
     "maxMessageSize": ("store.body_size_max", int),
+    "fileReservedTime": ("store.retention_hours", int),
+    "deleteWhen": ("store.delete_when_hours", _same),
+    "cleanResourceInterval": ("store.retention_interval_seconds", _milliseconds),
+    "deleteFileBatchMax": ("store.retention_batch_max", int),
+    "diskMaxUsedSpaceRatio": ("store.disk_clean_ratio", _ratio(10, 95)),
+    "diskSpaceCleanForciblyRatio": ("store.disk_force_clean_ratio", _ratio(30, 85)),
+    "diskSpaceWarningLevelRatio": ("store.disk_full_ratio", _ratio(35, 90)),
+    "cleanFileForciblyEnable": ("store.clean_forcibly", _same),
     "autoCreateTopicEnable": ("topics.auto_create", _same),
     "defaultTopicQueueNums": ("topics.queue_count", int),
     "autoCreateSubscriptionGroup": ("groups.auto_create", _same),

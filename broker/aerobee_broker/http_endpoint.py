@@ -46,16 +46,21 @@ class _QuietHandler(WSGIRequestHandler):
 class HttpEndpoint:
     """The server. Build it in the event loop's thread; `start` binds, `stop` ends it.
 
-    `render_metrics` and `unreadiness` are called on the loop: the text of /metrics, and why the broker is not ready,
-    or None if it is.
+    `render_metrics`, `unreadiness` and `note` are called on the loop: the text of /metrics, why the broker is not
+    ready, or None if it is, and what a ready broker has to say beside that.
     """
 
     def __init__(
-        self, address: Address, render_metrics: Callable[[], bytes], unreadiness: Callable[[], str | None]
+        self,
+        address: Address,
+        render_metrics: Callable[[], bytes],
+        unreadiness: Callable[[], str | None],
+        note: Callable[[], str] = str,
     ) -> None:
         self._address = address
         self._render_metrics = render_metrics
         self._unreadiness = unreadiness
+        self._note = note
         self._loop = asyncio.get_running_loop()
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -113,11 +118,11 @@ class HttpEndpoint:
 
     def _readiness(self) -> tuple[str, bytes]:
         try:
-            reason = self._on_loop(self._unreadiness)
+            reason, note = self._on_loop(lambda: (self._unreadiness(), self._note()))
         except FutureTimeoutError:
             return "503 Service Unavailable", _HUNG
         if reason is None:
-            return "200 OK", b"ready\n"
+            return "200 OK", f"ready; {note}\n".encode() if note else b"ready\n"
         return "503 Service Unavailable", f"{reason}\n".encode()
 
     def _on_loop(self, function: Callable[[], Any]) -> Any:

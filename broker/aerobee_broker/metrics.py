@@ -28,7 +28,8 @@ from aerobee_store.stats import Histogram
 
 _BROKER: Final = ("cluster", "node_type", "node_id")
 _STORE: Final = (*_BROKER, "storage_type", "storage_medium")
-_PERMISSION_READ_WRITE: Final = 6
+_PERMISSION_READ: Final = 4
+_PERMISSION_WRITE: Final = 2
 _CONSUME_MODES: Final = {
     v2.ClientType.PUSH_CONSUMER: "push",
     v2.ClientType.SIMPLE_CONSUMER: "simple",
@@ -92,9 +93,9 @@ class _BrokerCollector(Collector):
         yield from self._traffic()
         yield from self._deliveries_out()
         yield from self._rpc()
-        yield self._gauge(
-            "rocketmq_broker_permission", "What the broker may do: 2 write, 4 read.", _PERMISSION_READ_WRITE
-        )
+        flags = self._store.running.flags
+        permission = _PERMISSION_READ * flags.readable + _PERMISSION_WRITE * flags.writable
+        yield self._gauge("rocketmq_broker_permission", "What the broker may do: 2 write, 4 read.", permission)
         topics = sum(1 for topic in self._tables.topics if not is_system_topic(topic.name))
         yield self._gauge("rocketmq_topic_number", "Topics, without the broker's own.", topics)
         groups = sum(1 for group in self._tables.groups if not is_system_group(group.name))
@@ -275,6 +276,36 @@ class _StoreCollector(Collector):
         yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
         yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
         yield self._gauge("aerobee_store_damaged_ranges", "Damaged stretches of the log.", status.damaged_ranges)
+        yield self._gauge(
+            "aerobee_store_running_flags",
+            "What the store must not do, as bits: 1 not readable, 2 not writeable, 4 queue error, 8 index error, "
+            "16 disk full, 32 fenced.",
+            status.running_flags.value,
+        )
+        yield self._counter(
+            "aerobee_store_segments_expired", "Files of the commit log that retention removed.", stats.segments_expired
+        )
+        yield self._counter(
+            "aerobee_store_segments_forced",
+            "Of these the ones that were not old enough: the disk was filling up.",
+            stats.segments_forced,
+        )
+        yield self._counter(
+            "aerobee_store_derived_files_expired",
+            "Files of queues and index that retention removed.",
+            stats.derived_files_expired,
+        )
+        yield self._counter(
+            "aerobee_store_retention_failures",
+            "Removals that were put off to the next round.",
+            stats.retention_failures,
+        )
+        yield self._counter(
+            "aerobee_store_scrubbed_bytes", "Bytes of old segments read again to find damage.", stats.scrubbed_bytes
+        )
+        yield self._counter(
+            "aerobee_store_scrubbed_segments", "Old segments read again from end to end.", stats.scrubbed_segments
+        )
         yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

@@ -69,6 +69,15 @@ class _Readiness:
             return f"the store has failed: {self.store.failure}"
         return self.reason
 
+    def note(self) -> str:
+        """What a ready broker does not do. A full disk is no reason to take it out of service: nobody else has its
+        messages, and consumers still get them."""
+        if self.store is None or not self.store.running.reason:
+            return ""
+        flags = self.store.running.flags
+        what = "messages" if flags.readable else "messages, and serves none"
+        return f"the store refuses {what}: {self.store.running.reason}"
+
 
 async def run(
     config: BrokerConfig,
@@ -87,7 +96,7 @@ async def run(
     _warn(config)
     _check_port(config.listen.grpc)
     metrics, ready = Metrics(config), _Readiness()
-    endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready)
+    endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready, ready.note)
     try:
         metrics_address = endpoint.start()
     except OSError as error:

@@ -10,6 +10,7 @@ from aerobee_store.errors import (
     CorruptRecordError,
     InvalidMessageError,
     RecordNotFoundError,
+    StoreAccessError,
     StoreClosedError,
     StoreDirectoryError,
     StoreError,
@@ -21,6 +22,7 @@ from aerobee_store.errors import (
 from aerobee_store.message_store import Appended, AppendedBatch, MessageStore, ReadResult, StoreStatus
 from aerobee_store.record import Message, Record
 from aerobee_store.record_batch import RecordBatch
+from aerobee_store.running_flags import RunningFlags
 
 __all__ = [
     "Appended",
@@ -35,6 +37,8 @@ __all__ = [
     "Record",
     "RecordBatch",
     "RecordNotFoundError",
+    "RunningFlags",
+    "StoreAccessError",
     "StoreClosedError",
     "StoreConfig",
     "StoreDirectoryError",

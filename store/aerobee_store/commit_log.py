@@ -45,6 +45,19 @@ class CommitLog:
         return self.files.min_offset
 
     @property
+    def active(self) -> MappedFile | None:
+        """The segment that is written to."""
+        return self._active
+
+    def drop(self, files: Sequence[MappedFile]) -> None:
+        """Forget segments whose files are gone, and what is known of damage in front of what is left.
+
+        Whoever still reads one keeps its bytes until the last view is gone.
+        """
+        self.files.drop(files)
+        self.damaged = [damage for damage in self.damaged if damage.end > self.min_offset]
+
+    @property
     def segment_size(self) -> int:
         return self.files.run.file_size
 
@@ -64,12 +77,14 @@ class CommitLog:
         self._uncommitted.clear()
         self.wrote = self.committed = self.flushed = end
 
-    def prepare(self, sizes: Sequence[int]) -> None:
+    def prepare(self, sizes: Sequence[int], *, essential: bool = False) -> None:
         """Make room for records of these sizes, to be appended in this order. After this no append of them can fail.
 
+        `essential` ones may use half of the room that is kept for queues, index and tables.
         Raises StoreFullError, with nothing changed but files prepared for later; InvalidMessageError for a record that
         fits into no segment.
         """
+        headroom = self._disk_headroom // 2 if essential else self._disk_headroom
         segment_size = self.segment_size
         file = self._active
         position = file.wrote if file is not None else segment_size
@@ -82,12 +97,12 @@ class CommitLog:
                             f"send less or set a larger store.segment_size"
                         )
                     if file is not None and position < segment_size:
-                        self._reserve(file, position + BLANK_SIZE_MIN)
+                        self._reserve(file, position + BLANK_SIZE_MIN, headroom)
                     file = self._following(file)
                     position = 0
                 position += size
             if file is not None:
-                self._reserve(file, position)
+                self._reserve(file, position, headroom)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise StoreFullError(
@@ -165,12 +180,12 @@ class CommitLog:
         position = physical_offset - file.start_offset
         return file.view[position : position + size]
 
-    def _reserve(self, file: MappedFile, end: int) -> None:
+    def _reserve(self, file: MappedFile, end: int, headroom: int) -> None:
         # Messages give way first: queues, index and tables still need room when no message is taken any more.
         needed = end - file.reserved
         if needed > 0:
             run = self.files.run
-            if run.file_system.usage(run.directory).available < needed + self._disk_headroom:
+            if run.file_system.usage(run.directory).available < needed + headroom:
                 raise OSError(errno.ENOSPC, "the disk is full but for what is kept for queues, index and tables")
             file.reserve(end)
 

@@ -34,6 +34,16 @@ class StoreConfig:
     property_crc: bool = True  # enabledAppendPropCRC: every byte of a record is under a checksum
     body_size_max: int = 4 << 20  # maxMessageSize
     disk_headroom: int = 64 << 20  # no message is taken when less is left: queues, index and tables need it
+    retention_hours: float = 72.0  # fileReservedTime: segments that ended longer ago than this are removed
+    delete_when_hours: tuple[int, ...] = (4,)  # deleteWhen: local hours of the day in which they are
+    retention_interval_seconds: float = 10.0  # cleanResourceInterval: how often disk and files are looked at
+    retention_batch_max: int = 10  # deleteFileBatchMax: segments removed each time at most
+    disk_clean_ratio: float = 0.75  # diskMaxUsedSpaceRatio: used above this, expired segments go at any hour
+    disk_force_clean_ratio: float = 0.85  # diskSpaceCleanForciblyRatio: ... and unexpired ones, too
+    disk_full_ratio: float = 0.90  # diskSpaceWarningLevelRatio: ... and no message is taken; 1: never
+    clean_forcibly: bool = True  # cleanFileForciblyEnable: whether unexpired segments may go at all
+    scrub_bytes_per_second: int = 8 << 20  # how fast old segments are re-read to find damage; 0: not at all
+    scrub_interval_hours: float = 168.0  # how long a segment is left alone after that
     store_host: tuple[str, int] = ("127.0.0.1", 8081)  # written into every record and into offset message ids
 
     def __post_init__(self) -> None:
@@ -47,7 +57,25 @@ class StoreConfig:
             raise ConfigError(f"store.flush: {self.flush!r} is neither 'sync' nor 'async'")
         if self.disk_headroom < 0:
             raise ConfigError(f"store.disk_headroom: {self.disk_headroom} is negative")
-        for name in ("flush_interval_seconds", "derived_flush_interval_seconds", "sync_timeout_seconds"):
+        if not self.delete_when_hours or not all(0 <= hour <= 23 for hour in self.delete_when_hours):
+            raise ConfigError(
+                f"store.delete_when_hours: {list(self.delete_when_hours)} is not a list of hours from 0 to 23, as [4]"
+            )
+        for name in ("disk_clean_ratio", "disk_force_clean_ratio", "disk_full_ratio"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"store.{name}: {getattr(self, name)} is not above 0 and at most 1")
+        if self.retention_batch_max < 1:
+            raise ConfigError(f"store.retention_batch_max: {self.retention_batch_max} is not at least 1")
+        if self.scrub_bytes_per_second < 0:
+            raise ConfigError(f"store.scrub_bytes_per_second: {self.scrub_bytes_per_second} is negative; 0 is off")
+        for name in (
+            "flush_interval_seconds",
+            "derived_flush_interval_seconds",
+            "sync_timeout_seconds",
+            "retention_hours",
+            "retention_interval_seconds",
+            "scrub_interval_hours",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"store.{name}: {getattr(self, name)} is not above 0")
 
@@ -70,4 +98,7 @@ class StoreConfig:
             derived_flush_interval_seconds=0.05,
             body_size_max=8192,
             disk_headroom=0,
+            disk_clean_ratio=1.0,  # how full the machine's disk is, is not the test's business
+            disk_force_clean_ratio=1.0,
+            disk_full_ratio=1.0,
         )

@@ -170,8 +170,11 @@ class ConsumeQueue:
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move the minimum to the first unit whose record the log still has; a queue without one keeps its end."""
         offset = self.min_offset
+        if expired := self.expired_files(min_physical_offset):
+            offset = max(offset, expired[-1] + self.units_per_file)
+        begin = offset
         while offset < self.max_offset:
-            units = self.units(offset, min(self.units_per_file, 1 if offset == self.min_offset else 1 << 16))
+            units = self.units(offset, min(self.units_per_file, 1 if offset == begin else 1 << 16))
             if not len(units):
                 break
             alive = (units["physical_offset"] >= min_physical_offset) & (units["size"] != FILLER_SIZE)
@@ -223,17 +226,21 @@ class ConsumeQueue:
         """The first queue offsets of the leading files whose records are all gone from the log; never the last file."""
         expired = []
         for start in self._starts[:-1]:
-            last = self.units((start + self._run.file_size) // UNIT_SIZE - 1, 1)
-            if not len(last) or int(last[0]["physical_offset"]) >= min_physical_offset:
+            if self._last_physical_offset(start // UNIT_SIZE) >= min_physical_offset:
                 break
             expired.append(start // UNIT_SIZE)
         return expired
 
-    def remove_files(self, first_offsets: list[int]) -> None:
-        """Remove whole files, oldest first in the queue."""
-        self._remove_files([offset * UNIT_SIZE for offset in first_offsets])
-        if self._starts:
+    def release_files(self, first_offsets: list[int]) -> list[Path]:
+        """Let go of the leading files; return their paths, oldest first, for the caller to remove."""
+        released = []
+        for offset in first_offsets:
+            start = offset * UNIT_SIZE
+            self._forget_file(start)
+            released.append(self._run.path(start))
+        if released:
             self.min_offset = max(self.min_offset, self._starts[0] // UNIT_SIZE)
+        return released
 
     def distrust(self, queue_offset: int, count: int) -> None:
         """Have the files of these units synced again: whoever wrote them may have died before that."""
@@ -281,11 +288,27 @@ class ConsumeQueue:
 
     def _remove_files(self, starts: list[int]) -> None:
         for start in starts:
-            if (file := self._files.pop(start, None)) is not None:
-                file.close()
-            self._starts.remove(start)
-            self._dirty.discard(start)
+            self._forget_file(start)
         self._run.remove(starts)
+
+    def _forget_file(self, start: int) -> None:
+        if (file := self._files.pop(start, None)) is not None:
+            file.close()
+        self._starts.remove(start)
+        self._dirty.discard(start)
+
+    def _last_physical_offset(self, first_offset: int) -> int:
+        """Of the last unit of a full file that is no filler; -1 if all are."""
+        end = first_offset + self.units_per_file
+        count = 1  # the last unit nearly always is a message's
+        while end > first_offset:
+            begin = max(first_offset, end - count)
+            units = self.units(begin, end - begin)
+            real = np.flatnonzero(units["size"] != FILLER_SIZE)
+            if len(real):
+                return int(units["physical_offset"][real[-1]])
+            end, count = begin, 512
+        return -1
 
     def _count_bisected(self, start: int) -> int:
         file = self._file(start)

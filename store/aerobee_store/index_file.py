@@ -355,13 +355,16 @@ class IndexService:
         for file in self.files:
             file.dirty = True
 
-    def expire(self, min_physical_offset: int) -> int:
-        """Remove the leading files of which every record is gone from the log, never the last; return how many."""
-        removed = 0
-        while len(self.files) > 1 and self.files[0].end_offset < min_physical_offset:
-            self._remove(self.files[0])
-            removed += 1
-        return removed
+    def release_expired(self, min_physical_offset: int) -> list[IndexFile]:
+        """Let go of the leading files of which every record is gone from the log, never the last one.
+
+        The caller removes them, and closes them after that.
+        """
+        count = 0
+        while count < len(self.files) - 1 and self.files[count].end_offset < min_physical_offset:
+            count += 1
+        released, self.files[:count] = self.files[:count], []
+        return released
 
     def take_dirty(self) -> list[File]:
         """The files changed since the last call, to be synced in a disk thread."""

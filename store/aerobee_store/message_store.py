@@ -26,7 +26,7 @@ from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
+from aerobee_store.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue, QueueMisalignedError
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.dispatch import ArrivalListener, Dispatch, Entry, EntryBatch
@@ -48,6 +48,9 @@ from aerobee_store.mapped_file import FileRun, MappedFileQueue
 from aerobee_store.record import SYS_FLAG_PREPARED, SYS_FLAG_TRANSACTION, Draft, Message, Record, TransactionType
 from aerobee_store.record_batch import RecordBatch, place
 from aerobee_store.recovery import Recovery, RecoveryReport
+from aerobee_store.retention import Retention, RetentionListener
+from aerobee_store.running_flags import RunningFlags, RunningState
+from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
@@ -124,6 +127,9 @@ class StoreStatus:
     damaged_ranges: int
     disk: DiskUsage
     oldest_timestamp: int | None
+    running_flags: RunningFlags
+    refusal: str
+    """Why no message is taken, or none served; empty if all is well."""
 
 
 class MessageStore:
@@ -171,6 +177,29 @@ class MessageStore:
             self._disk,
             interval_seconds=config.derived_flush_interval_seconds,
             on_failure=self._fail,
+        )
+        self.running = RunningState()
+        self.retention = Retention(
+            self._log,
+            lambda: list(self._queues.values()),
+            self._index,
+            self._dispatch,
+            self.running,
+            self.stats,
+            file_system,
+            clock,
+            config,
+            self.in_disk_thread,
+        )
+        self.scrub = Scrub(
+            self._log,
+            self.stats,
+            file_system,
+            clock,
+            self.in_disk_thread,
+            bytes_per_second=config.scrub_bytes_per_second,
+            interval_seconds=config.scrub_interval_hours * 3600,
+            record_size_max=config.record_size_max,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commit_scheduled = False
@@ -252,10 +281,10 @@ class MessageStore:
                 self._queue(topic, int(name)).load(suspect=suspect)
 
     async def run(self) -> None:
-        """Run the services: group commit, interval flush, flush of derived files. Raises what kills one of them."""
+        """Run the services: group commit, flushes, retention, scrub. Raises what kills one of them."""
         self._check_open()
         self._loop = asyncio.get_running_loop()
-        services = (self._group_commit, self._flush_interval, self._flush_derived)
+        services = (self._group_commit, self._flush_interval, self._flush_derived, self.retention, self.scrub)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for service in services:
@@ -289,6 +318,9 @@ class MessageStore:
             self._lock.release()
 
     def _close_orderly(self) -> None:
+        # What a cancelled service has begun ends before the last words are written.
+        for disk in (self._log_disk, self._disk):
+            disk.submit(lambda: None).result()
         self._log.commit()
         for file in self._log.unsynced_files():
             file.sync()
@@ -311,14 +343,21 @@ class MessageStore:
 
     # --- writing ----------------------------------------------------------------------------------------------
 
-    def append(self, messages: Sequence[Message], *, split_batch: bool = False) -> list[Appended]:
+    def append(
+        self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
+    ) -> list[Appended]:
         """Append messages in this order, all or none. They can be waited for with `wait_stored`.
 
         `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
+        `essential`: what lets consumers go on, and retention save what it needs; a disk that is too full for other
+        messages still takes it.
 
-        Raises InvalidMessageError, StoreFullError, StoreFailedError, StoreClosedError; nothing is stored then.
+        Raises InvalidMessageError, StoreFullError, StoreAccessError, StoreFailedError, StoreClosedError; nothing is
+        stored then.
         """
         self._check_open()
+        if self.running.flags is not RunningFlags.NONE:
+            self.running.check_writable(essential=essential)
         config = self.config
         drafts = []
         for message in messages:
@@ -331,7 +370,7 @@ class MessageStore:
             )
         log = self._log
         sizes = [draft.size for draft in drafts]
-        self._prepare([sum(sizes)] if split_batch else sizes)
+        self._prepare([sum(sizes)] if split_batch else sizes, essential=essential)
         if split_batch:
             log.next_offset(sum(sizes))
         now = self.clock.now_ms()
@@ -360,6 +399,7 @@ class MessageStore:
         `append`.
         """
         self._check_open()
+        self.running.check_writable(essential=False)
         count = len(batch)
         if not count:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
@@ -485,8 +525,10 @@ class MessageStore:
         """Messages of a queue from `queue_offset` on, at most `max_count`, at most `max_bytes` (but always one).
 
         `tags`: only messages with one of these tags, compared by hash and then by value. Records are checked against
-        their checksums; a damaged or deleted one is left out and counted in `lost`.
+        their checksums; a damaged or deleted one is left out and counted in `lost`. StoreAccessError.
         """
+        if self.running.flags is not RunningFlags.NONE:
+            self.running.check_readable()
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return ReadResult("empty", [], 0, 0, 0)
@@ -585,13 +627,18 @@ class MessageStore:
 
     def store_timestamp_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
         """When the message of this queue offset was stored, or None if there is none."""
+        physical_offset = self.physical_offset_at(topic, queue_id, queue_offset)
+        return None if physical_offset is None else self._log.store_timestamp_at(physical_offset)
+
+    def physical_offset_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
+        """Where in the log the message of this queue offset begins, or None if there is none."""
         queue = self._queues.get((topic, queue_id))
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return None
         unit = queue.units(queue_offset, 1)
         if not len(unit) or int(unit[0]["size"]) == FILLER_SIZE:
             return None
-        return self._log.store_timestamp_at(int(unit[0]["physical_offset"]))
+        return int(unit[0]["physical_offset"])
 
     def queues(self) -> dict[str, list[int]]:
         """Topic -> queue ids, of every queue that has ever had a message."""
@@ -627,6 +674,11 @@ class MessageStore:
         return self._dispatch.arrival_listeners
 
     @property
+    def retention_listeners(self) -> list[RetentionListener]:
+        """Asked, one after the other, before segments are removed; see RetentionListener."""
+        return self.retention.listeners
+
+    @property
     def positions(self) -> tuple[int, int, int, int]:
         """(wrote, committed, flushed, dispatched) physical offsets."""
         return self._log.wrote, self._log.committed, self._log.flushed, self._dispatch.dispatched
@@ -649,6 +701,8 @@ class MessageStore:
             damaged_ranges=len(log.damaged),
             disk=self.file_system.usage(self.config.directory),
             oldest_timestamp=log.store_timestamp_at(log.min_offset),
+            running_flags=self.running.flags,
+            refusal=self.running.reason,
         )
 
     def in_disk_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
@@ -666,9 +720,9 @@ class MessageStore:
             queue.begin_at(self._deleted.next_offset(topic, queue_id))
         return queue
 
-    def _prepare(self, sizes: list[int]) -> None:
+    def _prepare(self, sizes: list[int], *, essential: bool = False) -> None:
         try:
-            self._log.prepare(sizes)
+            self._log.prepare(sizes, essential=essential)
         except OSError as error:
             raise self._fail(error) from error
 
@@ -722,6 +776,9 @@ class MessageStore:
             _log.critical("store failed directory=%s cause=%r", self.config.directory, cause)
             self.state = "failed"
             self.failure = cause
+            self.running.set(RunningFlags.NOT_WRITEABLE, str(error))
+            if isinstance(cause, QueueMisalignedError):
+                self.running.set(RunningFlags.LOGICS_QUEUE_ERROR, str(cause))
         self._group_commit.fail(error)
         self._group_commit.request()  # its loop then meets the failed state and ends the process
         for _, waiter in self._commit_waiters:

@@ -44,3 +44,10 @@ class StoreStats:
     recovery_seconds: float = 0.0
     recovered_records: int = 0
     recovered_bytes: int = 0
+    segments_expired: int = 0  # removed by retention
+    segments_forced: int = 0  # of these: not old enough, but the disk was filling up
+    derived_files_expired: int = 0  # of queues and index
+    retention_failures: int = 0  # removals put off to the next round
+    scrubbed_bytes: int = 0
+    scrubbed_segments: int = 0
+    scrub_damage: int = 0  # damaged ranges that nobody had known

@@ -65,6 +65,7 @@ class DeliveryTables(Protocol):
     @property
     def offsets(self) -> OffsetTable: ...
     def save_topics(self) -> Awaitable[None]: ...
+    def save(self) -> Awaitable[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ class Deliveries:
         self._snapshot_wake = asyncio.Event()
         self._events_at_snapshot = 0
         store.arrival_listeners.append(self.long_polling.arrived)
+        store.retention_listeners.append(self.keep_from)
 
     # --- Life -------------------------------------------------------------------------------------------------
 
@@ -611,11 +613,11 @@ class Deliveries:
             reconsume_times=record.reconsume_times,
         )
         try:
-            self._store.append([message])
+            self._store.append([message], essential=True)
         except InvalidMessageError:
             # Properties that were at their limit already: better a dead letter without its origin than none.
             message.raw_properties = record.raw_properties
-            self._store.append([message])
+            self._store.append([message], essential=True)
         self._store.request_flush()  # with sync flush nobody can read it before, and nobody may be waiting for it
         self.stats.dead_letters += 1
 
@@ -820,6 +822,29 @@ class Deliveries:
         self.stats.snapshots += 1
         await self._store.wait_stored(self._journal.end, durable=True)
         self._tables.offsets.commit(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID, position)
+
+    async def keep_from(self, end: int) -> int:
+        """From which physical offset the log must be kept, when all before `end` is about to go.
+
+        What a replay would need of that is written anew: everything into the journal, and then the committed offsets,
+        which are all there is of queues without anything in flight, into their file. Raises OSError, StoreError.
+        """
+        begin = self._replay_begin()
+        if begin is not None and begin < end:
+            await self._try_snapshot()
+            begin = self._replay_begin()
+        await self._tables.save()  # with a position that is at least as late as `begin`
+        return end if begin is None else min(begin, end)
+
+    def _replay_begin(self) -> int | None:
+        """The physical offset of the first record that a replay would read; None if there is none."""
+        low, high = self._store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)
+        start = self._tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID) or 0
+        for queue_offset in range(max(start, low), high):
+            found = self._store.physical_offset_at(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, queue_offset)
+            if found is not None:  # damaged ones have no place in the log
+                return found
+        return None
 
     async def _run_snapshots(self) -> None:
         while True:

@@ -279,7 +279,8 @@ class Journal:
         bodies.append(_HEADER.pack(VERSION, kind, len(events) - start) + b"".join(events[start:]))
         properties = {TAGS: _TAGS[kind]}
         appended = self._store.append(
-            [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies]
+            [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies],
+            essential=True,  # a full disk stops producers; consumers go on
         )
         self.end = appended[-1].end
         self.next_queue_offset = appended[-1].queue_offset + 1

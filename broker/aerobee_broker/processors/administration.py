@@ -261,7 +261,10 @@ class Administration:
             version=broker_version(),
             listen_addresses=[str(self._listening)],
             store_state=admin_v1.StoreState(
-                running=running, readable=status.state != "closed", writable=running, reason=status.failure
+                running=running,
+                readable=status.state != "closed" and status.running_flags.readable,
+                writable=running and status.running_flags.writable,
+                reason=status.failure or status.refusal,
             ),
             flush_mode=flush,
             topic_count=sum(1 for topic in self._tables.topics if not _is_own(topic.name)),

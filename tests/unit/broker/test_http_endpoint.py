@@ -20,7 +20,10 @@ class Probe:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.endpoint = HttpEndpoint(Address("127.0.0.1", 0), lambda: b"a_metric 1\n", lambda: self.reason)
+        self.note = ""
+        self.endpoint = HttpEndpoint(
+            Address("127.0.0.1", 0), lambda: b"a_metric 1\n", lambda: self.reason, lambda: self.note
+        )
         self.address = self.endpoint.start()
 
     def fetch(self, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -48,6 +51,8 @@ async def test_metrics_health_and_readiness(probe: Probe) -> None:
     assert await probe.get("/metrics") == (200, b"a_metric 1\n")
     assert await probe.get("/healthz") == (200, b"ok\n")
     assert await probe.get("/readyz") == (200, b"ready\n")
+    probe.note = "the disk is full"
+    assert await probe.get("/readyz") == (200, b"ready; the disk is full\n")
     probe.reason = "draining"
     assert await probe.get("/readyz") == (503, b"draining\n")
     assert (await probe.get("/healthz"))[0] == 200

@@ -1,0 +1,94 @@
+"""What a store may do at the moment: RocketMQ's running flags, with its bits.
+
+bit  flag                set by
+  1  NOT_READABLE        whoever owns the store
+  2  NOT_WRITEABLE       whoever owns the store; a failed write or sync, for good
+  4  LOGICS_QUEUE_ERROR  a queue that disagrees with the log, for good
+  8  INDEX_FILE_ERROR    nobody here: an index that cannot be written is a failed write
+ 16  DISK_FULL           retention, from the disk's usage, and cleared by it again
+ 32  FENCED              whoever owns the store
+ 64  LOGIC_DISK_FULL     nobody here: retention takes the fullest disk and sets DISK_FULL, as RocketMQ does
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from aerobee_store.errors import StoreAccessError, StoreError, StoreFullError
+
+
+class RunningFlags(enum.Flag):
+    """States that forbid something."""
+
+    NONE = 0
+    NOT_READABLE = 1
+    NOT_WRITEABLE = 2
+    LOGICS_QUEUE_ERROR = 4
+    INDEX_FILE_ERROR = 8
+    DISK_FULL = 16
+    FENCED = 32
+    LOGIC_DISK_FULL = 64
+
+    @property
+    def readable(self) -> bool:
+        """Whether messages may be read."""
+        return not self & RunningFlags.NOT_READABLE
+
+    @property
+    def writable(self) -> bool:
+        """Whether messages may be appended."""
+        return not self & _FORBID_WRITING
+
+
+_DISK: Final = RunningFlags.DISK_FULL | RunningFlags.LOGIC_DISK_FULL
+_FORBID_WRITING: Final = (
+    _DISK
+    | RunningFlags.NOT_WRITEABLE
+    | RunningFlags.LOGICS_QUEUE_ERROR
+    | RunningFlags.INDEX_FILE_ERROR
+    | RunningFlags.FENCED
+)
+
+
+class RunningState:
+    """The flags of one store, and the reason of each."""
+
+    __slots__ = ("_reasons", "flags")
+
+    def __init__(self) -> None:
+        self.flags = RunningFlags.NONE
+        self._reasons: dict[RunningFlags, str] = {}
+
+    def set(self, flag: RunningFlags, reason: str) -> None:
+        """Set one flag. `reason` is for people: what is the matter and what to do."""
+        self.flags |= flag
+        self._reasons[flag] = reason
+
+    def clear(self, flag: RunningFlags) -> None:
+        """Clear one flag; nothing happens if it is not set."""
+        self.flags &= ~flag
+        self._reasons.pop(flag, None)
+
+    @property
+    def reason(self) -> str:
+        """Why the store takes no messages, or serves none; empty if it does both."""
+        return "; ".join(self._reasons.values())
+
+    def check_writable(self, *, essential: bool) -> None:
+        """Raise StoreFullError or StoreAccessError if nothing may be appended.
+
+        `essential`: what consumers need to go on is appended to a full disk, too (see `MessageStore.append`).
+        """
+        forbidden = self.flags & (_FORBID_WRITING & ~_DISK if essential else _FORBID_WRITING)
+        if forbidden:
+            raise self._error(forbidden)
+
+    def check_readable(self) -> None:
+        """Raise StoreAccessError if nothing may be read."""
+        if not self.flags.readable:
+            raise self._error(RunningFlags.NOT_READABLE)
+
+    def _error(self, forbidden: RunningFlags) -> StoreError:
+        text = "; ".join(reason for flag, reason in self._reasons.items() if flag & forbidden)
+        return StoreFullError(text) if not forbidden & ~_DISK else StoreAccessError(text)
