@@ -188,6 +188,7 @@ class FlushDerived:
         self._disk = disk
         self._interval_seconds = interval_seconds
         self._on_failure = on_failure
+        self._unsynced: list[File] = []
 
     async def run(self) -> None:
         """Flush every interval. Ends only when cancelled or failed."""
@@ -211,11 +212,13 @@ class FlushDerived:
         self._checkpoint.save(self._checkpoint.encoded())
 
     def _take(self) -> tuple[list[File], int, int]:
-        files = [file for queue in self._queues() for file in queue.take_dirty()]
-        files += self._index.take_dirty()
-        return files, self._dispatch.last_timestamp, self._dispatch.dispatched
+        # Those of a flush that was cancelled before its sync had ended come again.
+        self._unsynced += [file for queue in self._queues() for file in queue.take_dirty()]
+        self._unsynced += self._index.take_dirty()
+        return self._unsynced.copy(), self._dispatch.last_timestamp, self._dispatch.dispatched
 
     def _confirm(self, timestamp: int, offset: int) -> None:
+        self._unsynced.clear()
         checkpoint = self._checkpoint
         checkpoint.derived_offset = min(offset, self._flushed_offset())
         checkpoint.logics_timestamp = max(checkpoint.logics_timestamp, timestamp)

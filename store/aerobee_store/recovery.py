@@ -119,7 +119,8 @@ class Recovery:
         self._cut_queues(report.end)
         self._index.truncate(report.end)
         for queue in self._queues.values():
-            queue.correct_min_offset(self._log.min_offset)
+            # Of a topic whose deletion was noted and then interrupted, the queues are still there.
+            queue.correct_min_offset(max(self._log.min_offset, self._deleted.end_of(queue.topic)))
             queue.next_offset = queue.max_offset
         self._log.set_end(report.end)
         self._log.damaged = report.damaged
