@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy.typing as npt
 
 from aerobee_store import java_json, properties
 from aerobee_store.consume_queue import FILLER_SIZE, Units
-from aerobee_store.log_scan import LogScan, queue_units, rows_by_queue
+from aerobee_store.deleted_topics import DeletedTopics
+from aerobee_store.errors import StoreError
+from aerobee_store.log_scan import LogScan, QueueUnits, queue_units, rows_by_queue
 from aerobee_store.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.tools.damage import Damage
@@ -58,6 +61,11 @@ class QueueCheck:
         self._findings = findings
         self._queues: dict[QueueKey, _Queue] = {}
         self._topics = _known_topics(files)
+        self._deleted = DeletedTopics(files.disk, files.directory)
+        try:
+            self._deleted.load()
+        except StoreError as error:
+            findings.add(Finding(kind="configuration-file", path="config/deletedTopics.json", detail=str(error)))
         self._extended = (files.directory / "consumequeue_ext").is_dir()
         self._batch_topics = {topic for topic, _ in files.batch_queues}
         # A live store dispatches in the order of the log: units of records before this place were there at the start.
@@ -70,14 +78,23 @@ class QueueCheck:
         for found in queue_units(batch):
             if found.topic in self._batch_topics:
                 continue  # without an inner batch a record of such a topic has no unit
+            deleted = self._records_before_deletion(found)
+            self.records_of_deleted_topics += deleted
+            if deleted == len(found.units):
+                continue
             key = found.topic, found.queue_id
             queue = self._queues.get(key)
             if queue is None:
                 queue = self._queues[key] = _Queue(self._files.queues.get(key))
             # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
-            breaks = (np.flatnonzero(np.diff(found.queue_offsets) != 1) + 1).tolist()
-            for first, last in zip([0, *breaks], [*breaks, len(found.units)], strict=True):
+            breaks = deleted + 1 + np.flatnonzero(np.diff(found.queue_offsets[deleted:]) != 1)
+            for first, last in pairwise([deleted, *breaks.tolist(), len(found.units)]):
                 self._take_run(key, queue, int(found.queue_offsets[first]), found.units[first:last])
+
+    def _records_before_deletion(self, found: QueueUnits) -> int:
+        """How many of these records, the first ones, do not count since their topic was deleted."""
+        end = self._deleted.end_of(found.topic)
+        return int(np.searchsorted(found.units["physical_offset"], end)) if end else 0
 
     def finish(self, log_end: int) -> None:
         """Look at the units that no record has asked for, and tell what is missing."""
@@ -221,9 +238,10 @@ class QueueCheck:
         self, key: QueueKey, begin: int, units: Units, log_end: int, runs: dict[str, list[tuple[int, str]]]
     ) -> None:
         place, size = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        begin_of_log = max(self._files.log_begin, self._deleted.end_of(key[0]))
         used = (place != 0) | (size != 0) | (units["tags_code"] != 0)
         invalid = used & ((size <= 0) | (place < 0))
-        real = used & ~invalid & (size != FILLER_SIZE) & (place >= self._files.log_begin)
+        real = used & ~invalid & (size != FILLER_SIZE) & (place >= begin_of_log)
         ahead = real & (place > log_end - size)
         for row in np.flatnonzero(invalid).tolist():
             runs["unit-invalid"].append((begin + row, _text(units[row])))

@@ -30,6 +30,7 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     index-entry-wrong       error     an entry that names no message with such a key, or another time
     index-ahead             error     entries of messages behind the end of the log
     index-chain             error     entries that a search would not reach
+    configuration-file      error     config/deletedTopics.json cannot be read; a broker would not start
     checkpoint              both      a checkpoint that cannot be, or says that more was synced than there is
     quarantine              warning   segments that a recovery has set aside
 

@@ -228,6 +228,20 @@ class TestQueues:
         assert report.records_of_deleted_topics == COUNT // 2
         assert report.not_looked_at == ["config"]
 
+    def test_a_topic_that_was_deleted_and_made_again(self, stored: Stored) -> None:
+        """Records before the deletion need no units; those of the later topic do."""
+        with MessageStore.open(stored.config) as store:
+            store.delete_topic("A")
+            for number in range(0, 40, 2):
+                store.append([message(number)])
+            store.flush()
+        report = verify(stored.directory)
+        assert report.findings == []
+        assert report.records_of_deleted_topics == COUNT // 2
+        assert report.units == COUNT // 2 + 20
+        stored.patch_unit("A", 0, COUNT // 4, bytes(20))
+        assert kinds(verify(stored.directory)) == ["unit-missing"]
+
 
 class TestIndex:
     def index(self, stored: Stored, number: int = 0) -> Path:
@@ -385,6 +399,14 @@ class TestDirectory:
         report = verify(stored.directory)
         assert kinds(report) == ["checksum-damaged"]
         assert report.findings[0].physical_offset == place.physical_offset
+
+    def test_an_unreadable_table_of_deleted_topics(self, stored: Stored) -> None:
+        """A broker would not start with it, so it is an error; everything else is looked at."""
+        (stored.directory / "config").mkdir(exist_ok=True)
+        (stored.directory / "config" / "deletedTopics.json").write_text("{")
+        report = verify(stored.directory)
+        assert kinds(report) == ["configuration-file"]
+        assert (report.ok, report.records) == (False, COUNT)
 
     def test_no_checkpoint(self, stored: Stored) -> None:
         """Only slower: a warning."""
