@@ -93,7 +93,7 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
     consumer.ready()
     received: list[dict[str, Any]] = []
     while len(received) < 2:
-        received += (answer := consumer.ask("receive", count=10, invisible=2))["messages"]
+        received += (answer := consumer.ask("receive", count=10, invisible=3))["messages"]
         assert answer["messages"], "a receive ended empty while messages were there"
     by_body = {message["body"]: message for message in received}
     full, plain = by_body[sent["body"]], by_body["plain"]
@@ -104,12 +104,12 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
     assert (plain["tag"], plain["keys"], plain["properties"]) == (None, [], {})
 
     consumer.ask("acknowledge", bodies=[sent["body"]])
-    again = consumer.ask("receive", count=10, invisible=1)
+    again = consumer.ask("receive", count=10, invisible=60)
     while not again["messages"]:
-        again = consumer.ask("receive", count=10, invisible=1)
+        again = consumer.ask("receive", count=10, invisible=60)
     assert [(message["body"], message["attempt"]) for message in again["messages"]] == [("plain", 2)]
     consumer.ask("acknowledge", bodies=["plain"])
-    assert consumer.ask("receive", count=10, invisible=1)["messages"] == []
+    assert consumer.ask("receive", count=10, invisible=60)["messages"] == []
     wait_group(broker, "readers", lag=0)
     for program in (producer, consumer):
         assert program.end() == 0

