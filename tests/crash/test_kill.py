@@ -1,0 +1,188 @@
+"""A broker killed with SIGKILL at random moments, under load and while it starts, again and again on one store.
+
+AEROBEE_CRASH_CYCLES says how often (20), AEROBEE_CRASH_SEED repeats a run's choices, though not its timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aerobee_client import connect
+from aerobee_proto import v2
+from tests.support.broker_load import GROUPS, TOPIC, Load
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the time grows with the cycles; every wait has its own
+
+CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "20"))
+SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
+_START_SECONDS = 60.0
+_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)")
+
+# Small files, so that a run reaches their ends again and again; snapshots of the journal every moment.
+_CONFIG = """\
+[store]
+segment_size = 2097152
+body_size_max = 262144
+queue_file_size = 20000
+index_slot_count = 2000
+index_entry_count = 8000
+derived_flush_interval_seconds = 0.1
+flush_interval_seconds = 0.1
+disk_headroom = 0
+disk_clean_ratio = 1.0
+disk_force_clean_ratio = 1.0
+disk_full_ratio = 1.0
+[delivery]
+invisible_seconds_min = 0.1
+snapshot_event_count = 300
+"""
+
+
+class Victim:
+    """A broker process of ours, which always listens where it listened first."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = directory / "store"
+        self.log = directory / "broker.log"
+        self._config = directory / "aerobee.toml"
+        self._config.write_text(_CONFIG)
+        self.endpoint = self._metrics = "127.0.0.1:0"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def launch(self, flush: str) -> None:
+        """Start the process and do not wait for anything."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
+        command = ["-m", "aerobee_broker", "serve", "--store", str(self.store), "--config", str(self._config)]
+        ports = ["--listen", self.endpoint, "--metrics", self._metrics, "--flush", flush]
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, *ports, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment
+            )
+
+    async def ready(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async with asyncio.timeout(_START_SECONDS):
+            line = await self._process.stdout.readline()
+        match = _READY.match(line)
+        assert match, f"the broker did not start: {line!r}\n{self.log.read_text()[-4000:]}"
+        self.endpoint, self._metrics = match[1].decode(), match[2].decode()
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        assert self._process.returncode is None, f"it ended by itself\n{self.log.read_text()[-4000:]}"
+        self._process.kill()
+        await self._process.communicate()
+
+    async def stop(self) -> int:
+        """End it in an orderly way; its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        async with asyncio.timeout(_START_SECONDS):
+            await self._process.communicate()
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+    async def end(self) -> None:
+        """Whatever happened, no process outlives the test."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.communicate()
+
+
+async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was answered is there, once, in order, unchanged; what was acknowledged never comes again; the rest does.
+
+    Both flush modes, at random from start to start: without a power cut they promise the same.
+    """
+    began = time.monotonic()
+    dice = random.Random(SEED)
+    load = Load(SEED)
+    broker = Victim(tmp_path)
+    killed_starts = 0
+    with capsys.disabled():
+        print(f"\nkill: cycles={CYCLES} seed={SEED}", flush=True)
+    try:
+        start_seconds = await _first_start(broker)
+        for cycle in range(CYCLES):
+            since_ms = time.time_ns() // 1_000_000 - 1000
+
+            async def moment_of_death() -> None:
+                await asyncio.sleep(dice.uniform(0.05, 1.0))
+                await broker.kill()
+
+            await load.run(broker.endpoint, moment_of_death)
+            while dice.random() < 0.35:  # dies before it has recovered, perhaps more than once
+                await broker.launch(dice.choice(("sync", "async")))
+                await asyncio.sleep(start_seconds * dice.uniform(0.4, 1.1))
+                await broker.kill()
+                killed_starts += 1
+            started = time.monotonic()
+            await broker.launch(dice.choice(("sync", "async")))
+            await broker.ready()
+            start_seconds = time.monotonic() - started
+            await load.check_stored(broker.endpoint, since_ms)
+            assert not load.violations, _report(load, f"in cycle {cycle}")
+        await load.check_stored(broker.endpoint, 0)
+        await load.check_keys(broker.endpoint, 200)
+        await load.drain(broker.endpoint, 60 + CYCLES)
+        await _nothing_is_left(broker.endpoint, load)
+        assert await broker.stop() == 0, broker.log.read_text()[-4000:]
+    finally:
+        await broker.end()
+    assert not load.violations, _report(load, "at the end")
+    await _verify(broker.store)
+    log = broker.log.read_text()
+    assert "Traceback" not in log, log[-4000:]
+    assert len(load.stored) > 10 * CYCLES, "there was hardly any load"
+    with capsys.disabled():
+        seconds = time.monotonic() - began
+        print(f"kill: cycles={CYCLES} killed_starts={killed_starts} seconds={seconds:.0f} {load.summary()}", flush=True)
+
+
+async def _first_start(broker: Victim) -> float:
+    """Topic and groups are created; returns how long a start takes."""
+    started = time.monotonic()
+    await broker.launch("sync")
+    await broker.ready()
+    seconds = time.monotonic() - started
+    async with connect(broker.endpoint) as client:
+        types = (v2.MessageType.NORMAL, v2.MessageType.FIFO)
+        await client.admin.create_topic(TOPIC, queue_count=4, message_types=types)
+        for group in GROUPS:
+            await client.admin.create_group(group, max_attempts=1000)
+    return seconds
+
+
+async def _nothing_is_left(endpoint: str, load: Load) -> None:
+    """The broker agrees that every message is consumed."""
+    async with connect(endpoint) as client:
+        for group in GROUPS:
+            for queue in (await client.admin.describe_group(group)).queues:
+                if queue.lag:
+                    load.violated("forgotten", f"group {group}: the broker says {queue}")
+
+
+async def _verify(store: Path) -> None:
+    """`aerobee store verify` has nothing to say about a store that lived through all this."""
+    command = [sys.executable, "-m", "aerobee_broker", "store", "verify", str(store), "--json"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()[-4000:]
+    report = json.loads(output)
+    assert report["ok"], report
+    assert report["records"] > 0
+
+
+def _report(load: Load, when: str) -> str:
+    lines = "\n".join(load.violations)
+    return f"violations {when} (AEROBEE_CRASH_SEED={SEED}):\n{lines}\n{load.summary()}"
