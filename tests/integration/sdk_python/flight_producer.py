@@ -1,0 +1,68 @@
+"""Publishes flights, many at a time, and what fails again, and tells each receipt: {"do": "publish", "count": 3000}."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any
+
+from examples.flights import data
+from examples.flights.publish import message
+from rocketmq import ClientConfiguration, Credentials, Producer, SendReceipt
+
+from tests.integration.sdk_python.conversation import obey, options, say
+
+_IN_FLIGHT_MAX = 32
+
+
+def main() -> None:
+    producer = Producer(ClientConfiguration(options()["endpoint"], Credentials()), (data.TOPIC,))
+    producer.startup()
+    say("ready")
+
+    def publish(count: int) -> dict[str, Any]:
+        flights = list(islice(data.flights(), count))
+        failures = 0
+        left = list(range(count))
+        while left:
+            left = send(producer, flights, left)
+            failures += len(left)
+            if left:
+                time.sleep(0.2)  # as an application waits for a broker that is gone
+        return {"failures": failures}
+
+    obey({"publish": publish})
+    producer.shutdown()
+
+
+def send(producer: Producer, flights: list[data.Flight], numbers: list[int]) -> list[int]:
+    """The numbers of the flights that failed."""
+    places = threading.Semaphore(_IN_FLIGHT_MAX)
+    failed: list[int] = []
+
+    def answered(number: int, sent: Future[SendReceipt]) -> None:
+        if sent.exception() is None:
+            receipt = sent.result()
+            say("stored", flight=number, message_id=receipt.message_id, offset=receipt.offset)
+        else:
+            failed.append(number)
+        places.release()
+
+    for number in numbers:
+        places.acquire()
+        try:
+            sent = producer.send_async(message(flights[number]))
+        except Exception:  # the SDK raises nothing narrower for a broker that is gone
+            failed.append(number)
+            places.release()
+        else:
+            sent.add_done_callback(lambda done, number=number: answered(number, done))
+    for _ in range(_IN_FLIGHT_MAX):
+        places.acquire()
+    return failed
+
+
+if __name__ == "__main__":
+    main()
