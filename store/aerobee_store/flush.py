@@ -60,7 +60,9 @@ class GroupCommit:
         self._on_failure = on_failure
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
+        self.sync_error: OSError | None = None  # of a sync that nobody may have waited for to its end
         self._messages_before = 0
+        self._failure: StoreFailedError | None = None
         self.last_appended_timestamp = 0
 
     def request(self) -> None:
@@ -79,7 +81,9 @@ class GroupCommit:
         await waiter
 
     def fail(self, error: StoreFailedError) -> None:
-        """Fail everybody who waits."""
+        """Fail everybody who waits, and end `run`: nothing is written or synced after a failure."""
+        self._failure = self._failure or error
+        self._wake.set()
         while self._waiters:
             _, waiter = self._waiters.popleft()
             if not waiter.done():
@@ -91,6 +95,8 @@ class GroupCommit:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
             if self._log.wrote == self._log.flushed:
                 self._resolve()
                 continue
@@ -114,7 +120,7 @@ class GroupCommit:
             self._after_sync()
 
     async def _sync(self, loop: asyncio.AbstractEventLoop, files: list[MappedFile]) -> float:
-        running = loop.run_in_executor(self._disk, sync_all, files)
+        running = loop.run_in_executor(self._disk, self._sync_files, files)
         while True:
             done, _ = await asyncio.wait([running], timeout=self._timeout_seconds)
             if done:
@@ -129,6 +135,13 @@ class GroupCommit:
                             f"the message is stored and may still become durable"
                         )
                     )
+
+    def _sync_files(self, files: list[MappedFile]) -> float:
+        try:
+            return sync_all(files)
+        except OSError as error:
+            self.sync_error = error
+            raise
 
     def _resolve(self) -> None:
         flushed = self._log.flushed
@@ -189,6 +202,7 @@ class FlushDerived:
         self._interval_seconds = interval_seconds
         self._on_failure = on_failure
         self._unsynced: list[File] = []
+        self.sync_error: OSError | None = None  # as GroupCommit's
 
     async def run(self) -> None:
         """Flush every interval. Ends only when cancelled or failed."""
@@ -198,11 +212,18 @@ class FlushDerived:
             files, timestamp, offset = self._take()
             try:
                 if files:
-                    await loop.run_in_executor(self._disk, sync_all, files)
+                    await loop.run_in_executor(self._disk, self._sync_files, files)
                 self._confirm(timestamp, offset)
                 await loop.run_in_executor(self._disk, self._checkpoint.save, self._checkpoint.encoded())
             except OSError as error:
                 raise self._on_failure(error) from error
+
+    def _sync_files(self, files: list[File]) -> None:
+        try:
+            sync_all(files)
+        except OSError as error:
+            self.sync_error = error
+            raise
 
     def flush(self) -> None:
         """The same at once and blocking, for opening and closing."""

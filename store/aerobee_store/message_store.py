@@ -321,6 +321,9 @@ class MessageStore:
         # What a cancelled service has begun ends before the last words are written.
         for disk in (self._log_disk, self._disk):
             disk.submit(lambda: None).result()
+        for service in (self._group_commit, self._flush_derived):
+            if service.sync_error is not None:
+                raise service.sync_error  # syncing again would succeed, and prove nothing
         self._log.commit()
         for file in self._log.unsynced_files():
             file.sync()
@@ -566,6 +569,20 @@ class MessageStore:
                     error,
                 )
                 continue
+            if (found.queue_offset, found.queue_id, found.topic) != (queue_offset + taken - 1, queue_id, topic) and (
+                properties.INNER_MULTI_DISPATCH not in found.properties
+            ):
+                lost += 1
+                _log.error(
+                    "unit names another message topic=%s queue=%d offset=%d found=%s/%d/%d",
+                    topic,
+                    queue_id,
+                    queue_offset + taken - 1,
+                    found.topic,
+                    found.queue_id,
+                    found.queue_offset,
+                )
+                continue
             if tags is not None and found.tag not in tags:
                 continue
             records.append(found)
@@ -780,7 +797,6 @@ class MessageStore:
             if isinstance(cause, QueueMisalignedError):
                 self.running.set(RunningFlags.LOGICS_QUEUE_ERROR, str(cause))
         self._group_commit.fail(error)
-        self._group_commit.request()  # its loop then meets the failed state and ends the process
         for _, waiter in self._commit_waiters:
             if not waiter.done():
                 waiter.set_exception(error)

@@ -123,7 +123,7 @@ def check_queries(store: MessageStore, held: Sequence[Sent], possible: Iterable[
     for topic, key in sorted({(sent.topic, key) for sent in possible for key in sent.keys}):
         found = [record.physical_offset for record in store.query(topic, key, max_count=10_000)]
         wanted = [sent.physical_offset for sent in held if sent.topic == topic and key in sent.keys]
-        assert found == wanted, f"{topic}#{key}"
+        assert found == wanted, f"{topic}#{key}: {found}, not {wanted}"
 
 
 def check_times(store: MessageStore, held: Sequence[Sent]) -> None:

@@ -1,0 +1,250 @@
+"""Small workloads, and a power cut or an error at every single operation of the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from aerobee_store import MessageStore, StoreConfig, StoreError, StoreFailedError, StoreFullError
+from aerobee_store.config import FlushMode
+from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reopen
+
+pytestmark = pytest.mark.crash
+
+SEEDS = range(int(os.environ.get("AEROBEE_CRASH_CYCLES", "3")))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Recovery reports every damage; here there are thousands."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@dataclass
+class World:
+    """One run of a workload: the store on its disk, what was sent, and what was promised so far."""
+
+    flush: FlushMode
+    disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
+    clock: ManualClock = field(default_factory=ManualClock)
+    sender: Sender = field(default_factory=Sender)
+    durable: list[Sent] = field(default_factory=list)
+    refused: int = 0
+
+    @property
+    def config(self) -> StoreConfig:
+        return replace(
+            StoreConfig.tiny(DIRECTORY, flush=self.flush), queue_file_size=100 * 20, derived_flush_interval_seconds=0.01
+        )
+
+    def open(self) -> MessageStore:
+        return MessageStore.open(self.config, file_system=self.disk, clock=self.clock)
+
+    def send(self, store: MessageStore, sizes: list[int], *, queue_id: int = 0, split: bool = False) -> list[Sent]:
+        self.clock.advance(0.7)
+        messages = [self.sender.message(size, "orders", queue_id) for size in sizes]
+        return self.sender.append(store, messages, split_batch=split)
+
+
+Workload = Callable[[World], None]
+
+
+def blocking(world: World) -> None:
+    """Two lives without services: over the ends of segments, queue files and index files."""
+    with world.open() as store:
+        for number in range(6):
+            world.send(store, [100 + 700 * number] * 5, queue_id=number % 2)
+            store.flush()
+            world.durable = list(world.sender.sent)
+        world.send(store, [60] * 10, split=True)
+    world.durable = list(world.sender.sent)
+    with world.open() as store:
+        world.send(store, [7000, 7000, 40])
+        store.flush()
+        world.durable = list(world.sender.sent)
+        world.send(store, [300] * 8)
+    world.durable = list(world.sender.sent)
+
+
+def deleting(world: World) -> None:
+    """A topic is deleted and comes again."""
+    with world.open() as store:
+        world.send(store, [200] * 5)
+        gone = world.sender.append(store, [world.sender.message(50, "gone") for _ in range(5)])
+        store.flush()
+        world.durable = [sent for sent in world.sender.sent if sent not in gone]
+        store.delete_topic("gone")
+        world.sender.sent = world.sender.sent[:-5]
+        world.send(store, [200] * 5)
+        store.flush()
+        world.durable = list(world.sender.sent)
+    with world.open() as store:
+        assert store.queue_range("gone", 0)[0] == store.queue_range("gone", 0)[1]
+
+
+async def serving_for(world: World, rounds: int) -> None:
+    """Senders that wait for durability while the services run; an error is what the services end with."""
+    store = world.open()
+    services = asyncio.create_task(store.run())
+
+    async def send(round_: int, sender: int) -> None:
+        sent = world.send(store, [120 + 500 * sender] * (1 + sender), queue_id=sender)
+        await store.wait_stored(sent[-1].end, durable=True)
+        world.durable += sent
+
+    try:
+        async with asyncio.timeout(10):
+            for round_ in range(rounds):
+                results = await asyncio.gather(*(send(round_, sender) for sender in range(3)), return_exceptions=True)
+                world.refused += sum(isinstance(result, StoreError) for result in results)
+                unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, StoreError)]
+                assert not unexpected, unexpected
+                if any(isinstance(result, StoreFailedError) for result in results):
+                    await services  # ends by itself, with the reason
+                    raise AssertionError("the services go on in a failed store")
+                if round_ % 4 == 2:
+                    await asyncio.sleep(0.02)  # queues, index and checkpoint are flushed
+    finally:
+        services.cancel()
+        try:
+            await services
+        except asyncio.CancelledError:
+            pass
+        finally:
+            store.close()
+    world.durable = list(world.sender.sent)  # it was closed without an error
+
+
+def serving(world: World) -> None:
+    asyncio.run(serving_for(world, 7))
+
+
+@contextmanager
+def snapshots(world: World, seeds: range) -> Iterator[list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]]]:
+    """Crashed disks, from before every operation that changes something, with what was sent and promised then."""
+    taken: list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]] = []
+
+    def before(operation: Operation) -> None:
+        if operation.name in CHANGES:
+            for seed in seeds:
+                disk = world.disk.crash(operation.number * 1000 + seed)
+                taken.append((operation, disk, list(world.sender.sent), list(world.durable)))
+
+    world.disk.before_operation = before
+    yield taken
+    world.disk.before_operation = None
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("workload", [blocking, serving, deleting], ids=lambda workload: workload.__name__)
+def test_a_power_cut_before_every_operation(workload: Workload, flush: FlushMode) -> None:
+    """Whatever part of the unsynced is lost: the store opens, and holds all that was acknowledged and nothing else."""
+    world = World(flush)
+    with snapshots(world, SEEDS) as taken:
+        workload(world)
+    for operation, disk, sent, durable in taken:
+        try:
+            with reopen(disk, world.config, ManualClock(world.clock.now_ms())) as store:
+                compare(store, sent if workload is deleting else world.sender.sent, durable)
+        except Exception as error:
+            error.add_note(f"before {operation}, {len(sent)} sent, {len(durable)} durable")
+            raise
+    count = len({operation.number for operation, *_ in taken})
+    print(f"{workload.__name__}, {flush}: {count} operations x {len(SEEDS)} seeds = {len(taken)} power cuts")
+    assert count > 50
+
+
+def test_a_disk_that_runs_full() -> None:
+    """Appends are refused with nothing changed; queues and index go on; with room again so do the messages."""
+    world = World("sync", MemoryFileSystem(capacity=200_000))
+    with world.open() as store:
+        world.send(store, [500] * 3)
+        store.flush()
+        filler = world.disk.create(DIRECTORY / "filler", 200_000)
+        filler.reserve(0, (200_000 - world.disk.used) // 4096 * 4096)
+        while True:
+            before = store.positions, store.queue_range("orders", 0)
+            message = world.sender.message(3000)
+            try:
+                world.sender.append(store, [message])
+            except StoreFullError:
+                break
+            assert store.positions[0] < 64 * 16384
+        assert (store.positions, store.queue_range("orders", 0)) == before
+        assert store.state == "open"
+        with pytest.raises(StoreFullError):
+            store.append([world.sender.message(3000) for _ in range(12)])
+        assert store.positions == before[0], "all or none"
+        store.flush()
+        world.disk.unlink(DIRECTORY / "filler")
+        world.send(store, [3000] * 12)
+        store.flush()
+        compare(store, world.sender.sent, world.sender.sent)
+    with world.open() as store:
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_full_disk_at_every_capacity() -> None:
+    """However much room there is: only StoreFullError or a failed store, never a map without blocks, nothing lost."""
+    full = failed = 0
+    for capacity in range(4096, 40 * 4096, 4096):
+        world = World("sync", MemoryFileSystem(capacity=capacity))
+        try:
+            blocking(world)
+        except StoreFullError:
+            full += 1
+        except StoreFailedError:
+            failed += 1
+        crashed = world.disk.crash(capacity)
+        crashed.capacity = None
+        with reopen(crashed, world.config, ManualClock(world.clock.now_ms())) as store:
+            compare(store, world.sender.sent, world.durable)
+    print(f"capacities: {full} times messages were refused, {failed} times the store stopped")
+    assert full
+
+
+def run_with_error(workload: Workload, flush: FlushMode, at: int, number: int) -> tuple[World, BaseException | None]:
+    world = World(flush)
+    world.disk.fail_at(None, at, number)
+    try:
+        workload(world)
+    except (StoreError, OSError) as error:
+        return world, error
+    return world, None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("workload", [blocking, serving], ids=lambda workload: workload.__name__)
+def test_an_error_at_every_operation(workload: Workload, flush: FlushMode, number: int) -> None:
+    """Nothing is acknowledged that did not become durable, errors are the store's own, and the store opens again."""
+    clean = World(flush)
+    workload(clean)
+    total = clean.disk.operations
+    failed = 0
+    for at in range(1, total + 1):
+        world, error = run_with_error(workload, flush, at, number)
+        operation = world.disk.log[at - 1] if len(world.disk.log) >= at else None
+        try:
+            if error is not None:
+                failed += 1
+                assert isinstance(error, StoreError), f"{error!r} is not an error of the store"
+            world.disk.heal()
+            crashed = world.disk.crash(at)
+            with reopen(crashed, world.config, ManualClock(world.clock.now_ms())) as store:
+                compare(store, world.sender.sent, world.durable)
+        except BaseException as problem:
+            problem.add_note(f"error {number} at {operation}; the workload ended with {error!r}")
+            raise
+    print(f"{workload.__name__}, {flush}, {errno.errorcode[number]}: {total} operations, {failed} stopped the store")
+    assert failed
