@@ -1,6 +1,7 @@
 """Receives that wait for a message, without ever looking at an interval.
 
-Waiting receives stand in one line for each (group, topic). What may end a wait: a message arrived or became ready
+Waiting receives stand in one line for each (group, topic), and those that take from one queue only in a line of that
+queue: each line has whatever its first could take. What may end a wait: a message arrived or became ready
 again (`wake`), the client said goodbye, the broker drains, the time is over.
 
 One wake lets one receive of a line go on, however many messages there are: it takes what it can, and if that may not be
@@ -19,8 +20,8 @@ from aerobee_broker.errors import TooManyRequestsError
 WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
 
-Line = tuple[str, str]
-"""Stored names of topic and group."""
+Place = str | tuple[str, int]
+"""Where the messages come from: the stored name of a topic, or of a topic and one of its queues."""
 
 
 class _Waiter:
@@ -45,29 +46,40 @@ class LongPolling:
     """All waiting receives. Event loop only."""
 
     def __init__(self, *, waiting_per_line_max: int = WAITING_PER_LINE_MAX, waiting_max: int = WAITING_MAX) -> None:
-        self._lines: dict[str, dict[str, _Waiting]] = {}  # topic -> group
+        self._lines: dict[Place, dict[str, _Waiting]] = {}  # place -> group
         self._of_client: dict[str, set[_Waiter]] = {}
         self._waiting_per_line_max = waiting_per_line_max
         self._waiting_max = waiting_max
         self._draining = False
         self.waiting_count = 0
 
-    async def wait(self, topic: str, group: str, client_id: str, seconds: float, *, again: bool = False) -> bool:
+    async def wait(
+        self,
+        topic: str,
+        group: str,
+        client_id: str,
+        seconds: float,
+        *,
+        queue_id: int | None = None,
+        again: bool = False,
+    ) -> bool:
         """True when it is worth looking for a message, False when the wait is over (time, drain, client gone).
 
         Must be called in the same step of the loop in which the caller looked and found nothing. `again`: the caller
-        was woken before and keeps its place at the head of the line. Raises TooManyRequestsError when too many wait.
+        was woken before and keeps its place at the head of the line. `queue_id` None: a message of any queue will do.
+        Raises TooManyRequestsError when too many wait.
         """
         if seconds <= 0 or self._draining:
             return False
-        line = self._lines.setdefault(topic, {}).setdefault(group, _Waiting())
+        place = topic if queue_id is None else (topic, queue_id)
+        line = self._lines.setdefault(place, {}).setdefault(group, _Waiting())
         if not again and len(line.waiters) >= self._waiting_per_line_max:
             raise TooManyRequestsError(
                 f"polling full: {len(line.waiters)} receives of group {group!r} wait for topic {topic!r} already; "
                 "use fewer consumers or fewer receives at a time"
             )
         if not again and self.waiting_count >= self._waiting_max:
-            self._remove_line(topic, group, line)
+            self._remove_line(place, group, line)
             raise TooManyRequestsError(f"polling full: {self.waiting_count} receives wait already; try again later")
         loop = asyncio.get_running_loop()
         waiter = _Waiter(loop.create_future(), client_id)
@@ -92,11 +104,19 @@ class LongPolling:
                 line.awake -= 1
                 if not look:
                     self._wake_line(line)  # woken, but cancelled or ended before it could look
-            self._remove_line(topic, group, line)
+            self._remove_line(place, group, line)
 
-    def wake(self, topic: str, group: str | None = None) -> None:
-        """There may be a message: let one receive of that group look; without a group, one of each."""
-        lines = self._lines.get(topic)
+    def wake(self, topic: str, group: str | None = None, queue_id: int | None = None) -> None:
+        """There may be a message: let one receive of that group look; without a group, one of each.
+
+        `queue_id`: where it is, so that those who take from this queue only look, too.
+        """
+        self._wake_place(topic, group)
+        if queue_id is not None:
+            self._wake_place((topic, queue_id), group)
+
+    def _wake_place(self, place: Place, group: str | None) -> None:
+        lines = self._lines.get(place)
         if lines is None:
             return
         if group is None:
@@ -107,7 +127,7 @@ class LongPolling:
 
     def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
         """A listener for `MessageStore.arrival_listeners`."""
-        self.wake(topic)
+        self.wake(topic, None, queue_id)
 
     def end_client(self, client_id: str) -> None:
         """This client waits no longer."""
@@ -115,9 +135,9 @@ class LongPolling:
             _resolve(waiter.future, False)
 
     def end_line(self, topic: str | None = None, group: str | None = None) -> None:
-        """Topic or group was deleted: those who wait look again, and learn it."""
-        for name, lines in self._lines.items():
-            if topic is None or name == topic:
+        """Topic or group was changed or deleted: those who wait look again, and learn it."""
+        for place, lines in self._lines.items():
+            if topic is None or topic == (place if isinstance(place, str) else place[0]):
                 for group_name, line in lines.items():
                     if group is None or group_name == group:
                         for waiter in line.waiters:
@@ -144,13 +164,13 @@ class LongPolling:
         if not waiters:
             del self._of_client[waiter.client_id]
 
-    def _remove_line(self, topic: str, group: str, line: _Waiting) -> None:
+    def _remove_line(self, place: Place, group: str, line: _Waiting) -> None:
         if not line.waiters and not line.awake:
-            lines = self._lines.get(topic)
+            lines = self._lines.get(place)
             if lines is not None and lines.get(group) is line:
                 del lines[group]
                 if not lines:
-                    del self._lines[topic]
+                    del self._lines[place]
 
 
 def _resolve(future: asyncio.Future[bool], look: bool) -> None:

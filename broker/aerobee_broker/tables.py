@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -11,7 +11,7 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import GroupConfig, GroupTable
 from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
-from aerobee_broker.topics import TopicConfig, TopicTable, check_new_topic_name
+from aerobee_broker.topics import TopicConfig, TopicMessageType, TopicTable, check_new_topic_name
 from aerobee_store.clock import Clock
 from aerobee_store.json_table import JsonTable, TableFiles
 
@@ -88,14 +88,30 @@ class Tables:
         await self.save_topics()
         return topic
 
-    async def group_in_use(self, stored_name: str) -> GroupConfig:
-        """The group; with auto-creation one that did not exist does now. GroupNotFoundError, IllegalGroupError."""
+    def group_or_first_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
+        """The group; or what it will be once it is used, of which clients want to know before they use it.
+
+        Only with auto-creation that is what it will be: orderly if a topic that it consumes is a FIFO topic. Whoever
+        made one expects order, and that order is a setting of groups is easily forgotten.
+        """
+        group = self.groups.get(stored_name)
+        if group is not None or not self._config.auto_create_groups:
+            return group or GroupConfig(name=stored_name)
+        found = [self.topics.get(name) for name in topics]
+        orderly = any(topic is not None and topic.message_type is TopicMessageType.FIFO for topic in found)
+        return GroupConfig(name=stored_name, consume_orderly=orderly)
+
+    async def group_in_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
+        """The group; with auto-creation one that did not exist does now, to consume `topics` (stored names).
+
+        Raises GroupNotFoundError, IllegalGroupError.
+        """
         group = self.groups.get(stored_name)
         if group is not None:
             return group
         if not self._config.auto_create_groups:
             raise GroupNotFoundError(stored_name)
-        group = GroupConfig(name=stored_name)
+        group = self.group_or_first_use(stored_name, topics)
         self.groups.create(group)
         await self.save_groups()
         return group

@@ -13,8 +13,9 @@ import heapq
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 
 from aerobee_broker.consumer_groups import GroupTable
@@ -26,6 +27,8 @@ from aerobee_broker.delivery.journal import (
     JOURNAL_GROUP,
     JOURNAL_QUEUE_ID,
     JOURNAL_TOPIC,
+    VERSION,
+    VERSION_WITH_PASSED,
     EventKind,
     Journal,
     JournalEntry,
@@ -51,6 +54,9 @@ _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
 _READS_PER_STEP_MAX: Final = 16  # of one queue, before other calls get their turn; a filter may skip 800 in each
+_SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group looks at before others get their turn
+_UNRECORDED_MAX: Final = 128  # messages that were seen and not delivered, before the journal is told of them
+_LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, as above
 _TIMER_SECONDS_MAX: Final = 3600.0
 _ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers of which a client may say that they were lost; it repeats its latest
 
@@ -249,6 +255,7 @@ class Deliveries:
         wait_seconds: float,
         tags: frozenset[str] | None = None,
         attempt_id: str = "",
+        queue_id: int | None = None,
     ) -> list[DeliveredMessage]:
         """At most `count` messages of any queue of the topic, as soon as there is one; empty when the wait is over.
 
@@ -257,19 +264,20 @@ class Deliveries:
 
         `attempt_id`: a client that repeats it has not seen the answer before. As it lives, what it was given there
         would stay invisible for hours; so that is ready again first. Only for auto-renew, and also after a restart.
+
+        To a group that consumes in order nothing of a message group is delivered while something of it is in flight.
+        A repeated attempt gets what is still in flight of its answer, as the same delivery, with and without
+        auto-renew. `queue_id` is for such groups only: nothing of other queues.
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         again = False
         attempt = None
-        if attempt_id and invisible_ms is None:
-            attempt = _attempt_nonce(client_id, group, topic, attempt_id)
-            if attempt in self._attempts.get(client_id, ()):
-                self._give_back_attempt(client_id, topic, group, attempt)
         while True:
             topic_config = self._tables.topics.require(topic)
             group_config = self._tables.groups.require(group)
+            orderly = group_config.consume_orderly
             if again and invisible_ms is None and not self._connected(client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
             subscription = self._subscriptions.get(group, {}).get(topic)
@@ -277,6 +285,11 @@ class Deliveries:
                 self._subscribe(topic_config, group)
                 await self._store.wait_stored(self._journal.end, durable=False)
                 continue
+            if attempt is None and attempt_id and (orderly or invisible_ms is None):
+                attempt = _attempt_nonce(client_id, group, topic, attempt_id)
+                if not orderly and attempt in self._attempts.get(client_id, ()):
+                    self._give_back_attempt(client_id, topic, group, attempt)
+            place = queue_id if orderly else None
             if group_config.consume_enabled:
                 taken = self._take(
                     topic,
@@ -288,9 +301,11 @@ class Deliveries:
                     tags=tags,
                     attempt_max=max(group_config.retry_max_times + 1, 1),
                     attempt=attempt,
+                    orderly=orderly,
+                    queue_id=place,
                 )
                 if taken.more or len(taken.messages) >= count:
-                    self.long_polling.wake(topic, group)
+                    self.long_polling.wake(topic, group, place)
                 if taken.messages:
                     try:
                         await self._store.wait_stored(self._journal.end, durable=False)
@@ -306,12 +321,16 @@ class Deliveries:
                 if taken.more:
                     await asyncio.sleep(0)
                     continue
-            if not await self.long_polling.wait(topic, group, client_id, deadline - loop.time(), again=again):
+            seconds = deadline - loop.time()
+            if not await self.long_polling.wait(topic, group, client_id, seconds, queue_id=place, again=again):
                 return []
             again = True
 
     def give_back(self, topic: str, group: str, messages: Iterable[DeliveredMessage]) -> None:
-        """These did not reach the client: they are ready again at once. Their delivery counts."""
+        """These did not reach the client: they are ready again at once.
+
+        Their delivery counts, but for a group that consumes in order: to it the next one is the same once more.
+        """
         subscription = self._subscriptions.get(group, {}).get(topic)
         if subscription is None:
             return
@@ -328,8 +347,11 @@ class Deliveries:
     def _give_back(self, parts: Iterable[tuple[_Queue, list[int], int]]) -> None:
         now_ms = self._clock.now_ms()
         for queue, offsets, nonce in parts:
-            queue.delivery.release(offsets, nonce, now_ms)
-            self._expire(queue, now_ms)
+            if queue.delivery.lanes is None:
+                queue.delivery.release(offsets, nonce, now_ms)
+                self._expire(queue, now_ms)
+            elif queue.delivery.withdraw(offsets, nonce):
+                self._wake(queue)
 
     def _give_back_attempt(self, client_id: str, topic: str, group: str, attempt: int) -> None:
         parts = []
@@ -360,6 +382,8 @@ class Deliveries:
         tags: frozenset[str] | None,
         attempt_max: int,
         attempt: int | None,
+        orderly: bool,
+        queue_id: int | None,
     ) -> _Taken:
         """Deliver what is there now: first what was delivered before, then new messages."""
         room = self._config.in_flight_per_group_max - self._in_flight_count(group)
@@ -378,8 +402,21 @@ class Deliveries:
         readings: dict[_Queue, _Reading] = {}
         if topic == dead_letter_topic(group):
             attempt_max = 1 << 30  # there is no place behind the dead letters
+        if queue_id is not None:
+            queues = [queue for queue in queues if queue.key.queue_id == queue_id]
+        if orderly:
+            until_ms, owner = self._invisible_until(now_ms, invisible_ms, client_id)
+            if attempt is None or not self._repeat(queues, taken, attempt, count, until_ms, owner, now_ms):
+                for queue in queues:
+                    if count > 0 and (reading := self._read_in_order(queue, taken, count, tags, attempt_max, now_ms)):
+                        readings[queue] = reading
+                        count -= len(reading.records)
+                self._deliver(readings, taken, until_ms, owner, now_ms, attempt)
+            return taken
         for queue in queues:
             self._expire(queue, now_ms)
+            if queue.delivery.lanes is not None:  # the group was orderly
+                queue.delivery.forget_order()
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
                 taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, tags, attempt_max)
@@ -404,15 +441,126 @@ class Deliveries:
             return now_ms + invisible_ms, None
         return now_ms + int(self._config.auto_renew_seconds_max * 1000), client_id
 
-    def _read_ready(
-        self, queue: _Queue, reading: _Reading, count: int, tags: frozenset[str] | None, attempt_max: int
+    def _repeat(
+        self,
+        queues: Sequence[_Queue],
+        taken: _Taken,
+        attempt: int,
+        count: int,
+        until_ms: int,
+        owner: str | None,
+        now_ms: int,
     ) -> bool:
-        """Read up to `count` messages that are ready; True if some wait for a dead-letter topic that is not there."""
+        """Deliver what is in flight of this attempt's answer as the same delivery again; False if nothing is."""
+        events, finished_events, passes_over = [], [], False
+        for queue in queues:
+            self._expire(queue, now_ms)
+            queue.delivery.keep_order()
+            nonce = attempt ^ queue.key.queue_id
+            if count <= 0 or not queue.delivery.is_in_flight_under(nonce):
+                continue
+            records = []
+            for offset in queue.delivery.in_flight_under(nonce)[:count]:
+                record = self._read_one(queue, offset)
+                if record is None:
+                    self.stats.lost += 1
+                    finished_events.append(encode_acknowledged(queue.encoded_key, queue.delivery.finish([offset])))
+                else:
+                    records.append(record)
+            if not records:
+                continue
+            offsets = [record.queue_offset for record in records]
+            event = queue.delivery.repeat(offsets, nonce=nonce, invisible_until_ms=until_ms, client_id=owner)
+            events.append(encode_delivered(queue.encoded_key, event))
+            passes_over |= event.passes_over
+            self._make_messages(queue, records, event, taken.messages)
+            self._note_delivered(queue, offsets, nonce, owner, attempt, taken)
+            count -= len(records)
+        self._record(finished_events, events, passes_over, taken, now_ms)
+        return bool(events)
+
+    def _read_in_order(
+        self,
+        queue: _Queue,
+        taken: _Taken,
+        count: int,
+        tags: frozenset[str] | None,
+        attempt_max: int,
+        now_ms: int,
+    ) -> _Reading | None:
+        """Read up to `count` messages that no other of their message group keeps waiting; None: not yet possible."""
+        delivery = queue.delivery
+        self._expire(queue, now_ms)
+        delivery.keep_order()
+        assert delivery.lanes is not None, "keep_order has made them"
+        for offset in list(islice(delivery.lanes.unknown, _LEARNT_PER_STEP_MAX)):
+            record = self._read_one(queue, offset)
+            delivery.learn(offset, "" if record is None else _message_group(record))
+        if delivery.lanes.unknown:
+            taken.more = True
+            return None
+        seen: dict[int, Record] = {}
+        taken.more |= self._see(queue, count, tags, seen)
+        reading = _Reading(delivery.cursor)
+        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, tags, attempt_max, seen)
+        taken.more |= bool(reading.finished)  # the next one of that message group may follow
+        return reading
+
+    def _see(self, queue: _Queue, count: int, tags: frozenset[str] | None, seen: dict[int, Record]) -> bool:
+        """See new messages until `count` may be delivered, or too many wait; True if only this step was too short.
+
+        What is passed over here waits in `delivery.ready` and is not looked at again before it may be delivered.
+        """
+        delivery = queue.delivery
+        budget = size = _SEEN_PER_STEP_MAX
+        for turn in range(_READS_PER_STEP_MAX):
+            missing = count - len(delivery.take_ready(count))
+            room = self._config.fifo_waiting_max - len(delivery.ready)
+            if missing <= 0 or room <= 0:
+                return False
+            # As many as are missing first; when these had to wait there may be a long row of them.
+            size = missing if turn == 0 else 4 * size
+            size = min(size, budget, room)
+            result = self._store.read(queue.key.topic, queue.key.queue_id, delivery.cursor, max_count=size, tags=tags)
+            if result.next_offset <= delivery.cursor:
+                return False
+            self.stats.lost += result.lost
+            if result.status == "offset-too-small":
+                self.stats.lost += result.next_offset - delivery.cursor
+            seen.update((record.queue_offset, record) for record in result.records)
+            delivery.see(
+                [(record.queue_offset, _message_group(record)) for record in result.records], result.next_offset
+            )
+            if result.next_offset >= result.max_offset:
+                return False
+            budget -= len(result.records)
+            if budget <= 0:
+                break
+        return len(delivery.take_ready(count)) < count
+
+    def _read_ready(
+        self,
+        queue: _Queue,
+        reading: _Reading,
+        count: int,
+        tags: frozenset[str] | None,
+        attempt_max: int,
+        seen: Mapping[int, Record] | None = None,
+    ) -> bool:
+        """Read up to `count` messages that are ready; True if some wait for a dead-letter topic that is not there.
+
+        `seen`: some that have been read already.
+        """
         delivery = queue.delivery
         has_dead_letter_topic = dead_letter_topic(queue.key.group) in self._tables.topics
         waits = False
+        stuck: set[str] = set()  # message groups whose first waits for that topic
         for offset in delivery.take_ready(count):
-            record = self._read_one(queue, offset)
+            if stuck and delivery.lanes is not None and delivery.lanes.message_group_of(offset) in stuck:
+                continue
+            record = seen.get(offset) if seen else None
+            if record is None:
+                record = self._read_one(queue, offset)
             if record is None:
                 self.stats.lost += 1
                 reading.finished.append(offset)
@@ -425,6 +573,8 @@ class Deliveries:
                 reading.finished.append(offset)
             else:
                 waits = True
+                if delivery.lanes is not None:
+                    stuck.add(delivery.lanes.message_group_of(offset))
         return waits
 
     def _read_new(self, queue: _Queue, reading: _Reading, count: int, tags: frozenset[str] | None) -> bool:
@@ -462,6 +612,7 @@ class Deliveries:
         """Change the state of the queues, write it into the journal, make the receipt handles."""
         events = []
         finished_events = []
+        passes_over = False
         for queue, reading in readings.items():
             delivery = queue.delivery
             if reading.finished:
@@ -470,25 +621,41 @@ class Deliveries:
             if reading.records:
                 nonce = _new_nonce() if attempt is None else attempt ^ queue.key.queue_id
                 offsets = [record.queue_offset for record in reading.records]
+                passes_over |= delivery.unrecorded_count > 0
                 delivered = delivery.deliver(
                     offsets, reading.cursor, nonce=nonce, invisible_until_ms=until_ms, client_id=owner
                 )
                 events.append(encode_delivered(queue.encoded_key, delivered))
-                taken.parts.append((queue, offsets, nonce))
                 self._make_messages(queue, reading.records, delivered, taken.messages)
-                self._schedule(queue)
-                if owner is not None:
-                    self._of_client.setdefault(owner, set()).add(queue)
-                    if attempt is not None:
-                        self._remember_attempt(owner, attempt)
+                self._note_delivered(queue, offsets, nonce, owner, attempt, taken)
+            elif delivery.unrecorded_count >= _UNRECORDED_MAX:
+                events.append(encode_delivered(queue.encoded_key, delivery.record_seen()))
+                passes_over = True
             else:
                 delivery.skip(reading.cursor)
             self._note_commit(queue)
+        self._record(finished_events, events, passes_over, taken, now_ms)
+
+    def _note_delivered(
+        self, queue: _Queue, offsets: list[int], nonce: int, owner: str | None, attempt: int | None, taken: _Taken
+    ) -> None:
+        taken.parts.append((queue, offsets, nonce))
+        self._schedule(queue)
+        if owner is not None:
+            self._of_client.setdefault(owner, set()).add(queue)
+            if attempt is not None:
+                self._remember_attempt(owner, attempt)
+
+    def _record(
+        self, finished: list[bytes], delivered: list[bytes], passes_over: bool, taken: _Taken, now_ms: int
+    ) -> None:
+        """Write what was delivered into the journal, or give it back."""
         try:
-            if finished_events:
-                self._append(EventKind.ACKNOWLEDGED, finished_events, now_ms)
-            if events:
-                self._append(EventKind.DELIVERED, events, now_ms)
+            if finished:
+                self._append(EventKind.ACKNOWLEDGED, finished, now_ms)
+            if delivered:
+                version = VERSION_WITH_PASSED if passes_over else VERSION
+                self._append(EventKind.DELIVERED, delivered, now_ms, version=version)
         except BaseException:
             self._give_back(taken.parts)
             raise
@@ -499,6 +666,8 @@ class Deliveries:
         queue_id, nonce = queue.key.queue_id, event.nonce
         index = 0
         for run in event.runs:
+            if not run.attempt:
+                continue  # passed over
             for record in records[index : index + run.size]:
                 handle = receipt_handle.encode(queue_id, record.queue_offset, nonce)
                 messages.append(DeliveredMessage(record, handle, run.attempt))
@@ -592,6 +761,11 @@ class Deliveries:
             self._recent.popitem(last=False)
         self.stats.acknowledged += len(entries)
         self._note_commit(queue)
+        lanes = queue.delivery.lanes
+        if lanes is not None:
+            end = self._store.queue_range(queue.key.topic, queue.key.queue_id)[1]
+            if lanes.has_open() or queue.delivery.cursor < end:
+                self._wake(queue)  # what waited for the last of its message group
 
     def _append_dead_letter(self, record: Record, group: str) -> None:
         """The record that finishes the message must be appended in the same step: it then follows in the log."""
@@ -752,7 +926,10 @@ class Deliveries:
             count = queue.delivery.expire(now_ms)
             if count:
                 self.stats.expired += count
-                self.long_polling.wake(queue.key.topic, queue.key.group)
+                self._wake(queue)
+
+    def _wake(self, queue: _Queue) -> None:
+        self.long_polling.wake(queue.key.topic, queue.key.group, queue.key.queue_id)
 
     def _schedule(self, queue: _Queue) -> None:
         """See to it that the timer looks at the queue in time."""
@@ -800,8 +977,8 @@ class Deliveries:
 
     # --- Journal ----------------------------------------------------------------------------------------------
 
-    def _append(self, kind: EventKind, events: Sequence[bytes], now_ms: int) -> None:
-        self._journal.append(kind, events, now_ms)
+    def _append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> None:
+        self._journal.append(kind, events, now_ms, version=version)
         if self._journal.event_count - self._events_at_snapshot >= self._config.snapshot_event_count:
             self._snapshot_wake.set()
 
@@ -888,6 +1065,11 @@ class Deliveries:
             queue = subscription.queues[key.queue_id] = _Queue(key, min(commit_offset, end))
         queue.delivery.apply(event)
         return True
+
+
+def _message_group(record: Record) -> str:
+    """What orders a message; "" without one."""
+    return record.properties.get(p.SHARDING_KEY, "")
 
 
 def _new_nonce() -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """`size` messages from `offset` on, all delivered for the `attempt`-th time."""
+    """`size` messages from `offset` on, all delivered for the `attempt`-th time; 0: passed over, delivered later."""
 
     offset: int
     size: int
@@ -32,8 +32,8 @@ class Entry(NamedTuple):
 class Delivered:
     """Messages went out under one nonce. What is in begin <= offset < cursor and in no run is finished (filtered out).
 
-    Offsets below `begin` were delivered before. `client_id`: invisible as long as that client lives, at most until
-    `invisible_until_ms`; None: until then whatever happens to the client.
+    Offsets below `begin` were delivered or passed over before. `client_id`: invisible as long as that client lives, at
+    most until `invisible_until_ms`; None: until then whatever happens to the client.
     """
 
     begin: int
@@ -42,6 +42,11 @@ class Delivered:
     nonce: int
     invisible_until_ms: int
     client_id: str | None
+
+    @property
+    def passes_over(self) -> bool:
+        """Whether messages of an orderly group wait behind others of their message group."""
+        return any(not run.attempt for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ JOURNAL_GROUP: Final = "CID_RMQ_SYS_AEROBEE_DELIVERY"  # its offset in consumerO
 JOURNAL_QUEUE_ID: Final = 0
 
 VERSION: Final = 1
+VERSION_WITH_PASSED: Final = 2  # deliveries with runs of attempt 0; only where there are some: older releases read 1
 _BODY_SIZE_MAX: Final = 64 << 10  # a snapshot of 100,000 messages in flight is some fifty of these
 _HEADER: Final = struct.Struct(">BBH")
 _SIZE: Final = struct.Struct(">H")
@@ -174,17 +175,24 @@ def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
     try:
         reader = _Reader(body)
         version, kind, count = reader.take(_HEADER)
-        if version != VERSION:
-            raise JournalFormatError(f"version {version} of the journal is unknown, this release knows {VERSION}")
+        if version not in (VERSION, VERSION_WITH_PASSED):
+            raise JournalFormatError(
+                f"version {version} of the journal is unknown, this release knows {VERSION} and {VERSION_WITH_PASSED}"
+            )
         if kind not in _KNOWN_KINDS:
             raise JournalFormatError(f"event kind {kind} is unknown")
+        if version == VERSION_WITH_PASSED and kind != EventKind.DELIVERED:
+            raise JournalFormatError(f"event kind {kind} has no version {version}")
         entries = []
         for _ in range(count):
             if kind == EventKind.REMOVED:
                 entries.append(JournalEntry(queue_offset, None, Removed(reader.text(), reader.text())))
             else:
                 key = QueueKey(reader.text(), reader.text(), *reader.take(_QUEUE_ID))
-                entries.append(JournalEntry(queue_offset, key, _decode_event(kind, reader)))
+                event = _decode_event(kind, reader)
+                if version == VERSION and isinstance(event, Delivered) and event.passes_over:
+                    raise JournalFormatError(f"a delivery of version {version} has messages for the attempt 0")
+                entries.append(JournalEntry(queue_offset, key, event))
         if reader.rest:
             raise JournalFormatError(f"{reader.rest} bytes follow the last of {count} events")
     except JournalFormatError as error:
@@ -264,19 +272,20 @@ class Journal:
         """How many entries a State may have so that it fits into one message."""
         return max(1, (self._body_size_max - _STATE_OVERHEAD_SIZE) // (_ENTRY.size + _CLIENT_SIZE_MAX))
 
-    def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int) -> int:
+    def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> int:
         """Append one or more events of one kind, in one message if they fit; moves `end`.
 
-        Returns the queue offset of the first message: a replay from there sees all of them. Raises StoreError.
+        `version`: VERSION_WITH_PASSED if a delivery among them passes messages over. Returns the queue offset of the
+        first message: a replay from there sees all of them. Raises StoreError.
         """
         bodies = []
         start, size = 0, _HEADER.size
         for index, event in enumerate(events):
             if index > start and (size + len(event) > self._body_size_max or index - start == _COUNT_MAX):
-                bodies.append(_HEADER.pack(VERSION, kind, index - start) + b"".join(events[start:index]))
+                bodies.append(_HEADER.pack(version, kind, index - start) + b"".join(events[start:index]))
                 start, size = index, _HEADER.size
             size += len(event)
-        bodies.append(_HEADER.pack(VERSION, kind, len(events) - start) + b"".join(events[start:]))
+        bodies.append(_HEADER.pack(version, kind, len(events) - start) + b"".join(events[start:]))
         properties = {TAGS: _TAGS[kind]}
         appended = self._store.append(
             [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies],

@@ -14,8 +14,9 @@ Methods for live traffic return the event to write into the journal; `apply` rep
 read again. What is not an event follows from one: expiry from the time, and messages that a filter skipped from the
 next delivery, which says where the one before it ended.
 
-Ordered (FIFO) groups need a lock for each message group. It has its place here: `take_ready` and the offsets given to
-`deliver` are the only two ways out, `_finish` and `_make_ready` the only two ways back.
+A group whose messages are consumed in order has `lanes` (lanes.py) beside this state; they say which of the ready
+messages may go out. As any of them may have to wait, its new messages come in through `see`, which makes them ready
+after 0 deliveries, and go out like all others. `keep_order` switches that on at any time, `forget_order` off.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.offset_ranges import OffsetRanges
 from aerobee_broker.errors import InvalidReceiptHandleError
 
@@ -53,10 +55,12 @@ class QueueDelivery:
         "_deadlines",
         "_order",
         "_recorded_cursor",
+        "_unrecorded",
         "commit_offset",
         "cursor",
         "finished",
         "in_flight",
+        "lanes",
         "ready",
     )
 
@@ -68,6 +72,8 @@ class QueueDelivery:
         self.ready: dict[int, int] = {}  # queue offset -> deliveries so far
         self._order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
         self._recorded_cursor = commit_offset  # as the journal knows it
+        self._unrecorded: list[int] = []  # seen since, and waiting when they were seen
+        self.lanes: Lanes | None = None  # of a group that consumes in order
         # (time, sequence, offsets): one entry a delivery, not one a message. What is stale is dropped when its time
         # comes, or all at once when there is too much of it.
         self._deadlines: list[tuple[int, int, tuple[int, ...]]] = []
@@ -84,10 +90,90 @@ class QueueDelivery:
         """When `expire` should be called next; it may then find nothing to do."""
         return self._deadlines[0][0] if self._deadlines else None
 
+    # Order
+
+    def keep_order(self) -> None:
+        """From now on only what is next in its lane goes out; `learn` all `lanes.unknown` first."""
+        if self.lanes is None:
+            self.lanes = Lanes({offset: entry.nonce for offset, entry in self.in_flight.items()}, self.ready)
+            self._order = None  # not kept up to date while nobody takes by it
+
+    def forget_order(self) -> None:
+        """From now on whatever is ready goes out."""
+        self.lanes = None
+
+    def learn(self, offset: int, message_group: str) -> None:
+        """One of `lanes.unknown` has this message group, "" for none."""
+        assert self.lanes is not None, "keep_order comes first"
+        self.lanes.learn(offset, message_group, is_in_flight=offset in self.in_flight)
+
+    def see(self, messages: Iterable[tuple[int, str]], cursor: int) -> None:
+        """(offset, message group) of messages from the cursor on, ascending; they are ready for their first delivery.
+
+        `cursor` becomes the cursor; what lies between the old and the new one and is not in `messages` is finished.
+        Not an event: the next one tells, at the latest that of `record_seen`.
+        """
+        assert self.lanes is not None, "only order needs to see more than it delivers"
+        for offset, message_group in messages:
+            self.skip(offset)
+            self.cursor = offset + 1
+            self.ready[offset] = 0
+            self.lanes.add(offset, message_group)
+            self._unrecorded.append(offset)
+        self.skip(cursor)
+
+    @property
+    def unrecorded_count(self) -> int:
+        """Messages that were seen and that no event has told of."""
+        return len(self._unrecorded)
+
+    def record_seen(self) -> Delivered:
+        """The event that tells of them, without a delivery."""
+        return self._delivered([], 0, 0, None)
+
+    def is_in_flight_under(self, nonce: int) -> bool:
+        """Whether `repeat` would find something. Only with `lanes`."""
+        return self.lanes is not None and nonce in self.lanes
+
+    def in_flight_under(self, nonce: int) -> list[int]:
+        """The offsets in flight under this nonce, ascending. Looks at all that is in flight."""
+        return sorted(offset for offset, entry in self.in_flight.items() if entry.nonce == nonce)
+
+    def repeat(
+        self, offsets: Sequence[int], *, nonce: int, invisible_until_ms: int, client_id: str | None = None
+    ) -> Delivered:
+        """Deliver `offsets`, in flight under this nonce, once more as the same delivery: its answer was lost."""
+        runs: list[Run] = []
+        for offset in offsets:
+            entry = self.check(offset, nonce)
+            entry.invisible_until_ms, entry.client_id = invisible_until_ms, client_id
+            _add_to_runs(runs, offset, entry.attempt)
+        self._add_deadline(invisible_until_ms, tuple(offsets))
+        return self._delivered(runs, nonce, invisible_until_ms, client_id)
+
+    def withdraw(self, offsets: Iterable[int], nonce: int) -> int:
+        """What of `offsets` is still in flight under `nonce` never reached the client: that delivery does not count.
+
+        Returns how many are ready again. No event: whoever forgets it delivers it as the same delivery, or later.
+        """
+        withdrawn = {}
+        for offset in offsets:
+            entry = self.in_flight.get(offset)
+            if entry is not None and entry.nonce == nonce:
+                del self.in_flight[offset]
+                withdrawn[offset] = entry.attempt - 1
+                if self.lanes is not None:
+                    self.lanes.put_back(offset, nonce)
+        if withdrawn:
+            self._make_ready(withdrawn)
+        return len(withdrawn)
+
     # Out
 
     def take_ready(self, count: int) -> list[int]:
-        """The lowest `count` offsets that are ready for redelivery. Nothing changes before `deliver`."""
+        """The lowest `count` offsets that may be delivered again, or at last. Nothing changes before `deliver`."""
+        if self.lanes is not None:
+            return self.lanes.take(count)
         if self._order is None:
             self._order = sorted(self.ready)
         return self._order[:count]
@@ -99,7 +185,6 @@ class QueueDelivery:
 
         `cursor` becomes the cursor; what lies between the old and the new one and is not in `offsets` is finished.
         """
-        begin = self._recorded_cursor
         runs: list[Run] = []
         run_begin, run_count, run_attempt = 0, 0, 0
         ready, in_flight, position = self.ready, self.in_flight, self.cursor
@@ -126,9 +211,10 @@ class QueueDelivery:
             self._drop_from_order(offsets[:redelivered])
         self.cursor = position
         self.skip(cursor)
-        self._recorded_cursor = self.cursor
         self._add_deadline(invisible_until_ms, tuple(offsets))
-        return Delivered(begin, self.cursor, tuple(runs), nonce, invisible_until_ms, client_id)
+        if self.lanes is not None:
+            self.lanes.deliver(offsets, nonce)
+        return self._delivered(runs, nonce, invisible_until_ms, client_id)
 
     def skip(self, cursor: int) -> None:
         """Move the cursor forward; what it passes is finished. Not an event: the next one tells."""
@@ -164,6 +250,8 @@ class QueueDelivery:
         """Another time under another nonce, which the client's life no longer extends. InvalidReceiptHandleError."""
         entry = self.check(offset, nonce)
         self._set_in_flight(offset, InFlight(entry.attempt, invisible_until_ms, new_nonce, None))
+        if self.lanes is not None:
+            self.lanes.rename(nonce, new_nonce)
         return Changed(offset, entry.attempt, new_nonce, invisible_until_ms)
 
     def release(self, offsets: Iterable[int], nonce: int, invisible_until_ms: int) -> None:
@@ -199,6 +287,8 @@ class QueueDelivery:
                 if entry is not None and entry.invisible_until_ms <= now_ms:
                     del self.in_flight[offset]
                     expired[offset] = entry.attempt
+                    if self.lanes is not None:
+                        self.lanes.put_back(offset, entry.nonce)
         if expired:
             self._make_ready(expired)
         return len(expired)
@@ -208,7 +298,7 @@ class QueueDelivery:
     def states(self, entry_count_max: int = 1000) -> Iterator[State]:
         """All of it, in pieces of at most that many entries; the first has the commit offset. Exhaust it at once."""
         assert entry_count_max > 0, "a state without room for entries would not end"
-        self._recorded_cursor = self.cursor
+        self._note_recorded()
         entries = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
         for offset, flight in self.in_flight.items():
             entries.append(Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id))
@@ -222,11 +312,12 @@ class QueueDelivery:
             begin = end
 
     def apply(self, event: QueueEvent) -> None:
-        """Repeat an event from the journal.
+        """Repeat an event from the journal; before there is an order to keep.
 
         Where events before it are missing, because the log lost them, everything that it does not tell of is ready:
         a redelivery too many is allowed, a message too few is not.
         """
+        assert self.lanes is None, "lanes are made of what is there after all events"
         match event:
             case Delivered():
                 self._apply_delivered(event)
@@ -240,10 +331,11 @@ class QueueDelivery:
                 self._restore(Entry(event.offset, event.attempt, event.nonce, event.invisible_until_ms, None))
             case State():
                 self._apply_state(event)
-        self._recorded_cursor = self.cursor
+        self._note_recorded()
 
     def cut(self, end: int) -> bool:
         """Forget all from `end` on: the log does not have it. True if there was something."""
+        assert self.lanes is None, "lanes are made of what is left"
         if end >= self.cursor:
             return False
         for offset in [offset for offset in self.in_flight if offset >= end]:
@@ -262,6 +354,8 @@ class QueueDelivery:
     def _apply_delivered(self, event: Delivered) -> None:
         entries = [
             Entry(offset, run.attempt, event.nonce, event.invisible_until_ms, event.client_id)
+            if run.attempt
+            else Entry(offset, 0, 0, 0, None)
             for run in event.runs
             for offset in range(run.offset, run.offset + run.size)
         ]
@@ -322,9 +416,31 @@ class QueueDelivery:
         self.in_flight[offset] = entry
         self._add_deadline(entry.invisible_until_ms, (offset,))
 
+    def _delivered(self, runs: Sequence[Run], nonce: int, invisible_until_ms: int, client_id: str | None) -> Delivered:
+        """The event; with what was seen before it and still waits, as runs of attempt 0."""
+        begin = self._recorded_cursor
+        if self._unrecorded:
+            attempts = [(offset, 0) for offset in self._unrecorded if offset in self.ready]
+            attempts.extend(
+                (offset, run.attempt) for run in runs for offset in range(run.offset, run.offset + run.size)
+            )
+            attempts.sort()
+            runs = []
+            for offset, attempt in attempts:
+                _add_to_runs(runs, offset, attempt)
+        self._note_recorded()
+        return Delivered(begin, self.cursor, tuple(runs), nonce, invisible_until_ms, client_id)
+
+    def _note_recorded(self) -> None:
+        self._recorded_cursor = self.cursor
+        if self._unrecorded:
+            self._unrecorded = []
+
     def _finish(self, offset: int) -> None:
-        self.in_flight.pop(offset, None)
+        entry = self.in_flight.pop(offset, None)
         self._forget_ready(offset)
+        if self.lanes is not None:
+            self.lanes.finish(offset, 0 if entry is None else entry.nonce)
         self._add_finished(offset, offset + 1)
 
     def _forget_ready(self, offset: int) -> None:
@@ -379,6 +495,15 @@ class QueueDelivery:
         self._deadlines = [(until, sequence, tuple(by_time[until])) for sequence, until in enumerate(sorted(by_time))]
         self._deadline_sequence = len(self._deadlines)
         self._deadline_size = len(self.in_flight)
+
+
+def _add_to_runs(runs: list[Run], offset: int, attempt: int) -> None:
+    if runs:
+        last = runs[-1]
+        if last.attempt == attempt and last.offset + last.size == offset:
+            runs[-1] = Run(last.offset, last.size + 1, attempt)
+            return
+    runs.append(Run(offset, 1, attempt))
 
 
 def acknowledged(offsets: Iterable[int]) -> Acknowledged:

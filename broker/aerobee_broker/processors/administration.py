@@ -193,6 +193,7 @@ class Administration:
             group = dataclasses.replace(group, consume_enabled=request.consume_enabled)
         self._tables.groups.update(group)
         await self._tables.save_groups()
+        self._deliveries.long_polling.end_line(group=group.name)  # what is held back may now be delivered
         return admin_v1.UpdateGroupResponse(status=_OK, group=group_to_wire(group))
 
     async def delete_group(self, request: admin_v1.DeleteGroupRequest, _: Client) -> admin_v1.DeleteGroupResponse:

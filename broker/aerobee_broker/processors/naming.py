@@ -18,3 +18,10 @@ def group_name(resource: v2.Resource, client: Client) -> str:
     """The stored name of a consumer group. IllegalGroupError."""
     check_group_name(resource.name)
     return stored_name(resource.resource_namespace or client.namespace, resource.name)
+
+
+def subscribed_topics(client: Client) -> list[str]:
+    """The stored names of what a consumer said that it consumes; nothing without its settings."""
+    if client.settings is None:
+        return []
+    return [topic_name(entry.topic, client) for entry in client.settings.subscription.subscriptions]

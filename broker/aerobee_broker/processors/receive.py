@@ -12,7 +12,7 @@ from aerobee_broker.delivery.filters import tags_of
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import to_wire_message
-from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.tables import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
@@ -38,7 +38,10 @@ class ReceiveProcessor:
         """The stream of responses. Closing it early gives back what was not taken from it.
 
         The queue that the request names does not matter: some official clients always name the same one, and any
-        consumer of a group may get any message. Raises what `services.errors` knows as status codes.
+        consumer of a group may get any message. Only push consumers of orderly groups, which name what they were
+        assigned and have a receive for each, get messages of that queue alone: an application that is stuck with one
+        message then does not collect those of the other queues behind it. Raises what `services.errors` knows as
+        status codes.
         """
         resource = request.message_queue.topic
         topic = topic_name(resource, client)
@@ -49,7 +52,7 @@ class ReceiveProcessor:
                 v2.Code.FORBIDDEN, f"topic {topic!r} has no readable queue; allow reading with: aerobee topic update"
             )
         if group not in self._tables.groups:
-            await self._tables.group_in_use(group)
+            await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
         config = self._config.delivery
         messages = await self._deliveries.receive(
             topic,
@@ -65,6 +68,7 @@ class ReceiveProcessor:
             ),
             tags=tags_of(request.filter_expression),
             attempt_id=request.attempt_id,
+            queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
         )
         taken = 0
         try:

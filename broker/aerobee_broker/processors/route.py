@@ -13,7 +13,7 @@ from typing import Final
 from aerobee_broker.clients import Client
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import TopicConfig, TopicMessageType
 from aerobee_broker.validation import address_scheme, check_endpoints
@@ -65,12 +65,12 @@ class RouteProcessor:
     async def query_assignment(self, request: v2.QueryAssignmentRequest, client: Client) -> v2.QueryAssignmentResponse:
         check_endpoints(request.endpoints)
         stored = topic_name(request.topic, client)
-        group = self._tables.groups.get(group_name(request.group, client))
+        name = group_name(request.group, client)
         topic = self._tables.topics.get(stored) or await self._tables.topic_in_use(stored)
         readable = [(i, permission) for i, permission in queue_permissions(topic) if permission in (_READ, _READ_WRITE)]
         if not readable:
             raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {topic.name!r} has no readable queue")
-        if group is None or not group.consume_orderly:
+        if not self._tables.group_or_first_use(name, [stored, *subscribed_topics(client)]).consume_orderly:
             # Any consumer of a group may receive from any queue: one loop of the client serves them all.
             readable = [(ANY_QUEUE, readable[0][1])]
         broker = self._broker(request.endpoints, client)

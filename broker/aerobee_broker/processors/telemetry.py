@@ -78,11 +78,10 @@ class TelemetryProcessor:
 
     def _subscription(self, received: v2.Settings, reply: v2.Settings, client: Client) -> None:
         name = group_name(received.subscription.group, client)
-        for entry in received.subscription.subscriptions:
-            topic_name(entry.topic, client)
+        topics = [topic_name(entry.topic, client) for entry in received.subscription.subscriptions]
         client.group = name
         client.client_type = received.client_type or v2.ClientType.PUSH_CONSUMER
-        group = self._tables.groups.get(name) or GroupConfig(name=name)
+        group = self._tables.group_or_first_use(name, topics)
         subscription = reply.subscription
         subscription.fifo = group.consume_orderly
         subscription.receive_batch_size = self._config.delivery.receive_count_max

@@ -23,6 +23,7 @@ from aerobee_broker.errors import JournalFormatError
 
 KEY = QueueKey("g", "t", 3)
 DELIVERED = Delivered(5, 9, (Run(2, 1, 2), Run(6, 2, 1)), 0xA1, 1_700_000_000_000, "c")
+PASSING = Delivered(5, 9, (Run(5, 1, 0), Run(6, 2, 1), Run(8, 1, 0)), 0xA1, 1_700_000_000_000, None)
 STATE = State(4, 4, 9, (Entry(4, 1, 7, 99, "c"), Entry(6, 2, 0, 0, None), Entry(7, 1, 8, 98, "c")))
 
 # The documented layout, byte by byte: a change of it would strand the journals that exist.
@@ -85,11 +86,23 @@ def test_delivery_without_client_keeps_that() -> None:
         assert entry.event == event
 
 
+def test_messages_that_were_passed_over_need_the_second_version() -> None:
+    """Runs of attempt 0 are read back from a body that says so; deliveries without any are in both versions."""
+    for event in (PASSING, DELIVERED, Delivered(5, 9, (Run(5, 4, 0),), 0, 0, None)):
+        [entry] = decode(body(1, encode_delivered(KEY.encode(), event), version=2), 0)
+        assert entry.event == event
+    assert PASSING.passes_over
+    assert not DELIVERED.passes_over
+
+
 @pytest.mark.parametrize(
     ("damaged", "cause"),
     [
         (b"", "the body ends"),
-        (body(1, version=2), "version 2"),
+        (body(1, version=0), "version 0"),
+        (body(1, version=3), "version 3"),
+        (body(2, version=2), "kind 2 has no version 2"),
+        (body(1, encode_delivered(KEY.encode(), PASSING)), "attempt 0"),
         (body(6), "kind 6"),
         (body(5, encode_removed(Removed("g", ""))) + b"x", "1 bytes follow"),
         (body(5, b"\xff\xff"), "the body ends"),
