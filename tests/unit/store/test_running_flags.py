@@ -1,0 +1,121 @@
+"""What each running flag forbids, and what a store with one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import (
+    Message,
+    MessageStore,
+    RecordBatch,
+    RunningFlags,
+    StoreConfig,
+    StoreFailedError,
+    StoreFullError,
+)
+from aerobee_store.errors import StoreAccessError
+from aerobee_store.testing import MemoryFileSystem
+
+MESSAGE = Message("orders", 0, b"hello")
+
+
+@pytest.mark.parametrize(
+    ("flag", "bit", "readable", "writable"),
+    [
+        (RunningFlags.NONE, 0, True, True),
+        (RunningFlags.NOT_READABLE, 1, False, True),
+        (RunningFlags.NOT_WRITEABLE, 2, True, False),
+        (RunningFlags.LOGICS_QUEUE_ERROR, 4, True, False),
+        (RunningFlags.INDEX_FILE_ERROR, 8, True, False),
+        (RunningFlags.DISK_FULL, 16, True, False),
+        (RunningFlags.FENCED, 32, True, False),
+        (RunningFlags.LOGIC_DISK_FULL, 64, True, False),
+        (RunningFlags.NOT_READABLE | RunningFlags.DISK_FULL, 17, False, False),
+    ],
+)
+def test_what_a_flag_forbids(flag: RunningFlags, bit: int, readable: bool, writable: bool) -> None:
+    """The bits are RocketMQ's, and so is what they mean."""
+    assert (flag.value, flag.readable, flag.writable) == (bit, readable, writable)
+
+
+@pytest.fixture
+def store() -> MessageStore:
+    return MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=MemoryFileSystem())
+
+
+@pytest.mark.parametrize("flag", [flag for flag in RunningFlags if not flag.writable])
+def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -> None:
+    """Nothing is stored and the reason is told, until the flag is cleared; a full disk has an error of its own."""
+    [batch_source] = store.append([MESSAGE])
+    store.flush()
+    record = store._log.bytes_at(batch_source.physical_offset, batch_source.size)
+    batch = RecordBatch.parse(record, base_physical_offset=None)
+    disk = flag in (RunningFlags.DISK_FULL, RunningFlags.LOGIC_DISK_FULL)
+    store.running.set(flag, "the reason and the way out")
+    before = store.positions
+    error = StoreFullError if disk else StoreAccessError
+    with pytest.raises(error, match="the reason and the way out"):
+        store.append([MESSAGE])
+    with pytest.raises(error, match="the reason and the way out"):
+        store.append_records("orders", 0, batch)
+    assert store.positions == before
+    assert (store.status().running_flags, store.status().refusal) == (flag, "the reason and the way out")
+    if disk:
+        store.append([MESSAGE], essential=True)
+    else:
+        with pytest.raises(StoreAccessError):
+            store.append([MESSAGE], essential=True)
+    assert store.read("orders", 0, 0).records[0].body == b"hello"
+    store.running.clear(flag)
+    assert store.append([MESSAGE])
+    assert store.append_records("orders", 0, batch).count == 1
+    assert store.status().refusal == ""
+    store.close()
+
+
+def test_a_read_respects_the_flags(store: MessageStore) -> None:
+    """A store that must not be read refuses reads and still takes messages."""
+    store.append([MESSAGE])
+    store.flush()
+    store.running.set(RunningFlags.NOT_READABLE, "being moved")
+    with pytest.raises(StoreAccessError, match="being moved"):
+        store.read("orders", 0, 0)
+    assert store.append([MESSAGE])
+    store.running.clear(RunningFlags.NOT_READABLE)
+    assert store.read("orders", 0, 0).status == "found"
+    store.close()
+
+
+def test_one_flag_goes_and_the_other_stays(store: MessageStore) -> None:
+    """Reasons are kept flag by flag; clearing what is not set does nothing; the wider error wins."""
+    store.running.set(RunningFlags.DISK_FULL, "disk full")
+    store.running.set(RunningFlags.FENCED, "fenced")
+    store.running.clear(RunningFlags.NOT_WRITEABLE)
+    assert store.running.reason == "disk full; fenced"
+    with pytest.raises(StoreAccessError, match="disk full; fenced"):
+        store.append([MESSAGE])
+    with pytest.raises(StoreAccessError, match=r"^fenced$"):
+        store.append([MESSAGE], essential=True)
+    store.running.clear(RunningFlags.FENCED)
+    with pytest.raises(StoreFullError, match=r"^disk full$"):
+        store.append([MESSAGE])
+    store.running.clear(RunningFlags.DISK_FULL)
+    assert store.running.flags is RunningFlags.NONE
+    store.close()
+
+
+def test_a_failed_store_says_so_in_its_flags() -> None:
+    """After a failed sync the store is not writable for good, and the flags and the status tell."""
+    disk = MemoryFileSystem()
+    store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=disk)
+    store.append([MESSAGE])
+    disk.fail_at("sync")
+    with pytest.raises(StoreFailedError):
+        store.flush()
+    assert store.status().running_flags is RunningFlags.NOT_WRITEABLE
+    assert "takes no more writes" in store.status().refusal
+    with pytest.raises(StoreFailedError):
+        store.append([MESSAGE], essential=True)
+    store.close()
