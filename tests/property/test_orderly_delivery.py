@@ -1,0 +1,266 @@
+"""QueueDelivery with an order to keep, against a model that has one status a message and looks at all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aerobee_broker.delivery.events import QueueEvent
+from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
+
+MESSAGE_GROUPS = ("a", "b", "c", "")
+START = 100
+
+
+@dataclass
+class Modelled:
+    """One message that was seen, or left out by a filter."""
+
+    message_group: str
+    status: str  # "finished", "in flight", "waiting"
+    attempt: int = 0
+    nonce: int = 0
+    until: int = 0
+
+
+class OrderlyDeliveryMachine(RuleBasedStateMachine):
+    """Every operation on both. The log (which message has which message group) never forgets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: dict[int, str] = {}
+        self.messages: dict[int, Modelled] = {}
+        self.now = 1_000
+        self.nonce = 0
+        self.events: list[QueueEvent] = []
+        self.acknowledged: set[int] = set()
+        self.left_out: set[int] = set()
+        self.queue = QueueDelivery(START)
+        self.queue.keep_order()
+
+    # The model
+
+    def with_status(self, status: str) -> list[int]:
+        return sorted(offset for offset, message in self.messages.items() if message.status == status)
+
+    def may_go(self, count: int) -> list[int]:
+        """In the order of the offsets, whatever has no message of its group in flight."""
+        busy = {self.messages[offset].message_group for offset in self.with_status("in flight")}
+        return [o for o in self.with_status("waiting") if self.messages[o].message_group not in busy][:count]
+
+    def expire_model(self) -> None:
+        for message in self.messages.values():
+            if message.status == "in flight" and message.until <= self.now:
+                message.status = "waiting"
+
+    # What happens
+
+    @rule(groups=st.lists(st.sampled_from((*MESSAGE_GROUPS, None)), max_size=5))
+    def see(self, groups: list[str | None]) -> None:
+        """New messages, some of which a filter leaves out (None)."""
+        seen = []
+        for group in groups:
+            offset = START + len(self.messages)
+            self.log[offset] = group or ""
+            self.messages[offset] = Modelled(group or "", "finished" if group is None else "waiting")
+            if group is None:
+                self.left_out.add(offset)
+            else:
+                seen.append((offset, group))
+        self.queue.see(seen, START + len(self.messages))
+
+    @rule(count=st.integers(1, 4), seconds=st.integers(0, 5), client=st.sampled_from((None, "client")))
+    def deliver(self, count: int, seconds: int, client: str | None) -> None:
+        """A batch is what the model says: whatever comes before in its message group is finished, or goes with it."""
+        offsets = self.queue.take_ready(count)
+        assert offsets == self.may_go(count)
+        if not offsets:
+            return
+        self.nonce += 1
+        event = self.queue.deliver(
+            offsets, self.queue.cursor, nonce=self.nonce, invisible_until_ms=self.now + seconds, client_id=client
+        )
+        told = {run.offset + i: run.attempt for run in event.runs for i in range(run.size) if run.attempt}
+        for offset in offsets:
+            message = self.messages[offset]
+            earlier = [
+                o for o in self.messages if o < offset and self.messages[o].message_group == message.message_group
+            ]
+            assert all(self.messages[o].status == "finished" or o in offsets for o in earlier)
+            message.status, message.attempt = "in flight", message.attempt + 1
+            message.nonce, message.until = self.nonce, self.now + seconds
+            assert told[offset] == message.attempt
+        self.events.append(event)
+
+    @precondition(lambda self: self.with_status("in flight"))
+    @rule(data=st.data(), seconds=st.integers(0, 5))
+    def repeat(self, data: st.DataObject, seconds: int) -> None:
+        """A lost answer: the same messages, the same attempt, the same handles."""
+        nonce = self.messages[data.draw(st.sampled_from(self.with_status("in flight")))].nonce
+        expected = [o for o in self.with_status("in flight") if self.messages[o].nonce == nonce]
+        assert self.queue.is_in_flight_under(nonce)
+        assert self.queue.in_flight_under(nonce) == expected
+        event = self.queue.repeat(expected, nonce=nonce, invisible_until_ms=self.now + seconds)
+        told = {run.offset + i: run.attempt for run in event.runs for i in range(run.size) if run.attempt}
+        assert told == {offset: self.messages[offset].attempt for offset in expected}
+        for offset in expected:
+            self.messages[offset].until = self.now + seconds
+        self.events.append(event)
+
+    @precondition(lambda self: self.with_status("in flight"))
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        """An answer could not be written: what was in it waits, and is delivered as the same attempt."""
+        nonce = self.messages[data.draw(st.sampled_from(self.with_status("in flight")))].nonce
+        given = [o for o in self.with_status("in flight") if self.messages[o].nonce == nonce]
+        given = data.draw(st.lists(st.sampled_from(given), unique=True))
+        assert self.queue.withdraw(given, nonce) == len(given)
+        for offset in given:
+            message = self.messages[offset]
+            message.status, message.attempt = "waiting", message.attempt - 1
+
+    @precondition(lambda self: self.with_status("in flight"))
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        """In any order."""
+        offset = data.draw(st.sampled_from(self.with_status("in flight")))
+        self.queue.acknowledge(offset, self.messages[offset].nonce)
+        self.events.append(acknowledged([offset]))
+        self.messages[offset].status = "finished"
+        self.acknowledged.add(offset)
+
+    @precondition(lambda self: self.with_status("waiting"))
+    @rule(data=st.data())
+    def finish_waiting(self, data: st.DataObject) -> None:
+        """A message that waits is lost, or becomes a dead letter."""
+        offset = data.draw(st.sampled_from(self.with_status("waiting")))
+        self.events.append(self.queue.finish([offset]))
+        self.messages[offset].status = "finished"
+        self.acknowledged.add(offset)
+
+    @precondition(lambda self: self.with_status("in flight"))
+    @rule(data=st.data(), seconds=st.integers(0, 5))
+    def change_invisible(self, data: st.DataObject, seconds: int) -> None:
+        """Its message group stays locked until then."""
+        offset = data.draw(st.sampled_from(self.with_status("in flight")))
+        self.nonce += 1
+        message = self.messages[offset]
+        self.events.append(self.queue.change_invisible(offset, message.nonce, self.now + seconds, self.nonce))
+        message.nonce, message.until = self.nonce, self.now + seconds
+
+    @rule(seconds=st.integers(0, 3))
+    def expire(self, seconds: int) -> None:
+        """Time passes."""
+        self.now += seconds
+        self.queue.expire(self.now)
+        self.expire_model()
+
+    @rule()
+    def record_seen(self) -> None:
+        """Much was passed over: the journal is told without a delivery."""
+        self.events.append(self.queue.record_seen())
+        assert self.queue.unrecorded_count == 0
+
+    @rule(piece=st.integers(1, 4))
+    def snapshot(self, piece: int) -> None:
+        """A snapshot says all of it again."""
+        self.events.extend(self.queue.states(piece))
+
+    @rule(standard=st.booleans())
+    def change_group(self, standard: bool) -> None:
+        """The group is a standard group for a moment; while it is one, it may deliver new messages at once."""
+        self.queue.forget_order()
+        if standard:
+            offset = START + len(self.messages)
+            self.log[offset] = "a"
+            self.nonce += 1
+            self.messages[offset] = Modelled("a", "in flight", 1, self.nonce, self.now + 1)
+            self.events.append(
+                self.queue.deliver([offset], offset + 1, nonce=self.nonce, invisible_until_ms=self.now + 1)
+            )
+        self.queue.keep_order()
+        self.learn(self.queue)
+
+    def learn(self, queue: QueueDelivery) -> None:
+        assert queue.lanes is not None
+        assert queue.lanes.unknown == {*queue.in_flight, *queue.ready}
+        assert not queue.lanes.has_open()
+        for offset in list(queue.lanes.unknown):
+            queue.learn(offset, self.log[offset])
+
+    @rule(last_snapshot=st.booleans(), twice=st.booleans())
+    def restart(self, last_snapshot: bool, twice: bool) -> None:
+        """With a snapshot all is as it was. Without, what was seen and not recorded is seen again, and nothing else."""
+        if last_snapshot:
+            self.events.extend(self.queue.states(3))
+        restored = QueueDelivery(START)
+        for event in self.events * 2 if twice else self.events:
+            restored.apply(event)
+        restored.expire(self.now)
+        self.queue.expire(self.now)
+        self.expire_model()
+        if last_snapshot:
+            assert restored.cursor == self.queue.cursor
+            assert restored.ready == self.queue.ready
+        assert restored.cursor <= self.queue.cursor
+        for offset, flight in restored.in_flight.items():
+            message = self.messages[offset]
+            if message.status == "in flight":
+                assert (flight.attempt, flight.nonce) == (message.attempt, message.nonce)
+                assert flight.invisible_until_ms == message.until
+            else:  # withdrawn: the crash forgot that
+                assert message.status == "waiting"
+        known = {*restored.in_flight, *restored.ready}
+        for offset in self.messages:
+            if offset < restored.cursor:
+                # Exactly what is not finished; what a filter left out may be looked at again.
+                assert (offset in known) == (self.messages[offset].status != "finished") or offset in self.left_out
+            assert not (offset in self.acknowledged and offset in known)
+
+    @rule()
+    def crash(self) -> None:
+        """The broker goes on with what the journal says, and sees again what it does not, with the same filter."""
+        restored = QueueDelivery(START)
+        for event in self.events:
+            restored.apply(event)
+        restored.expire(self.now)
+        restored.keep_order()
+        self.queue = restored
+        self.learn(restored)
+        self.expire_model()
+        for offset in list(restored.ready):
+            if offset in self.left_out:
+                self.events.append(restored.finish([offset]))
+        rest = [
+            (o, m.message_group) for o, m in self.messages.items() if o >= restored.cursor and m.status != "finished"
+        ]
+        restored.see(rest, START + len(self.messages))
+        for offset, message in self.messages.items():
+            if message.status == "waiting" and offset in restored.in_flight:  # it was withdrawn
+                flight = restored.in_flight[offset]
+                message.status, message.attempt = "in flight", flight.attempt
+                message.nonce, message.until = flight.nonce, flight.invisible_until_ms
+            elif message.status == "waiting":
+                message.attempt = restored.ready[offset]
+
+    @invariant()
+    def same_as_model(self) -> None:
+        """Queue and model agree on every message, and on which may go out."""
+        queue = self.queue
+        assert queue.cursor == START + len(self.messages)
+        assert sorted(queue.in_flight) == self.with_status("in flight")
+        assert sorted(queue.ready) == self.with_status("waiting")
+        assert queue.take_ready(1000) == self.may_go(1000)
+        assert queue.lanes is not None
+        assert queue.lanes.has_open() == bool(self.may_go(1))
+        unfinished = [offset for offset, message in self.messages.items() if message.status != "finished"]
+        assert queue.commit_offset == min(unfinished, default=queue.cursor)
+        for offset in queue.ready:
+            assert queue.ready[offset] == self.messages[offset].attempt
+
+
+TestOrderlyDelivery = OrderlyDeliveryMachine.TestCase
+TestOrderlyDelivery.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
