@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -94,5 +95,8 @@ def _announce(grpc: str, metrics: str) -> None:
     if sys.stderr.isatty():
         port = grpc.rpartition(":")[2]
         option = "" if port == "8081" else f" --endpoint 127.0.0.1:{port}"
-        print(f"next, in another terminal:  aerobee send hello 'hello, world'{option}", file=sys.stderr)
-        print(f"                            aerobee receive hello --group first{option}", file=sys.stderr)
+        command = "aerobee"
+        if shutil.which(command) is None and not sys.argv[0].endswith(".py"):
+            command = sys.argv[0]  # as it was called, so that the next line can be copied
+        print(f"next, in another terminal:  {command} send hello 'hello, world'{option}", file=sys.stderr)
+        print(f"                            {command} receive hello --group first{option}", file=sys.stderr)
