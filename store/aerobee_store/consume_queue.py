@@ -47,11 +47,36 @@ class QueueMisalignedError(StoreError):
 class ConsumeQueue:
     """One queue. Units `min_offset <= n < max_offset` can be served; `next_offset` is the next message's."""
 
-    __slots__ = ("_dirty", "_files", "_run", "_starts", "max_offset", "min_offset", "next_offset", "queue_id", "topic")
+    __slots__ = (
+        "_dirty",
+        "_dtype",
+        "_files",
+        "_run",
+        "_starts",
+        "_unit_size",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "topic",
+        "torn",
+    )
 
-    def __init__(self, file_system: FileSystem, directory: Path, topic: str, queue_id: int, file_size: int) -> None:
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        *,
+        dtype: np.dtype[np.void] = UNIT_DTYPE,
+    ) -> None:
+        """`dtype`: of a unit, which begins with the fields of UNIT_DTYPE."""
         self.topic = topic
         self.queue_id = queue_id
+        self._dtype = dtype
+        self._unit_size = dtype.itemsize
         self._run = FileRun(file_system, directory, file_size)
         self._starts: list[int] = []
         self._files: dict[int, File] = {}
@@ -59,6 +84,7 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
+        self.torn = False
 
     @property
     def directory(self) -> Path:
@@ -67,30 +93,31 @@ class ConsumeQueue:
     @property
     def files(self) -> list[int]:
         """The first queue offset of each file."""
-        return [start // UNIT_SIZE for start in self._starts]
+        return [start // self._unit_size for start in self._starts]
 
     @property
     def units_per_file(self) -> int:
-        return self._run.file_size // UNIT_SIZE
+        return self._run.file_size // self._unit_size
 
     def load(self, *, suspect: bool) -> None:
         """Find out where the queue begins and ends.
 
         The end is where the valid units do. `suspect`: the process died, so every unit of the last files is looked at;
-        otherwise they are known to be one run, and its end is found by bisection.
+        otherwise they are known to be one run, and its end is found by bisection. Either way `torn` says whether more
+        came behind it: units are then missing, which only the log can give back.
         """
         self._starts = self._run.load()
-        self.min_offset = self.max_offset = self._starts[0] // UNIT_SIZE if self._starts else 0
+        self.min_offset = self.max_offset = self._starts[0] // self._unit_size if self._starts else 0
         while self._starts:
             start = self._starts[-1]
             count = self._count_linear(start) if suspect else self._count_bisected(start)
+            self.torn |= self._clear(start, count * self._unit_size)
             # A whole file of zeros was prepared and never used: the queue ends in the one before it.
             if count or len(self._starts) == 1:
-                self.max_offset = start // UNIT_SIZE + count
+                self.max_offset = start // self._unit_size + count
                 break
             self._remove_files([start])
         if suspect and self._starts:
-            self._clear(self._starts[-1], self.max_offset * UNIT_SIZE - self._starts[-1])
             self._check_earlier_files()
         self.next_offset = self.max_offset
 
@@ -98,7 +125,7 @@ class ConsumeQueue:
         """The units from `queue_offset` on, up to `count` of them and up to the end of the queue."""
         end = min(queue_offset + count, self.max_offset)
         parts = []
-        position, stop = queue_offset * UNIT_SIZE, end * UNIT_SIZE
+        position, stop = queue_offset * self._unit_size, end * self._unit_size
         while position < stop:
             start = position - position % self._run.file_size
             file = self._file(start)
@@ -109,7 +136,7 @@ class ConsumeQueue:
                 break
             parts.append(part)
             position += len(part)
-        return np.frombuffer(b"".join(parts), UNIT_DTYPE)
+        return np.frombuffer(b"".join(parts), self._dtype)
 
     def put(self, queue_offset: int, units: bytes) -> None:
         """Append units; the first is that of `queue_offset`.
@@ -129,7 +156,7 @@ class ConsumeQueue:
         if first < queue_offset:
             units = FILLER_UNIT * (queue_offset - first) + units
             queue_offset = first
-        position = queue_offset * UNIT_SIZE
+        position = queue_offset * self._unit_size
         end = position + len(units)
         file_size = self._run.file_size
         while position < end:
@@ -143,13 +170,13 @@ class ConsumeQueue:
             self._dirty.add(start)
             units = units[count:]
             position += count
-        self.max_offset = end // UNIT_SIZE
+        self.max_offset = end // self._unit_size
         if self.next_offset < self.max_offset:
             self.next_offset = self.max_offset
 
     def overwrite(self, queue_offset: int, units: bytes) -> None:
         """Put the right units in the place of wrong ones, below the end of the queue: recovery's business."""
-        assert queue_offset * UNIT_SIZE + len(units) <= self.max_offset * UNIT_SIZE
+        assert queue_offset * self._unit_size + len(units) <= self.max_offset * self._unit_size
         end = self.max_offset
         self.max_offset = queue_offset
         self.put(queue_offset, units)
@@ -159,8 +186,8 @@ class ConsumeQueue:
         """Forget every unit from queue offset `end` on; their bytes are zeroed, so that no later start finds them."""
         if end >= self.max_offset:
             return
-        end = max(end, self._starts[0] // UNIT_SIZE)
-        end_position = end * UNIT_SIZE
+        end = max(end, self._starts[0] // self._unit_size)
+        end_position = end * self._unit_size
         gone = [start for start in self._starts if start >= end_position and start != self._starts[0]]
         self._remove_files(gone)
         self._clear(self._starts[-1], max(0, end_position - self._starts[-1]))
@@ -226,25 +253,25 @@ class ConsumeQueue:
         """The first queue offsets of the leading files whose records are all gone from the log; never the last file."""
         expired = []
         for start in self._starts[:-1]:
-            if self._last_physical_offset(start // UNIT_SIZE) >= min_physical_offset:
+            if self._last_physical_offset(start // self._unit_size) >= min_physical_offset:
                 break
-            expired.append(start // UNIT_SIZE)
+            expired.append(start // self._unit_size)
         return expired
 
     def release_files(self, first_offsets: list[int]) -> list[Path]:
         """Let go of the leading files; return their paths, oldest first, for the caller to remove."""
         released = []
         for offset in first_offsets:
-            start = offset * UNIT_SIZE
+            start = offset * self._unit_size
             self._forget_file(start)
             released.append(self._run.path(start))
         if released:
-            self.min_offset = max(self.min_offset, self._starts[0] // UNIT_SIZE)
+            self.min_offset = max(self.min_offset, self._starts[0] // self._unit_size)
         return released
 
     def distrust(self, queue_offset: int, count: int) -> None:
         """Have the files of these units synced again: whoever wrote them may have died before that."""
-        position, end = queue_offset * UNIT_SIZE, (queue_offset + count) * UNIT_SIZE
+        position, end = queue_offset * self._unit_size, (queue_offset + count) * self._unit_size
         self._dirty.update(range(position - position % self._run.file_size, end, self._run.file_size))
 
     def take_dirty(self) -> list[File]:
@@ -315,7 +342,7 @@ class ConsumeQueue:
         assert file is not None
 
         def is_unused(index: int) -> bool:
-            physical_offset, size, _ = UNIT.unpack(file.read(UNIT_SIZE, index * UNIT_SIZE))
+            physical_offset, size, _ = UNIT.unpack(file.read(UNIT_SIZE, index * self._unit_size))
             return bool(size <= 0 or physical_offset < 0)
 
         return bisect_left(range(self.units_per_file), True, key=is_unused)
@@ -323,13 +350,13 @@ class ConsumeQueue:
     def _count_linear(self, start: int) -> int:
         file = self._file(start)
         assert file is not None
-        size = min(self._run.file_size, -(-file.data_end(0) // UNIT_SIZE) * UNIT_SIZE)
-        units = np.frombuffer(file.read(size, 0), UNIT_DTYPE)
+        size = min(self._run.file_size, -(-file.data_end(0) // self._unit_size) * self._unit_size)
+        units = np.frombuffer(file.read(size, 0), self._dtype)
         invalid = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
         return int(invalid[0]) if len(invalid) else len(units)
 
-    def _clear(self, start: int, used: int) -> None:
-        """Make a file read as zeros behind its first `used` bytes.
+    def _clear(self, start: int, used: int) -> bool:
+        """Make a file read as zeros behind its first `used` bytes; answer whether it did not.
 
         Of units that were not synced a crash may leave the later ones; once the earlier ones are there again, these
         would count.
@@ -340,6 +367,8 @@ class ConsumeQueue:
         if stop > used and file.read(stop - used, used).strip(b"\0"):
             file.zero(used, stop - used)
             self._dirty.add(start)
+            return True
+        return False
 
     def _check_earlier_files(self) -> None:
         """After a crash an earlier file may have lost units that were not synced: the queue ends at the first such
@@ -348,5 +377,6 @@ class ConsumeQueue:
         for start in self._starts[-3:-1]:
             count = self._count_linear(start)
             if count < self.units_per_file:
-                self.truncate(start // UNIT_SIZE + count)
+                self.torn = True
+                self.truncate(start // self._unit_size + count)
                 return

@@ -185,7 +185,8 @@ class DiskFile:
 
     def sync(self) -> None:
         if not self._evictable:
-            os.fdatasync(self._open())
+            with suppress(FileNotFoundError):  # as below
+                os.fdatasync(self._open())
             return
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -26,9 +26,11 @@ The log is the only truth; queues and index are compared with it and completed f
     anything else, or a missing segment, with valid records      the range is damaged: noted, reported, stepped over;
     behind it                                                    what follows is kept
     a unit that names another place than the record's            put right
+    an end of a queue that has more behind it                    the log is read from there, whatever the stop
     a gap in a queue's offsets                                   filler units
     a record of a topic that was deleted after it                no unit
-    a unit or index entry at or behind the end of the log        dropped
+    a unit or index entry at or behind the end of the log        dropped; if units that are not follow it, or after an
+                                                                 orderly stop, the log is read again for its queue
     bytes behind the end of the log                              zeroed and synced before the first append, or they
                                                                  would parse as records after the next crash
     a whole segment behind the end without any valid record      set aside in `quarantine`, if it holds anything
@@ -116,7 +118,12 @@ class Recovery:
         report.end = self._scan(report.begin)
         report.damaged.sort(key=lambda damage: damage.start)
         self._cut_log(report.end)
-        self._cut_queues(report.end)
+        if (begin := self._cut_queues(report.end)) < report.begin:
+            # What was cut is damage, not the traces of lost records: read what those queues need once more.
+            report.begin, report.records = begin, 0
+            report.damaged.clear()
+            self._scan(begin)
+            report.damaged.sort(key=lambda damage: damage.start)
         self._index.truncate(report.end)
         for queue in self._queues.values():
             # Of a topic whose deletion was noted and then interrupted, the queues are still there.
@@ -133,6 +140,14 @@ class Recovery:
     def _begin(self) -> int:
         if not self._log.files.files:
             return 0
+        begin = self._begin_by_stop()
+        for queue in self._queues.values():
+            if queue.torn:
+                _log.warning("queue is damaged behind unit=%d directory=%s", queue.max_offset, queue.directory)
+                begin = min(begin, self._segment_start(queue.last_record_end()))
+        return begin
+
+    def _begin_by_stop(self) -> int:
         queues_end, last_unit = self._queues_end()
         if self._clean:
             begin = self._begin_after_clean_stop(queues_end, last_unit)
@@ -320,21 +335,29 @@ class Recovery:
         self._file_system.sync_directory(file.path.parent)
         self._report.quarantined.append(target)
 
-    def _cut_queues(self, end: int) -> None:
+    def _cut_queues(self, end: int) -> int:
+        """Drop units behind the end of the log; answer from where on the log must be read to replace damaged ones."""
+        begin_again = end
         for queue in self._queues.values():
             stop = queue.max_offset
+            damaged = self._clean  # an orderly stop leaves no unit without its record
             while stop > queue.min_offset:
                 begin = max(queue.min_offset, stop - 4096)
                 units = queue.units(begin, stop - begin)
                 behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
                 if not behind.any():
                     break
-                stop = begin + int(behind.argmax())
-                if stop > begin:
+                first = int(behind.argmax())
+                damaged |= not behind[first:].all()
+                stop = begin + first
+                if first:
                     break
             if stop < queue.max_offset:
                 self._report.units_dropped += queue.max_offset - stop
                 queue.truncate(stop)
+                if damaged:
+                    begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
+        return begin_again
 
 
 def _any_data(view: memoryview) -> bool:
