@@ -370,7 +370,7 @@ async def test_messages_can_be_read_while_their_segment_goes(world: World) -> No
     world.disk.before_operation = hold
     round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
     async with asyncio.timeout(10):
-        await asyncio.to_thread(removed.wait)
+        assert await asyncio.to_thread(removed.wait, 5)
         assert not world.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
         result = world.store.read("orders", 0, 0)
         assert (result.status, result.lost, result.records[0].queue_offset) == ("found", 0, 0)
@@ -379,6 +379,27 @@ async def test_messages_can_be_read_while_their_segment_goes(world: World) -> No
     low, _ = world.store.queue_range("orders", 0)
     assert low > 0
     assert world.store.read("orders", 0, 0).status == "offset-too-small"
+
+
+async def test_queues_know_of_the_removal_before_it_shows(world: World) -> None:
+    """When a segment cannot be read any more, every queue begins behind it: no read counts its messages as lost."""
+    world.fill(16)
+    world.disk.ratio = 0.95
+    at_queue, may_go_on = threading.Event(), threading.Event()
+
+    def hold(operation: Operation) -> None:
+        if operation.name == "unlink" and "consumequeue" in operation.path.parts and not at_queue.is_set():
+            at_queue.set()
+            assert may_go_on.wait(10)
+
+    world.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(at_queue.wait, 5)
+        statuses = [world.store.read("orders", queue_id, 0).status for queue_id in range(2)]
+        may_go_on.set()
+        await round_of
+    assert statuses == ["offset-too-small", "offset-too-small"]
 
 
 async def test_a_topic_deleted_during_a_round(world: World) -> None:
@@ -396,7 +417,7 @@ async def test_a_topic_deleted_during_a_round(world: World) -> None:
     world.disk.before_operation = hold
     round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
     async with asyncio.timeout(10):
-        await asyncio.to_thread(at_queue.wait)
+        assert await asyncio.to_thread(at_queue.wait, 5)
         world.disk.before_operation = None
         world.store.delete_topic("gone")
         may_go_on.set()
@@ -427,6 +448,20 @@ async def test_a_failed_removal_is_told_and_tried_again(world: World, caplog: py
     assert world.store.read("orders", 0, low).records[0].physical_offset >= SEGMENT
     await world.store.retention.clean()
     assert world.segments == [3]
+
+
+async def test_a_removal_that_may_not_be_durable_is_tried_again(world: World) -> None:
+    """The name is gone but its directory could not be synced: the segment is not counted as removed before it is."""
+    world.fill(4)
+    world.disk.ratio = 0.95
+    world.disk.fail_at("sync_directory", 2)
+    await world.store.retention.clean()
+    assert (world.store.stats.segments_expired, world.store.stats.retention_failures) == (1, 1)
+    assert world.store.status().min_offset == SEGMENT
+    low, _ = world.store.queue_range("orders", 0)
+    assert world.store.read("orders", 0, low).status == "found"
+    await world.store.retention.clean()
+    assert (world.segments, world.store.stats.retention_failures) == ([3], 1)
 
 
 async def test_a_queue_file_that_stays_is_tried_again(world: World) -> None:

@@ -76,30 +76,30 @@ async def test_a_sound_store_is_read_once_an_interval(world: World) -> None:
 
 
 async def test_damage_is_told_once_with_its_place(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """A flipped body, a header, and the last record of a segment: three ranges; the log is as it was, and the rest is
-    served."""
+    """Two flipped bodies, a header, and the last record of a segment: four ranges; the log is as it was, and the rest
+    is served."""
     sent = world.sender.sent
-    body, header, last = sent[1], sent[PER_SEGMENT + 3], sent[3 * PER_SEGMENT - 1]
+    body, other, header, last = sent[1], sent[4], sent[PER_SEGMENT + 3], sent[3 * PER_SEGMENT - 1]
     world.damage(body)
+    world.damage(other, 700)
     world.damage(header, 0, b"\xff\xff\xff\xff\xff\xff")
     world.damage(last, 500)
     before = world.log_files
     with caplog.at_level(logging.ERROR):
         await world.store.scrub.read_due()
-    expected = [(body.physical_offset, body.end), (header.physical_offset, header.end)]
-    assert world.damaged[:2] == expected
-    assert world.damaged[2] == (last.physical_offset, 3 * SEGMENT)
-    assert (world.store.stats.checksum_failures, world.store.stats.scrub_damage) == (3, 3)
+    expected = [(found.physical_offset, found.end) for found in (body, other, header)]
+    assert world.damaged == [*expected, (last.physical_offset, 3 * SEGMENT)]
+    assert (world.store.stats.checksum_failures, world.store.stats.scrub_damage) == (4, 4)
     assert f"from={body.physical_offset} to={body.end}" in caplog.text
     assert world.log_files == before
-    assert world.store.status().damaged_ranges == 3
+    assert world.store.status().damaged_ranges == 4
     result = world.store.read("orders", 0, 0)
-    assert [record.queue_offset for record in result.records][:3] == [0, 2, 3]
+    assert [record.queue_offset for record in result.records][:4] == [0, 2, 3, 5]
 
     failures = world.store.stats.checksum_failures
     world.clock.advance(168 * 3600)
     await world.store.scrub.read_due()
-    assert (len(world.damaged), world.store.stats.checksum_failures) == (3, failures)
+    assert (len(world.damaged), world.store.stats.checksum_failures) == (4, failures)
     assert world.store.stats.scrubbed_segments == 6
 
 
@@ -111,14 +111,17 @@ async def test_zeros_in_the_middle_of_the_log_are_damage(world: World) -> None:
     assert world.damaged == [(lost.physical_offset, lost.end)]
 
 
-async def test_records_longer_than_a_slice(worlds: list[World], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices may end anywhere in a record, and be shorter than one."""
+async def test_records_longer_than_a_slice(
+    worlds: list[World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slices may end anywhere in a record, and be shorter than one; nothing but the damage is told."""
     monkeypatch.setattr(scrub_module, "_SLICE_SIZE", 1000)
     worlds.append(world := World())
     world.damage(world.sender.sent[4], 2000)
     await world.store.scrub.read_due()
     assert world.damaged == [(world.sender.sent[4].physical_offset, world.sender.sent[4].end)]
     assert world.store.stats.scrubbed_bytes == 3 * SEGMENT
+    assert len(caplog.records) == 1
 
 
 async def test_a_segment_that_cannot_be_read(world: World, caplog: pytest.LogCaptureFixture) -> None:
