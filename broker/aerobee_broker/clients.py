@@ -32,6 +32,11 @@ class TelemetryStream:
         self._closed = False
         self.failure: str | None = None  # what the client did wrong, for the status that ends the stream
 
+    @property
+    def backlog(self) -> int:
+        """Commands that were not sent yet."""
+        return len(self._commands)
+
     def write(self, command: v2.TelemetryCommand) -> None:
         """Queue a command; of more than 64 that the client has not read, the oldest is dropped."""
         if len(self._commands) >= _PENDING_COMMANDS_MAX:
@@ -109,6 +114,7 @@ class ClientRegistry:
         self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
         self._expiry_seconds = expiry_seconds
         self.gone_listeners: list[Callable[[str], None]] = []
+        self.producer_listeners: list[Callable[[Client], None]] = []  # when one has sent its settings
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -136,6 +142,12 @@ class ClientRegistry:
     def producers_of(self, topic: str) -> list[Client]:
         """The connected producers that listed a topic, by its stored name."""
         return [client for client in self._clients.values() if topic in client.topics]
+
+    def introduced(self, client: Client) -> None:
+        """The client has sent its settings."""
+        if client.client_type == v2.ClientType.PRODUCER:
+            for listener in self.producer_listeners:
+                listener(client)
 
     def open_stream(self, client: Client) -> TelemetryStream:
         """A new Telemetry stream of the client, which ends an older one."""

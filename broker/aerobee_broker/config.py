@@ -25,6 +25,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.topics import QUEUE_COUNT_MAX
 from aerobee_store.config import UNIT_SIZE, StoreConfig
 from aerobee_store.errors import ConfigError
@@ -122,6 +123,7 @@ class BrokerConfig:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
 
@@ -201,6 +203,7 @@ class BrokerConfig:
             topics=TopicsConfig(**sections["topics"]),
             groups=GroupsConfig(**sections["groups"]),
             delivery=DeliveryConfig(**sections["delivery"]),
+            transactions=TransactionsConfig(**sections["transactions"]),
             limits=LimitsConfig(**sections["limits"]),
             ignored_rocketmq_keys=ignored,
         )
@@ -232,6 +235,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "topics": _settings_of(TopicsConfig),
     "groups": _settings_of(GroupsConfig),
     "delivery": _settings_of(DeliveryConfig),
+    "transactions": _settings_of(TransactionsConfig),
     "limits": _settings_of(LimitsConfig),
 }
 
@@ -374,6 +378,9 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "autoCreateTopicEnable": ("topics.auto_create", _same),
     "defaultTopicQueueNums": ("topics.queue_count", int),
     "autoCreateSubscriptionGroup": ("groups.auto_create", _same),
+    "transactionTimeOut": ("transactions.timeout_seconds", _milliseconds),
+    "transactionCheckInterval": ("transactions.check_interval_seconds", _milliseconds),
+    "transactionCheckMax": ("transactions.check_max", int),
     "channelExpiredTimeout": ("limits.client_expiry_seconds", _milliseconds),
 }
 

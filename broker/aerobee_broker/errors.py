@@ -75,6 +75,10 @@ class InvalidReceiptHandleError(BrokerError):
     """The receipt handle is malformed, unknown, of another group or topic, expired, or replaced by a newer one."""
 
 
+class InvalidTransactionError(BrokerError):
+    """The transaction is unknown, or settled in another way."""
+
+
 class TooManyRequestsError(BrokerError):
     """A bound of the broker is reached; the same request may succeed a little later."""
 

@@ -54,6 +54,7 @@ RESERVED_NAMES: Final = frozenset(
 
     TRACE_CONTEXT __SHARDINGKEY CHECK_IMMUNITY_TIME_IN_SECONDS __transactionId__ TRANSACTION_CHECK_TIMES
     INNER_NUM INNER_BASE INNER_MULTI_DISPATCH __LITE_TOPIC _SYS_MSG_PRIORITY_ __AEROBEE_KEYS __AEROBEE_EMPTY
+    __AEROBEE_SENDER __AEROBEE_SINCE __AEROBEE_OUTCOME
     """.split()  # noqa: SIM905 - sixty names read better as words than as a column of literals
 )
 
@@ -105,8 +106,8 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
     if system.message_type == TRANSACTION:
         properties[p.TRANSACTION_MESSAGE] = "true"
         properties[p.PRODUCER_GROUP] = stored_topic
-        if system.HasField("orphaned_transaction_recovery_duration"):
-            seconds = system.orphaned_transaction_recovery_duration.seconds
+        immunity = system.orphaned_transaction_recovery_duration
+        if seconds := immunity.seconds + (immunity.nanos > 0):  # 0 is like none: nobody wants to be asked at once
             properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
     if system.born_host and system.born_host != peer[0]:
         properties[p.BORN_HOST] = system.born_host

@@ -19,6 +19,7 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.counters import MESSAGE_SIZE_BOUNDS, BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic
 from aerobee_proto import v2
@@ -54,11 +55,12 @@ class Metrics:
         tables: Tables,
         clients: ClientRegistry,
         deliveries: Deliveries,
+        transactions: Transactions,
         counters: BrokerCounters,
         clock: Clock,
     ) -> None:
         """Show the broker from now on."""
-        broker = _BrokerCollector(self._config, store, tables, clients, deliveries, counters, clock)
+        broker = _BrokerCollector(self._config, store, tables, clients, deliveries, transactions, counters, clock)
         self._registry.register(broker)
         self._registry.register(_StoreCollector(self._config, store, clock))
 
@@ -75,6 +77,7 @@ class _BrokerCollector(Collector):
         tables: Tables,
         clients: ClientRegistry,
         deliveries: Deliveries,
+        transactions: Transactions,
         counters: BrokerCounters,
         clock: Clock,
     ) -> None:
@@ -83,6 +86,7 @@ class _BrokerCollector(Collector):
         self._tables = tables
         self._clients = clients
         self._deliveries = deliveries
+        self._transactions = transactions
         self._counters = counters
         self._clock = clock
 
@@ -92,6 +96,7 @@ class _BrokerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._traffic()
         yield from self._deliveries_out()
+        yield from self._transaction_outcomes()
         yield from self._rpc()
         flags = self._store.running.flags
         permission = _PERMISSION_READ * flags.readable + _PERMISSION_WRITE * flags.writable
@@ -133,6 +138,35 @@ class _BrokerCollector(Collector):
             messages.add_metric(values, received.messages)
             size.add_metric(values, received.bytes)
         yield from (messages, size)
+
+    def _transaction_outcomes(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "topic")
+        committed = CounterMetricFamily(
+            "rocketmq_commit_messages", "Transactional messages that were committed.", labels=labels
+        )
+        rolled_back = CounterMetricFamily(
+            "rocketmq_rollback_messages", "Transactional messages that were rolled back.", labels=labels
+        )
+        given_up = CounterMetricFamily(
+            "aerobee_transactions_given_up", "Transactional messages that nobody decided about in time.", labels=labels
+        )
+        half = GaugeMetricFamily(
+            "rocketmq_half_messages", "Transactional messages that wait for their decision.", labels=labels
+        )
+        latency = HistogramMetricFamily(
+            "rocketmq_finish_message_latency",
+            "Seconds from a transactional message to its commit; the one duration that RocketMQ has in seconds.",
+            labels=labels,
+        )
+        for topic, count in list(self._transactions.topics.items()):
+            values = (*self._base, topic)
+            committed.add_metric(values, count.committed)
+            rolled_back.add_metric(values, count.rolled_back)
+            given_up.add_metric(values, count.given_up)
+            half.add_metric(values, count.half)
+            if count.finish_seconds.count:
+                _add_histogram(latency, values, count.finish_seconds)
+        yield from (committed, rolled_back, given_up, half, latency)
 
     def _rpc(self) -> Iterator[Metric]:
         labels = (*_BROKER, "protocol_type", "request_code", "response_code", "is_long_polling", "result")

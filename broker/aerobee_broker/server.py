@@ -19,6 +19,8 @@ from aerobee_broker.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import ListenError
 from aerobee_broker.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics import Metrics
@@ -30,6 +32,7 @@ from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
+from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import aerobee_admin_handler
@@ -136,8 +139,19 @@ async def _serve(
     )
     clients.gone_listeners.append(deliveries.client_gone)
     await asyncio.to_thread(deliveries.open)
+    transactions = Transactions(store, tables, clock, config.transactions, Producers(clients))
+    clients.producer_listeners.append(transactions.producer_ready)
+    await asyncio.to_thread(transactions.open)
     counters = BrokerCounters()
-    metrics.attach(store=store, tables=tables, clients=clients, deliveries=deliveries, counters=counters, clock=clock)
+    metrics.attach(
+        store=store,
+        tables=tables,
+        clients=clients,
+        deliveries=deliveries,
+        transactions=transactions,
+        counters=counters,
+        clock=clock,
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             services = [
@@ -145,12 +159,15 @@ async def _serve(
                 for name, service in (
                     ("store", store.run),
                     (deliveries.name, deliveries.run),
+                    (transactions.name, transactions.run),
                     (clients.name, clients.run),
                     (tables.name, tables.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
-            server, health, address = await _listen(config, clock, store, tables, clients, deliveries, counters)
+            server, health, address = await _listen(
+                config, clock, store, tables, clients, deliveries, transactions, counters
+            )
             try:
                 ready.reason = None
                 announce(str(address), str(metrics_address))
@@ -162,6 +179,7 @@ async def _serve(
                 clients.close_streams()
                 await server.stop(config.listen.drain_seconds)
                 await deliveries.close()
+                await transactions.close()
                 await tables.save()
             finally:
                 ready.reason = ready.reason or "stopping: a service of the broker died"
@@ -183,6 +201,7 @@ async def _listen(
     tables: Tables,
     clients: ClientRegistry,
     deliveries: Deliveries,
+    transactions: Transactions,
     counters: BrokerCounters,
 ) -> tuple[grpc.aio.Server, HealthServicer, Address]:
     """Bind the gRPC port and serve every service on it. ListenError."""
@@ -198,9 +217,10 @@ async def _listen(
         route=RouteProcessor(config, tables, address),
         heartbeat=HeartbeatProcessor(clients),
         telemetry=TelemetryProcessor(config, tables),
-        send=SendProcessor(config, store, tables, counters, clock),
+        send=SendProcessor(config, store, tables, counters, clock, transactions),
         receive=ReceiveProcessor(config, tables, deliveries, clock),
         acknowledge=AcknowledgeProcessor(config, deliveries),
+        transaction=TransactionProcessor(transactions, counters),
     )
     administration = Administration(
         config=config,

@@ -6,14 +6,16 @@ This is the broker's hottest path beside the receive: what depends on the topic 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.counters import BrokerCounters, SentCounters
+from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import FIFO, NORMAL, PRIORITY, message_type, to_store_message
+from aerobee_broker.message_mapping import FIFO, NORMAL, PRIORITY, TRANSACTION, message_type, to_store_message
 from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables import Tables
@@ -27,7 +29,7 @@ from aerobee_store.record import Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
-_STORED_AT_ONCE: Final = frozenset({NORMAL, FIFO, PRIORITY})  # what needs no more than a place in a queue
+_STORED_AT_ONCE: Final = frozenset({NORMAL, FIFO, PRIORITY, TRANSACTION})  # what needs no more than a place in a queue
 _MASK_64: Final = (1 << 64) - 1
 
 
@@ -49,7 +51,13 @@ class SendProcessor:
     """Answers SendMessage."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, tables: Tables, counters: BrokerCounters, clock: Clock
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        counters: BrokerCounters,
+        clock: Clock,
+        transactions: Transactions,
     ) -> None:
         self._limits = config.limits
         self._body_size_max = config.store.body_size_max
@@ -57,6 +65,7 @@ class SendProcessor:
         self._tables = tables
         self._counters = counters
         self._clock = clock
+        self._transactions = transactions
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._topics_revision = -1
 
@@ -74,10 +83,15 @@ class SendProcessor:
         stored_name = topic_name(resource, client) if destination is None else destination.topic
 
         now_ms = self._clock.now_ms()
+        transactional = messages[0].system_properties.message_type == TRANSACTION
         for message in messages:
             if len(messages) > 1 and message.topic != resource:
                 raise InvalidRequestError(
                     v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
+                )
+            if (message.system_properties.message_type == TRANSACTION) != transactional:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST, "some messages of the request are transactional, and some not; send them apart"
                 )
             check_message(message, self._limits, self._body_size_max, now_ms)
         if destination is None:
@@ -88,23 +102,41 @@ class SendProcessor:
         counters: list[SentCounters] = []
         for message in messages:
             to_store.append(self._prepared(message, destination, client, now_ms, counters))
-        appended = self._store.append(to_store)
-        for counter, place in zip(counters, appended, strict=True):
-            counter.add(place.size)
-        last = appended[-1]
-        await self._store.wait_stored(last.physical_offset + last.size)
+        if transactional:
+            queue_offsets = await self._append_halves(messages, to_store, client)
+        else:
+            appended = self._store.append(to_store)
+            for counter, place in zip(counters, appended, strict=True):
+                counter.add(place.size)
+            await self._store.wait_stored(appended[-1].end)
+            queue_offsets = [place.queue_offset for place in appended]
 
         response = v2.SendMessageResponse()
         response.CopyFrom(_ANSWER)  # a third of what building it anew costs
         entry: v2.SendResultEntry | None = response.entries[0]
-        for message, place in zip(messages, appended, strict=True):
+        for message, queue_offset in zip(messages, queue_offsets, strict=True):
             if entry is None:
                 entry = response.entries.add()
                 entry.CopyFrom(_ANSWER.entries[0])
             entry.message_id = entry.transaction_id = message.system_properties.message_id
-            entry.offset = place.queue_offset
+            entry.offset = queue_offset
             entry = None
         return response
+
+    async def _append_halves(
+        self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
+    ) -> list[int]:
+        """Transactional messages are counted when they are committed: until then their topic does not have them."""
+        if any(message.system_properties.HasField("delivery_timestamp") for message in messages):
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                "a transactional message cannot have a delivery timestamp; leave it out, or send without a transaction",
+            )
+        if not self._transactions.has_topics:
+            await self._transactions.create_topics()
+        places = self._transactions.append_halves(to_store, client.client_id)
+        await self._store.wait_stored(max(place.end for place in places))
+        return [place.queue_offset for place in places]
 
     def _prepared(
         self,
@@ -130,7 +162,7 @@ class SendProcessor:
         count = destination.queue_count
         if not count:
             raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {destination.topic!r} has no writable queue")
-        if kind == FIFO:
+        if system.message_group:
             queue_id = jump_hash(system.message_group, count)
         else:
             queue_id = destination.next_queue

@@ -22,6 +22,7 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.GroupNotFoundError: _Code.CONSUMER_GROUP_NOT_FOUND,
     broker.GroupExistsError: _Code.BAD_REQUEST,
     broker.InvalidReceiptHandleError: _Code.INVALID_RECEIPT_HANDLE,
+    broker.InvalidTransactionError: _Code.INVALID_TRANSACTION_ID,
     broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,
     store.InvalidMessageError: _Code.BAD_REQUEST,
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,

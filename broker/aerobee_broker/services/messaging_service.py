@@ -19,6 +19,7 @@ from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
+from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.rpc import ClientIdentity, Context, introduce, service_handler
 from aerobee_proto import v2
@@ -40,6 +41,7 @@ class MessagingService:
         send: SendProcessor,
         receive: ReceiveProcessor,
         acknowledge: AcknowledgeProcessor,
+        transaction: TransactionProcessor,
     ) -> None:
         self._clients = clients
         self._counters = counters
@@ -50,6 +52,7 @@ class MessagingService:
         self._send = send
         self._receive_processor = receive
         self._acknowledge = acknowledge
+        self._transaction = transaction
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         return service_handler(
@@ -62,6 +65,7 @@ class MessagingService:
                 "Heartbeat": self._heartbeat,
                 "NotifyClientTermination": self._terminate,
                 "SendMessage": self._send.process,
+                "EndTransaction": self._transaction.end,
                 "AckMessage": self._acknowledge.acknowledge,
                 "ChangeInvisibleDuration": self._acknowledge.change_invisible,
                 "ForwardMessageToDeadLetterQueue": self._acknowledge.forward,
@@ -132,6 +136,7 @@ class MessagingService:
                     client.stream = stream
                 if (reply := self._telemetry_processor.process(command, client)) is not None:
                     stream.write(reply)
+                    self._clients.introduced(client)
         except BrokerError as error:
             status = status_of(error, "Telemetry")
             if status.code == v2.Code.INVALID_CLIENT_PROPERTIES:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, TopicsConfig
 from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.processors.send import SendProcessor, jump_hash
 from aerobee_broker.tables import Tables
@@ -30,7 +32,10 @@ class Sender:
         self.tables = tables
         self.client = Client("test")
         self.counters = BrokerCounters()
-        self._processor = SendProcessor(config, store, tables, self.counters, store.clock)
+        self.transactions = Transactions(
+            store, tables, store.clock, config.transactions, Producers(ClientRegistry(store.clock))
+        )
+        self._processor = SendProcessor(config, store, tables, self.counters, store.clock, self.transactions)
 
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:
         async with asyncio.timeout(10):

@@ -1,0 +1,41 @@
+"""EndTransaction: a producer's decision about a half message."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.delivery.half_messages import Outcome
+from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors.naming import topic_name
+from aerobee_proto import v2
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+_OUTCOMES: Final[dict[int, Outcome | None]] = {
+    v2.TransactionResolution.COMMIT: Outcome.COMMIT,
+    v2.TransactionResolution.ROLLBACK: Outcome.ROLLBACK,
+    v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED: None,  # a checker does not know yet
+}
+
+
+class TransactionProcessor:
+    """Whoever knows the id may decide: after a crash of the sender it is another producer that is asked."""
+
+    def __init__(self, transactions: Transactions, counters: BrokerCounters) -> None:
+        self._transactions = transactions
+        self._counters = counters
+
+    async def end(self, request: v2.EndTransactionRequest, client: Client) -> v2.EndTransactionResponse:
+        topic = topic_name(request.topic, client)
+        if not request.transaction_id.strip():
+            raise InvalidRequestError(
+                v2.Code.INVALID_TRANSACTION_ID, "the transaction id is blank; give the one of the answer to the send"
+            )
+        if request.resolution not in _OUTCOMES:
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, f"there is no resolution {request.resolution}")
+        final = await self._transactions.end(topic, request.transaction_id, _OUTCOMES[request.resolution])
+        if final is not None:
+            self._counters.sent_to(topic, "transaction").add(final.size)
+        return v2.EndTransactionResponse(status=_OK)

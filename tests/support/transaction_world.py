@@ -1,0 +1,213 @@
+"""A store on a disk in memory, the tables, sends and transactions, without gRPC: what tests of transactions talk to."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.config import BrokerConfig, TopicsConfig
+from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.transaction_config import TransactionsConfig
+from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.transaction import TransactionProcessor
+from aerobee_broker.services.errors import status_of
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig, TopicMessageType
+from aerobee_proto import v2
+from aerobee_store import MessageStore, Record
+from aerobee_store.config import FlushMode, StoreConfig
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+
+TOPIC = "payments"
+COMMIT = v2.TransactionResolution.COMMIT
+ROLLBACK = v2.TransactionResolution.ROLLBACK
+UNDECIDED = v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED
+
+
+class TransactionWorld:
+    """One life of a broker on a disk; `crash` and `restart` give the next one."""
+
+    def __init__(
+        self,
+        directory: Path,
+        disk: MemoryFileSystem | None = None,
+        clock: ManualClock | None = None,
+        *,
+        flush: FlushMode = "sync",
+        **transactions: Any,
+    ) -> None:
+        self.directory = directory
+        self.settings = transactions
+        self.flush = flush
+        self.clock = clock or ManualClock()
+        self.disk = disk or MemoryFileSystem(clock=self.clock)
+        (directory / "config").mkdir(parents=True, exist_ok=True)  # the tables look there, without need of the disk
+        self.config = BrokerConfig.tiny(
+            directory,
+            store=StoreConfig.tiny(directory, flush=flush),
+            topics=TopicsConfig(auto_create=False),
+            transactions=TransactionsConfig(**transactions),
+        )
+        self.store = MessageStore.open(self.config.store, file_system=self.disk, clock=self.clock)
+        if not self.disk.exists(directory / "config"):
+            self.disk.make_directory(directory / "config")
+        self.tables = Tables.load(self.config, self.clock, self.disk, self.store.in_disk_thread)
+        self.clients = ClientRegistry(self.clock)
+        self.counters = BrokerCounters()
+        self.transactions = Transactions(
+            self.store, self.tables, self.clock, self.config.transactions, Producers(self.clients)
+        )
+        self.clients.producer_listeners.append(self.transactions.producer_ready)
+        self._send = SendProcessor(self.config, self.store, self.tables, self.counters, self.clock, self.transactions)
+        self._end = TransactionProcessor(self.transactions, self.counters)
+        self._services: list[asyncio.Task[None]] = []
+
+    async def start(self) -> TransactionWorld:
+        """Run; the topics are there."""
+        for topic in (
+            TopicConfig.of_type(TOPIC, TopicMessageType.TRANSACTION, queue_count=2),
+            TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
+            TopicConfig.of_type("normal", queue_count=1),
+        ):
+            if topic.name not in self.tables.topics:
+                self.tables.topics.create(topic)
+        self.transactions.open()
+        loop = asyncio.get_running_loop()
+        self._services = [loop.create_task(service.run()) for service in (self.store, self.transactions)]
+        await self.settle()
+        return self
+
+    async def crash(self, disk: MemoryFileSystem | None = None) -> TransactionWorld:
+        """What `kill -9` leaves, started again; or another disk."""
+        disk = disk or self.disk.kill()
+        await self.abandon()
+        return await TransactionWorld(self.directory, disk, self.clock, flush=self.flush, **self.settings).start()
+
+    async def restart(self) -> TransactionWorld:
+        """An orderly stop, and the next start."""
+        await self.stop()
+        return await TransactionWorld(self.directory, self.disk, self.clock, flush=self.flush, **self.settings).start()
+
+    async def stop(self) -> None:
+        """Note offsets, save, close."""
+        if self.store.state != "closed":
+            await self.transactions.close()
+            await self.tables.save()
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """End the services and close the store; the tables are left as they were saved last."""
+        for service in self._services:
+            service.cancel()
+        for service in self._services:
+            with suppress(asyncio.CancelledError):
+                await service
+        self._services = []
+        self.store.close()
+
+    async def settle(self) -> None:
+        """Let the services have their turns; what they stored can be read when this returns."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await self.store.wait_stored(self.store.positions[0], durable=True)
+
+    # --- what clients do --------------------------------------------------------------------------------------
+
+    def producer(self, client_id: str, *topics: str, connected: bool = True) -> Client:
+        """A producer that lists these topics in its settings, with a Telemetry stream."""
+        client = self.clients.seen(client_id)
+        client.client_type = v2.ClientType.PRODUCER
+        client.topics = frozenset(topics)
+        if connected:
+            self.clients.open_stream(client)
+            self.clients.introduced(client)
+        return client
+
+    async def send(self, *message_ids: str, topic: str = TOPIC, client_id: str = "sender", **system: Any) -> list[int]:
+        """Transactional messages, in one request; returns their offsets in the queue of half messages."""
+        made = [half(message_id, topic, **system) for message_id in message_ids]
+        async with asyncio.timeout(10):
+            response = await self._send.process(v2.SendMessageRequest(messages=made), self.clients.seen(client_id))
+        assert [entry.transaction_id for entry in response.entries] == list(message_ids)
+        return [entry.offset for entry in response.entries]
+
+    async def send_code(self, *messages: v2.Message) -> int:
+        """The code that a send is answered with."""
+        try:
+            async with asyncio.timeout(10):
+                response = await self._send.process(
+                    v2.SendMessageRequest(messages=messages), self.clients.seen("sender")
+                )
+        except Exception as error:
+            return status_of(error, "SendMessage").code
+        return response.status.code
+
+    async def end(
+        self,
+        transaction_id: str,
+        resolution: v2.TransactionResolution.ValueType = COMMIT,
+        *,
+        topic: str = TOPIC,
+        client_id: str = "sender",
+    ) -> int:
+        """The code that EndTransaction is answered with."""
+        request = v2.EndTransactionRequest(
+            topic=v2.Resource(name=topic),
+            message_id=transaction_id,
+            transaction_id=transaction_id,
+            resolution=resolution,
+            source=v2.TransactionSource.SOURCE_CLIENT,
+        )
+        try:
+            async with asyncio.timeout(10):
+                response = await self._end.end(request, self.clients.seen(client_id))
+        except Exception as error:
+            return status_of(error, "EndTransaction").code
+        return response.status.code
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock and let the timer see it; what it stored can be read when this returns."""
+        self.clock.advance(seconds)
+        self.transactions.wake_timer()
+        await self.settle()
+
+    def asked(self, client: Client) -> list[v2.RecoverOrphanedTransactionCommand]:
+        """The commands that wait in the client's stream, which is then empty."""
+        assert client.stream is not None
+        commands = []
+        while client.stream.backlog:
+            read = client.stream.next()
+            try:
+                read.send(None)
+            except StopIteration as done:
+                commands.append(done.value.recover_orphaned_transaction_command)
+        return commands
+
+    # --- what is stored ---------------------------------------------------------------------------------------
+
+    def stored(self, topic: str = TOPIC) -> list[Record]:
+        """All that consumers can read, or that is in a system topic."""
+        records = []
+        for queue_id in self.store.queues().get(topic, []):
+            low, high = self.store.queue_range(topic, queue_id)
+            records += self.store.read(topic, queue_id, low, max_count=max(high - low, 1)).records
+        return sorted(records, key=lambda record: record.physical_offset)
+
+    def ids(self, topic: str = TOPIC) -> list[str | None]:
+        """Of these the message ids."""
+        return [record.unique_key for record in self.stored(topic)]
+
+
+def half(message_id: str, topic: str = TOPIC, body: bytes = b"pay", **system: Any) -> v2.Message:
+    """A transactional message as a producer sends it."""
+    return v2.Message(
+        topic=v2.Resource(name=topic),
+        body=body,
+        system_properties=v2.SystemProperties(message_id=message_id, message_type=v2.MessageType.TRANSACTION, **system),
+        user_properties={"currency": "EUR"},
+    )
