@@ -1,0 +1,50 @@
+"""The recall handle: by what a producer names a delayed message that it wants back, in RocketMQ's form.
+
+base64url, padded, of the text    v1 <topic> <broker> <delivery time in Unix ms> <message id>
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Final
+
+from aerobee_broker.errors import BrokerError
+
+_VERSION: Final = "v1"
+_HANDLE_SIZE_MAX: Final = 16_384  # characters: an id has at most 8 KiB
+
+
+class InvalidRecallHandleError(BrokerError):
+    """The text is no recall handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHandle:
+    """`topic` is the stored name. The message id comes last, for it may contain blanks."""
+
+    topic: str
+    broker: str
+    deliver_ms: int
+    message_id: str
+
+    def encode(self) -> str:
+        text = f"{_VERSION} {self.topic} {self.broker} {self.deliver_ms} {self.message_id}"
+        return base64.urlsafe_b64encode(text.encode()).decode("ascii")
+
+    @classmethod
+    def decode(cls, text: str) -> RecallHandle:
+        """Raises InvalidRecallHandleError."""
+        if len(text) > _HANDLE_SIZE_MAX:
+            raise InvalidRecallHandleError("the recall handle is too long; give the one that the send answered")
+        try:
+            decoded = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True).decode()
+        except (UnicodeError, binascii.Error):
+            decoded = ""
+        version, *fields = decoded.split(" ", 4)
+        if version == _VERSION and len(fields) == 4:
+            topic, broker, deliver_ms, message_id = fields
+            if deliver_ms.isascii() and deliver_ms.isdigit() and len(deliver_ms) <= 15 and message_id:
+                return cls(topic, broker, int(deliver_ms), message_id)
+        raise InvalidRecallHandleError(f"{text[:80]!r} is no recall handle; give the one that the send answered")

@@ -1,0 +1,151 @@
+"""A store and a timer in one process, on a disk in memory, under a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker.delivery.timer import Timer
+from aerobee_broker.delivery.timer_config import TimerConfig
+from aerobee_store import MessageStore, Record, StoreConfig
+from aerobee_store.properties import UNIQ_KEY
+from aerobee_store.record import Message
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+
+TOPIC = "orders"
+START_MS = 1_700_000_000_000
+STORE = StoreConfig.tiny(Path("/store"))
+SETTINGS = TimerConfig(roll_window_slots=100, slot_count=256, log_file_size=4096, flush_interval_seconds=3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message in its real topic."""
+
+    body: str
+    at_ms: int
+    record: Record
+
+
+class TimerWorld:
+    """One life of a timer. `run` tasks begin with `start`; nothing is saved but by `stop` and `save`."""
+
+    def __init__(
+        self, disk: MemoryFileSystem, clock: ManualClock, settings: TimerConfig, store: StoreConfig = STORE
+    ) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.settings = settings
+        self.store_config = store
+        self.store = MessageStore.open(store, file_system=disk, clock=clock)
+        self.timer = Timer(self.store, clock, settings, topics=lambda: (TOPIC,))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(
+        cls,
+        disk: MemoryFileSystem | None = None,
+        clock: ManualClock | None = None,
+        *,
+        store: StoreConfig = STORE,
+        **settings: Any,
+    ) -> TimerWorld:
+        world = cls(disk or MemoryFileSystem(), clock or ManualClock(START_MS), replace(SETTINGS, **settings), store)
+        await asyncio.to_thread(world.timer.open)
+        world._tasks = [asyncio.create_task(world.store.run()), asyncio.create_task(world.timer.run())]
+        await asyncio.sleep(0)
+        return world
+
+    async def next_life(self, disk: MemoryFileSystem) -> TimerWorld:
+        """The next start, on what a crash has left; this one is only let go of."""
+        await self.abandon()
+        return await TimerWorld.start(disk, self.clock, store=self.store_config, **_fields(self.settings))
+
+    async def abandon(self) -> None:
+        """Stop working, as a process that was killed: nothing is saved."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+
+    async def stop(self) -> None:
+        """An orderly stop."""
+        if self._tasks:
+            await self.timer.close()
+            await self.abandon()
+            self.store.close()
+
+    async def save(self) -> None:
+        """What the flush does every second."""
+        await self.timer._flush(clean=False)
+
+    async def send(self, body: str, delay_seconds: float, *, message_id: str | None = None, queue_id: int = 0) -> int:
+        """A delayed message, stored; returns its delivery time."""
+        deliver_ms = self.clock.now_ms() + round(delay_seconds * 1000)
+        await self.send_all([(body, deliver_ms)], message_id=message_id, queue_id=queue_id)
+        return deliver_ms
+
+    async def send_all(
+        self, messages: list[tuple[str, int]], *, message_id: str | None = None, queue_id: int = 0
+    ) -> None:
+        """Delayed messages: body and delivery time of each."""
+        appended = self.store.append(
+            [
+                self.timer.delayed(
+                    Message(TOPIC, queue_id, body.encode(), {UNIQ_KEY: message_id or f"id-{body}"}), deliver_ms
+                )
+                for body, deliver_ms in messages
+            ]
+        )
+        await self.store.wait_stored(appended[-1].end)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Until the timer has done all it can do at this time."""
+        for _ in range(100_000):
+            self.timer.wake()
+            await asyncio.sleep(0)
+            if self.is_idle():
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                if self.is_idle():
+                    return
+        raise AssertionError("the timer does not come to rest")
+
+    def is_idle(self) -> bool:
+        timer, now_ms = self.timer, self.clock.now_ms()
+        due = timer.next_look_ms
+        wrote, _, flushed, dispatched = self.store.positions
+        return timer.enqueue_lag == 0 and wrote == flushed == dispatched and (due is None or due > now_ms)
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock at once and let the timer work."""
+        self.clock.advance(seconds)
+        await self.settle()
+
+    def delivered(self, topic: str = TOPIC) -> list[Delivery]:
+        """All that the real topic has, in the order of the log."""
+        found = []
+        for queue_id in self.store.queues().get(topic, []):
+            position, end = self.store.queue_range(topic, queue_id)
+            while position < end:
+                result = self.store.read(topic, queue_id, position, max_count=1024, max_bytes=1 << 30)
+                found += [Delivery(item.body.decode(), item.store_timestamp, item) for item in result.records]
+                position = result.next_offset
+        return sorted(found, key=lambda item: item.record.physical_offset)
+
+    def bodies(self) -> list[str]:
+        return [item.body for item in self.delivered()]
+
+
+def _fields(settings: TimerConfig) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+
+
+Crash = Callable[[MemoryFileSystem], MemoryFileSystem]
