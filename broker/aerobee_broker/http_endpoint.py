@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -28,6 +29,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True  # a stuck reader must not keep the process alive
     allow_reuse_address = True
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A peer that hangs up in the middle is nothing to report."""
+        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
+        _log.log(level, "connection failed peer=%s", client_address, exc_info=True)
+
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
@@ -35,6 +41,8 @@ class _Server6(_Server):
 
 class _QuietHandler(WSGIRequestHandler):
     timeout = 10  # seconds for a peer that connects and says nothing
+    server_version, sys_version = "aerobee", ""
+    error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
 
     def log_message(self, format: str, *args: object) -> None:
         _log.debug("request peer=%s %s", self.client_address[0], format % args)

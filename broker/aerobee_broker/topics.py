@@ -80,13 +80,15 @@ class TopicMessageType(StrEnum):
 def stored_name(namespace: str, name: str) -> str:
     """The one string by which the store knows the topic or group `name` of `namespace`.
 
-    System topics belong to no namespace. Raises IllegalNamespaceError for characters that would make it ambiguous.
+    System topics belong to no namespace. Raises IllegalNamespaceError for characters that would make it ambiguous,
+    and for more than a topic's name may have.
     """
     if not namespace or is_system_topic(name):
         return name
-    if _NAMESPACE.fullmatch(namespace) is None:
+    if len(namespace) > TOPIC_NAME_SIZE_MAX or _NAMESPACE.fullmatch(namespace) is None:
         raise IllegalNamespaceError(
-            f"namespace {namespace!r} has characters other than letters, digits, '_', '-' and '|'; choose another"
+            f"namespace {namespace[:80]!r} has more than {TOPIC_NAME_SIZE_MAX} characters, or others than letters, "
+            "digits, '_', '-' and '|'; choose another"
         )
     prefix, rest = _split_prefix(name)
     return f"{prefix}{namespace}%{rest}"

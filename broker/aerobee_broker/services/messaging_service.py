@@ -21,7 +21,7 @@ from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
-from aerobee_broker.services.rpc import ClientIdentity, Context, introduce, service_handler
+from aerobee_broker.services.rpc import ClientIdentity, Context, Unreadable, introduce, readable, service_handler
 from aerobee_proto import v2
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
@@ -74,7 +74,7 @@ class MessagingService:
             ready_made={
                 "Telemetry": grpc.stream_stream_rpc_method_handler(
                     self._telemetry,
-                    request_deserializer=v2.TelemetryCommand.FromString,
+                    request_deserializer=readable(v2.TelemetryCommand),
                     response_serializer=v2.TelemetryCommand.SerializeToString,
                 )
             },
@@ -102,7 +102,7 @@ class MessagingService:
                     received.bytes += response.ByteSize()
                 yield response
 
-    async def _telemetry(self, requests: AsyncIterator[v2.TelemetryCommand], context: Context) -> None:
+    async def _telemetry(self, requests: AsyncIterator[v2.TelemetryCommand | Unreadable], context: Context) -> None:
         """One conversation: a task reads what the client says, this one writes what it is told.
 
         The two must not wait for each other: one official client stops reading for good.
@@ -127,10 +127,12 @@ class MessagingService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.failure)
 
     async def _read_telemetry(
-        self, requests: AsyncIterator[v2.TelemetryCommand], client: Client, stream: TelemetryStream
+        self, requests: AsyncIterator[v2.TelemetryCommand | Unreadable], client: Client, stream: TelemetryStream
     ) -> None:
         try:
             async for command in requests:
+                if isinstance(command, Unreadable):
+                    raise command.error("Telemetry")
                 client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile
                 if client.stream is None:
                     client.stream = stream

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.clients import Client, ClientRegistry
@@ -32,6 +32,30 @@ UnaryCall = Callable[[Any, Client], Awaitable[Message]]
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Message, None]]
 
 _OK: Final = v2.Code.OK
+
+
+class Unreadable:
+    """Stands for a request whose bytes are none."""
+
+    def error(self, method: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            v2.Code.BAD_REQUEST,
+            f"the bytes of the {method} request cannot be read; send a message of apache.rocketmq.v2 or aerobee.v1, "
+            "as the .proto files have it",
+        )
+
+
+def readable(request_type: type[Message]) -> Callable[[bytes], Message | Unreadable]:
+    """Reads requests. What raises here would reach the client as gRPC's text, with the name of a class in it."""
+    parse = request_type.FromString
+
+    def read(data: bytes) -> Message | Unreadable:
+        try:
+            return parse(data)
+        except DecodeError:
+            return Unreadable()
+
+    return read
 
 
 def service_handler(
@@ -55,13 +79,13 @@ def service_handler(
             stream = streams.get(name) or _stream_not_implemented(name, response_type)
             handlers[name] = grpc.unary_stream_rpc_method_handler(
                 _stream(service, name, response_type, identify, counters, stream),
-                request_deserializer=request_type.FromString,
+                request_deserializer=readable(request_type),
                 response_serializer=response_type.SerializeToString,
             )
         else:
             handlers[name] = grpc.unary_unary_rpc_method_handler(
                 _unary(service, method, response_type, identify, counters, unary.get(name) or _not_implemented(name)),
-                request_deserializer=request_type.FromString,
+                request_deserializer=readable(request_type),
                 response_serializer=response_type.SerializeToString,
             )
     known = {method.name for method in POOL.FindServiceByName(service).methods}
@@ -85,6 +109,8 @@ def _unary(
     async def handle(request: Any, context: Context) -> Message:
         started = perf_counter()
         try:
+            if request.__class__ is Unreadable:
+                raise request.error(name)
             response = await call(request, identify(context))
         except Exception as error:
             status = status_of(error, name)
@@ -115,6 +141,8 @@ def _stream(
         started = perf_counter()
         code = _OK
         try:
+            if request.__class__ is Unreadable:
+                raise request.error(name)
             # Closed at once when the client goes away, so that what was not written is given back.
             async with aclosing(call(request, identify(context), context)) as responses:
                 async for response in responses:
