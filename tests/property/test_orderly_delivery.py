@@ -38,6 +38,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.events: list[QueueEvent] = []
         self.acknowledged: set[int] = set()
         self.left_out: set[int] = set()
+        self.withdrawn: set[int] = set()  # a crash may forget of these that they were
         self.queue = QueueDelivery(START)
         self.queue.keep_order()
 
@@ -92,6 +93,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
             assert all(self.messages[o].status == "finished" or o in offsets for o in earlier)
             message.status, message.attempt = "in flight", message.attempt + 1
             message.nonce, message.until = self.nonce, self.now + seconds
+            self.withdrawn.discard(offset)
             assert told[offset] == message.attempt
         self.events.append(event)
 
@@ -121,6 +123,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         for offset in given:
             message = self.messages[offset]
             message.status, message.attempt = "waiting", message.attempt - 1
+            self.withdrawn.add(offset)
 
     @precondition(lambda self: self.with_status("in flight"))
     @rule(data=st.data())
@@ -213,6 +216,8 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
                 assert flight.invisible_until_ms == message.until
             else:  # withdrawn: the crash forgot that
                 assert message.status == "waiting"
+        for offset, attempt in restored.ready.items():
+            assert attempt == self.messages[offset].attempt or offset in self.withdrawn or offset in self.left_out
         known = {*restored.in_flight, *restored.ready}
         for offset in self.messages:
             if offset < restored.cursor:
@@ -244,6 +249,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
                 message.status, message.attempt = "in flight", flight.attempt
                 message.nonce, message.until = flight.nonce, flight.invisible_until_ms
             elif message.status == "waiting":
+                assert message.attempt == restored.ready[offset] or offset in self.withdrawn
                 message.attempt = restored.ready[offset]
 
     @invariant()

@@ -18,7 +18,7 @@ from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import TopicConfig
 from aerobee_store import MessageStore, StoreConfig
-from aerobee_store.properties import TAGS, UNIQ_KEY
+from aerobee_store.properties import SHARDING_KEY, TAGS, UNIQ_KEY
 from aerobee_store.record import Message
 
 TOPIC = "orders"
@@ -114,12 +114,21 @@ class World:
             with suppress(asyncio.CancelledError):
                 await service
 
-    async def send(self, *bodies: str, tag: str | None = None, queue_id: int = 0, topic: str = TOPIC) -> None:
+    async def send(
+        self,
+        *bodies: str,
+        tag: str | None = None,
+        queue_id: int = 0,
+        topic: str = TOPIC,
+        message_group: str | None = None,
+    ) -> None:
         """Store messages; they can be received when this returns."""
         messages = []
         for body in bodies:
             self._message_count += 1
             properties = {UNIQ_KEY: f"id-{body}"} | ({TAGS: tag} if tag else {})
+            if message_group:
+                properties[SHARDING_KEY] = message_group
             messages.append(Message(topic=topic, queue_id=queue_id, body=body.encode(), properties=properties))
         appended = self.store.append(messages)
         await self.store.wait_stored(appended[-1].end)
@@ -135,6 +144,8 @@ class World:
         group: str = GROUP,
         topic: str = TOPIC,
         tags: frozenset[str] | None = None,
+        attempt_id: str = "",
+        queue_id: int | None = None,
     ) -> list[DeliveredMessage]:
         """`seconds` None is auto-renew."""
         self.connected.add(client_id)
@@ -146,6 +157,8 @@ class World:
             invisible_ms=None if seconds is None else round(seconds * 1000),
             wait_seconds=wait,
             tags=tags,
+            attempt_id=attempt_id,
+            queue_id=queue_id,
         )
 
     async def acknowledge(self, *messages: DeliveredMessage, group: str = GROUP, topic: str = TOPIC) -> list[bool]:
