@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
 
-.PHONY: help setup run test check lint type proto test-crash bench clean
+.PHONY: help setup run test check conformance lint type proto test-crash bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -26,6 +26,9 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 
 test: .venv/.dev ## run the tests, in a few minutes
 	$(BIN)/python -m pytest -q
+
+conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
+	$(BIN)/python -m pytest -q tests/conformance
 
 check: lint type test ## what CI runs: lint, types, tests
 

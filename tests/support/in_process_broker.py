@@ -14,6 +14,7 @@ import grpc
 from aerobee_broker import server
 from aerobee_broker.config import BrokerConfig
 from aerobee_proto import admin_v1, v2
+from aerobee_store.clock import Clock
 
 METADATA = (("x-mq-client-id", "test@1@0@abc"), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
 
@@ -31,14 +32,16 @@ class InProcessBroker:
 
 
 @asynccontextmanager
-async def in_process_broker(directory: Path, **changes: Any) -> AsyncIterator[InProcessBroker]:
-    """Started on entry, drained on exit; the exit fails if the broker did."""
+async def in_process_broker(
+    directory: Path, *, clock: Clock | None = None, **changes: Any
+) -> AsyncIterator[InProcessBroker]:
+    """Started on entry, drained on exit; the exit fails if the broker did. `changes` are of BrokerConfig.tiny."""
     config = BrokerConfig.tiny(directory, **changes)
     stop = asyncio.Event()
     ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(
-            server.run(config, stop, lambda endpoint, metrics: ready.set_result((endpoint, metrics)))
+            server.run(config, stop, lambda endpoint, metrics: ready.set_result((endpoint, metrics)), clock=clock)
         )
         async with asyncio.timeout(10):
             address, metrics = await ready

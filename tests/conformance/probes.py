@@ -1,0 +1,111 @@
+"""Whether the broker still lacks what items.py calls missing: one function a feature.
+
+A probe returns None while the feature is missing, and otherwise what the broker answered instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_proto import admin_v1, v2
+from tests.conformance.raw_client import RawClient, message, resource, timestamp
+
+Probe = Callable[[RawClient], Awaitable[str | None]]
+
+
+async def _typed(client: RawClient, topic: str, kind: v2.MessageType.ValueType) -> str:
+    """A new topic that takes messages of this type."""
+    admin: Any = admin_v1.AdminServiceStub(client.channel)
+    wanted = admin_v1.Topic(name=topic, read_queue_count=1, accept_message_types=[kind])
+    assert (await admin.CreateTopic(admin_v1.CreateTopicRequest(topic=wanted))).status.code == v2.Code.OK
+    return topic
+
+
+def _unless_not_implemented(status: v2.Status) -> str | None:
+    return None if status.code == v2.Code.NOT_IMPLEMENTED else f"{v2.Code.Name(status.code)}: {status.message}"
+
+
+def _settings_about(*words: str) -> str | None:
+    """The names of the broker's settings that have one of these words in them."""
+    classes: list[Any] = [BrokerConfig]
+    names = []
+    for section in classes:
+        for setting in dataclasses.fields(section):
+            names.append(setting.name)
+            factory: Any = setting.default_factory
+            if dataclasses.is_dataclass(factory):
+                classes.append(factory)
+    found = [name for name in names if any(word in name for word in words)]
+    return f"it has the settings {', '.join(found)}" if found else None
+
+
+async def authentication(client: RawClient) -> str | None:
+    return _settings_about("auth", "acl", "credential")
+
+
+async def tls(client: RawClient) -> str | None:
+    return _settings_about("tls", "ssl", "certificate")
+
+
+async def delay(client: RawClient) -> str | None:
+    topic = await _typed(client, "probe-delay", v2.MessageType.DELAY)
+    delayed = message(topic, message_type=v2.MessageType.DELAY, delivery_timestamp=timestamp(1))
+    return _unless_not_implemented((await client.send(delayed)).status)
+
+
+async def transactions(client: RawClient) -> str | None:
+    topic = await _typed(client, "probe-transactions", v2.MessageType.TRANSACTION)
+    half = message(topic, message_type=v2.MessageType.TRANSACTION)
+    return _unless_not_implemented((await client.send(half)).status)
+
+
+async def recall(client: RawClient) -> str | None:
+    return _unless_not_implemented((await client.recall("probe", "handle")).status)
+
+
+async def sql(client: RawClient) -> str | None:
+    await client.sent(message("probe-sql"))
+    received = await client.receive("probe-sql", "probe", expression="TAGS IS NULL", filter_type=v2.FilterType.SQL)
+    return (
+        None if received.code == v2.Code.ILLEGAL_FILTER_EXPRESSION else v2.Code.Name(v2.Code.ValueType(received.code))
+    )
+
+
+async def pull(client: RawClient) -> str | None:
+    for name in ("UpdateOffset", "GetOffset", "QueryOffset"):
+        answer = await client.call(name, getattr(v2, f"{name}Request")())
+        if other := _unless_not_implemented(answer.status):
+            return f"{name}: {other}"
+    call = client.stub.PullMessage(v2.PullMessageRequest(), metadata=client.metadata, timeout=5)
+    return _unless_not_implemented((await call.read()).status)
+
+
+async def lite(client: RawClient) -> str | None:
+    topic = await _typed(client, "probe-lite", v2.MessageType.LITE)
+    sent = await client.send(message(topic, message_type=v2.MessageType.LITE, lite_topic="l"))
+    request = v2.SyncLiteSubscriptionRequest(topic=resource(topic), group=resource("probe"))
+    synced = await client.call("SyncLiteSubscription", request)
+    return _unless_not_implemented(sent.status) or _unless_not_implemented(synced.status)
+
+
+async def priority(client: RawClient) -> str | None:
+    topic = await _typed(client, "probe-priority", v2.MessageType.PRIORITY)
+    sent = [message(topic, f"{i}", message_type=v2.MessageType.PRIORITY, priority=i) for i in range(3)]
+    await client.sent(*sent)
+    order = [each.body for each in await client.receive_all(topic, "probe", 3, count=1)]
+    return None if order == [b"0", b"1", b"2"] else f"the order of priorities 0, 1, 2 is {order}"
+
+
+async def commands(client: RawClient) -> str | None:
+    admin: Any = v2.AdminStub(client.channel)
+    request = v2.PrintThreadStackTraceRequest(client_id=client.client_id, group=resource("probe"))
+    return _unless_not_implemented((await admin.PrintThreadStackTrace(request, timeout=5)).status)
+
+
+PROBES: Final[dict[str, Probe]] = {
+    probe.__name__: probe
+    for probe in (authentication, tls, delay, transactions, recall, sql, pull, lite, priority, commands)
+}

@@ -1,0 +1,59 @@
+"""Nothing of the checklist is forgotten, and nothing is called missing that the broker has."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.conftest import item_number
+from tests.conformance.items import COUNT, COVERED_ELSEWHERE, MISSING, SECTIONS, TITLES, missing_reason
+from tests.conformance.probes import PROBES
+from tests.conformance.raw_client import RawClient
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def names_of_tests(path: Path) -> list[str]:
+    """The names of the test functions in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [function.name for function in functions if function.name.startswith("test_")]
+
+
+def test_every_item_is_tested_or_listed() -> None:
+    """In the file of its section, by exactly one test; or covered by tests that exist; or missing for a reason."""
+    assert list(TITLES) == list(range(1, COUNT + 1))
+    tested: list[int] = []
+    for first, last, _, name in SECTIONS:
+        numbers = [item_number(f"::{test}") for test in names_of_tests(HERE / name)] if (HERE / name).exists() else []
+        for number in numbers:
+            assert number is not None, f"{name} has a test without a number"
+            assert first <= number <= last, f"{name}: item {number} belongs elsewhere"
+            tested.append(number)
+    assert len(tested) == len(set(tested)), f"twice: {sorted(n for n in tested if tested.count(n) > 1)}"
+    assert not set(tested) & set(COVERED_ELSEWHERE), "an item with a test is covered here"
+    open_items = [
+        f"{number} {title}"
+        for number, title in TITLES.items()
+        if number not in tested and number not in COVERED_ELSEWHERE and missing_reason(number) is None
+    ]
+    assert not open_items, "neither tested nor listed in items.py"
+    for nodeid in (nodeid for nodeids in COVERED_ELSEWHERE.values() for nodeid in nodeids):
+        path, _, test = nodeid.partition("::")
+        assert test in names_of_tests(ROOT / path), f"{nodeid} does not exist"
+
+
+@pytest.mark.parametrize("feature", MISSING)
+async def test_what_is_called_missing_is_missing(client: RawClient, feature: str) -> None:
+    """When this fails, the broker has learnt it: take the feature from MISSING in items.py, and test its items."""
+    answer = await PROBES[feature](client)
+    numbers = ", ".join(map(str, MISSING[feature].numbers))
+    assert answer is None, f"{feature!r} is listed as missing (items {numbers}), but the broker answers: {answer}"
+
+
+def test_every_missing_feature_can_be_looked_for() -> None:
+    """A probe without a feature is fine: it belongs to one that came."""
+    assert set(MISSING) <= set(PROBES)

@@ -1,0 +1,128 @@
+"""Items 64 to 73: signs of life, and goodbyes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess
+from aerobee_proto import admin_v1, v2
+from tests.conformance.raw_client import RawClient, connected, consumer_settings, message, producer_settings
+from tests.support.in_process_broker import in_process_broker
+from tests.support.travelling_clock import TravellingClock
+
+Code = v2.Code
+Kind = v2.ClientType
+
+
+async def _listed(client: RawClient, group: str) -> list[str]:
+    """The ids of the clients that an operator sees in the group."""
+    admin: Any = admin_v1.AdminServiceStub(client.channel)
+    described = await admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=group), timeout=10)
+    assert described.status.code == Code.OK
+    return [each.client_id for each in described.clients]
+
+
+async def test_064_after_settings(client: RawClient, topic: str, group: str) -> None:
+    """OK, for producers and consumers."""
+    async with client.telemetry() as stream:
+        await stream.told(**producer_settings(topic))
+        assert await client.heartbeat(kind=Kind.PRODUCER) == Code.OK
+    consumer = client.other()
+    async with consumer.telemetry() as stream:
+        await stream.told(**consumer_settings(group, topic))
+        assert await consumer.heartbeat(group) == Code.OK
+
+
+async def test_065_unknown_client(client: RawClient, group: str) -> None:
+    """OK as well: after a restart the official clients do not send their settings for minutes."""
+    assert await client.heartbeat(group) == Code.OK
+    assert await client.heartbeat(kind=Kind.PRODUCER) == Code.OK
+
+
+async def test_066_nothing_in_it(client: RawClient, topic: str) -> None:
+    """Go's client recovers with a call without headers and fields; the connection goes on."""
+    answer = await client.stub.Heartbeat(v2.HeartbeatRequest(), timeout=10)
+    assert answer.status.code in (Code.OK, Code.CLIENT_ID_REQUIRED)
+    assert (await client.route(topic)).status.code == Code.OK
+
+
+async def test_067_producer_with_an_empty_group(client: RawClient) -> None:
+    """Go's producers name one without a name."""
+    assert await client.heartbeat("", Kind.PRODUCER) == Code.OK
+
+
+@pytest.mark.parametrize("kind", [Kind.PUSH_CONSUMER, Kind.SIMPLE_CONSUMER], ids=Kind.Name)
+async def test_068_illegal_group(client: RawClient, kind: v2.ClientType.ValueType) -> None:
+    """ILLEGAL_CONSUMER_GROUP for a consumer of no group, or of one that cannot be."""
+    for group in ("", "a b", "g" * 121, "CID_RMQ_SYS_x"):
+        assert await client.heartbeat(group, kind) == Code.ILLEGAL_CONSUMER_GROUP
+
+
+async def test_069_silent_client(tmp_path: Path, topic: str, group: str) -> None:
+    """After 120 s it is not listed any more, and others get what it was working on; one that calls stays."""
+    clock = TravellingClock()
+    async with in_process_broker(tmp_path / "store", clock=clock) as broker:
+        silent, lively = RawClient(broker.channel, "silent"), RawClient(broker.channel, "lively")
+        await lively.sent(message(topic))
+        for consumer in (silent, lively):
+            assert await consumer.heartbeat(group) == Code.OK
+        assert (await silent.receive(topic, group, auto_renew=True)).bodies == ["hello"]
+        for _ in range(11):
+            await clock.advance(10)
+            assert await lively.heartbeat(group) == Code.OK
+        assert sorted(await _listed(lively, group)) == ["lively", "silent"]
+        assert (await lively.receive(topic, group, auto_renew=True)).code == Code.MESSAGE_NOT_FOUND
+        await clock.advance(10)
+        await lively.heartbeat(group)
+        await clock.advance(6)  # it is looked for every 5 s, and what it leaves behind waits 1 s
+        await clock.advance(2)
+        assert await _listed(lively, group) == ["lively"]
+        assert (await lively.receive(topic, group, auto_renew=True, wait=5)).attempts == {"hello": 2}
+
+
+async def test_070_goodbye(client: RawClient, group: str, topic: str) -> None:
+    """OK, and an operator sees the client no more."""
+    await client.receive(topic, group)  # the group comes into being
+    assert await client.heartbeat(group) == Code.OK
+    assert await _listed(client, group) == [client.client_id]
+    assert await client.goodbye(group) == Code.OK
+    assert await _listed(client, group) == []
+
+
+async def test_071_goodbye_releases_messages(broker: BrokerProcess, client: RawClient, topic: str, group: str) -> None:
+    """Another consumer gets what the client was working on, and need not wait for long."""
+    await client.sent(message(topic))
+    async with connected(broker.endpoint) as leaving:
+        assert (await leaving.receive(topic, group, auto_renew=True, wait=5)).bodies == ["hello"]
+        waiting = asyncio.create_task(client.receive(topic, group, auto_renew=True, wait=15))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert await leaving.goodbye(group) == Code.OK
+    assert (await waiting).attempts == {"hello": 2}
+
+
+async def test_072_goodbye_of_an_unknown_client(client: RawClient, group: str) -> None:
+    """A status, and no error of gRPC; twice as well."""
+    for _ in range(2):
+        assert await client.goodbye(group) in (Code.OK, Code.UNRECOGNIZED_CLIENT_TYPE)
+        assert await client.goodbye() in (Code.OK, Code.UNRECOGNIZED_CLIENT_TYPE)
+
+
+async def test_073_goodbye_ends_long_polls(client: RawClient, topic: str, group: str) -> None:
+    """Node's client waits for its polls before it ends: they must not take their whole time."""
+    await client.route(topic)
+    polls = [asyncio.create_task(client.receive(topic, group, wait=19, auto_renew=True)) for _ in range(3)]
+    stays = client.other()
+    other = asyncio.create_task(stays.receive(topic, group, wait=19, auto_renew=True))
+    await asyncio.sleep(0.2)
+    assert not any(poll.done() for poll in polls)
+    assert await client.goodbye(group) == Code.OK
+    async with asyncio.timeout(10):
+        assert [(await poll).code for poll in polls] == [Code.MESSAGE_NOT_FOUND] * 3
+    assert not other.done()
+    await stays.sent(message(topic))
+    assert (await other).bodies == ["hello"]

@@ -1,0 +1,167 @@
+"""Items 1 to 23: who calls, with which headers, and what the transport lets through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from aerobee_client.testing import BrokerProcess
+from aerobee_proto import v2
+from aerobee_proto.pool import POOL
+from tests.conformance.raw_client import RawClient, connected, message, resource
+
+Code = v2.Code
+_METHODS = POOL.FindServiceByName("apache.rocketmq.v2.MessagingService").methods
+
+
+async def _code_without_a_client(client: RawClient, method: Any, metadata: tuple[tuple[str, str], ...]) -> list[int]:
+    request = GetMessageClass(method.input_type)()
+    call = getattr(client.stub, method.name)(request, metadata=metadata, timeout=10)
+    if method.server_streaming:
+        return [answer.status.code async for answer in call]
+    return [(await call).status.code]
+
+
+@pytest.mark.parametrize("method", [m for m in _METHODS if m.name != "Telemetry"], ids=lambda method: method.name)
+async def test_001_no_client_id(client: RawClient, method: Any) -> None:
+    """Every method answers CLIENT_ID_REQUIRED in its response, with gRPC's own status OK."""
+    assert await _code_without_a_client(client, method, (("x-mq-language", "JAVA"),)) == [Code.CLIENT_ID_REQUIRED]
+
+
+@pytest.mark.parametrize("blank", ["", "   "])
+async def test_002_blank_client_id(client: RawClient, blank: str) -> None:
+    """Blanks are no id either."""
+    for method in _METHODS:
+        if method.name != "Telemetry":
+            codes = await _code_without_a_client(client, method, (("x-mq-client-id", blank),))
+            assert codes == [Code.CLIENT_ID_REQUIRED], method.name
+
+
+async def _route_code(client: RawClient, topic: str, *headers: tuple[str, str]) -> int:
+    request = v2.QueryRouteRequest(topic=resource(topic))
+    metadata = (("x-mq-client-id", "headers@1@0@a"), *headers)
+    return int((await client.stub.QueryRoute(request, metadata=metadata, timeout=10)).status.code)
+
+
+@pytest.mark.parametrize("headers", [(), (("x-mq-language", "KLINGON"),), (("x-mq-language", ""),)])
+async def test_003_any_language(client: RawClient, topic: str, headers: tuple[tuple[str, str], ...]) -> None:
+    """An unknown language, an empty one and none are as good as any."""
+    assert await _route_code(client, topic, *headers) == Code.OK
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(), (("x-mq-protocol", "GRPC_V2"),), (("x-mq-protocol", "v2"),), (("x-mq-protocol-version", "2.0.0"),)],
+)
+async def test_004_any_protocol_header(client: RawClient, topic: str, headers: tuple[tuple[str, str], ...]) -> None:
+    """The official clients do not agree on its name and value, and some send none."""
+    assert await _route_code(client, topic, *headers) == Code.OK
+
+
+@pytest.mark.parametrize("date", [None, "20250102T030405Z", "2025-01-02T03:04:05.678+01:00", "yesterday"])
+async def test_005_any_date(client: RawClient, topic: str, date: str | None) -> None:
+    """It is not read as a time: most clients send local time and call it UTC."""
+    assert await _route_code(client, topic, *((("x-mq-date-time", date),) if date else ())) == Code.OK
+
+
+async def test_006_empty_credentials(client: RawClient, topic: str) -> None:
+    """The Python client signs with empty keys; without authentication nobody looks at that."""
+    header = ("authorization", "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature=00ff")
+    assert await _route_code(client, topic, header) == Code.OK
+    assert await _route_code(client, topic, ("authorization", "nonsense")) == Code.OK
+
+
+async def test_014_namespace_in_resource_or_header(client: RawClient, topic: str, group: str) -> None:
+    """A topic is the same whether the namespace comes in the resource or, as from Node's consumers, in a header."""
+    sent = await client.send(message(topic, "here", namespace="shop"))
+    assert sent.status.code == Code.OK
+    client.metadata += (("x-mq-namespace", "shop"),)
+    received = await client.receive(topic, group, wait=5)
+    assert received.bodies == ["here"]
+    assert received.one.topic == resource(topic), "named as in the request"
+
+
+async def test_015_two_namespaces(client: RawClient, topic: str, group: str) -> None:
+    """A name in two namespaces, and the name in none, are three topics."""
+    for namespace in ("", "one", "two"):
+        assert (await client.send(message(topic, f"in {namespace!r}", namespace=namespace))).status.code == Code.OK
+    for namespace in ("", "one", "two"):
+        reader = client.other()
+        reader.metadata += (("x-mq-namespace", namespace),)
+        assert (await reader.receive(topic, group, wait=5)).bodies == [f"in {namespace!r}"]
+        assert (await reader.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_016_unknown_fields(client: RawClient, topic: str) -> None:
+    """A field of a later version, here number 2000, does no harm."""
+    raw = client.channel.unary_unary(
+        "/apache.rocketmq.v2.MessagingService/SendMessage",
+        request_serializer=None,
+        response_deserializer=v2.SendMessageResponse.FromString,
+    )
+    request = v2.SendMessageRequest(messages=[message(topic)]).SerializeToString() + b"\x82\x7d\x05later"
+    response = await raw(request, metadata=client.metadata, timeout=10)
+    assert response.status.code == Code.OK
+
+
+async def test_017_four_mebibytes_pass(client: RawClient, topic: str) -> None:
+    """The transport does not stop a request whose body alone is as long as gRPC's own limit."""
+    assert (await client.send(message(topic, b"x" * (4 << 20)))).status.code == Code.OK
+
+
+async def test_018_five_mebibytes_get_a_status(client: RawClient, topic: str) -> None:
+    """MESSAGE_BODY_TOO_LARGE, and not a broken call."""
+    assert (await client.send(message(topic, b"x" * (5 << 20)))).status.code == Code.MESSAGE_BODY_TOO_LARGE
+
+
+async def test_019_pings_without_calls(broker: BrokerProcess, topic: str) -> None:
+    """A client that pings ten times a second and calls nothing keeps its connection."""
+    options = (
+        ("grpc.keepalive_time_ms", 100),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    async with grpc.aio.insecure_channel(broker.endpoint, options=options) as channel:
+        client = RawClient(channel)
+        assert (await client.route(topic)).status.code == Code.OK
+        assert channel.get_state() == grpc.ChannelConnectivity.READY
+        with contextlib.suppress(TimeoutError):  # the time is over, and nothing has changed
+            async with asyncio.timeout(1.5):
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert channel.get_state() == grpc.ChannelConnectivity.READY
+        assert (await client.route(topic)).status.code == Code.OK
+
+
+async def test_020_unknown_method(client: RawClient, topic: str) -> None:
+    """gRPC's UNIMPLEMENTED, and the connection goes on."""
+    unknown = client.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense", None, None)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await unknown(b"", metadata=client.metadata, timeout=10)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert (await client.route(topic)).status.code == Code.OK
+
+
+async def test_021_only_the_configured_address(broker: BrokerProcess) -> None:
+    """Another address of the same machine refuses the connection on every port of the broker."""
+    for endpoint in (broker.endpoint, broker.metrics):
+        host, _, port = endpoint.rpartition(":")
+        assert host == "127.0.0.1"
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.2", int(port))
+
+
+async def test_023_the_oldest_clients(broker: BrokerProcess, topic: str, group: str) -> None:
+    """A receive without polling time and attempt id waits for as long as its deadline allows, and others interwork."""
+    async with connected(broker.endpoint, language="PHP") as client:
+        await client.sent(message(topic, message_type=v2.MessageType.MESSAGE_TYPE_UNSPECIFIED))
+        assert (await client.receive(topic, group, wait=None)).bodies == ["hello"]
+        empty = await client.receive(topic, group, wait=None, timeout=1.0)
+        assert empty.code == Code.MESSAGE_NOT_FOUND

@@ -1,0 +1,81 @@
+"""Items 74 to 81: what a push consumer is told to receive from."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aerobee_proto import v2
+from tests.conformance.conftest import CreateGroup, CreateTopic
+from tests.conformance.raw_client import RawClient, message
+
+Code = v2.Code
+
+
+async def test_074_standard_group(client: RawClient, topic: str, group: str) -> None:
+    """One assignment: queue -1 of the broker, any queue."""
+    response = await client.assignment(topic, group)
+    assert response.status.code == Code.OK
+    [assignment] = response.assignments
+    queue = assignment.message_queue
+    assert (queue.id, queue.permission, queue.broker.id, queue.topic.name) == (-1, v2.Permission.READ_WRITE, 0, topic)
+    assert queue.broker.name
+
+
+async def test_075_orderly_group(
+    client: RawClient, topic: str, group: str, create_topic: CreateTopic, create_group: CreateGroup
+) -> None:
+    """Every readable queue, or one for all."""
+    await create_topic(topic, v2.MessageType.FIFO, queues=3)
+    await create_group(group, fifo=True)
+    response = await client.assignment(topic, group)
+    assert response.status.code == Code.OK
+    assert [each.message_queue.id for each in response.assignments] in ([0, 1, 2], [-1])
+
+
+async def test_076_two_consumers(client: RawClient, topic: str, group: str) -> None:
+    """Both are told the same, and yet no message reaches both."""
+    other = client.other()
+    assert await client.assignment(topic, group) == await other.assignment(topic, group)
+    sent = [f"m{number}" for number in range(40)]
+    await client.sent(*(message(topic, body) for body in sent))
+
+    async def drain(consumer: RawClient) -> list[str]:
+        messages = await consumer.receive_all(topic, group, 40, count=3, wait=0.5, queue_id=-1, auto_renew=True)
+        return [each.body.decode() for each in messages]
+
+    first, second = await asyncio.gather(drain(client), drain(other))
+    assert sorted(first + second) == sorted(sent)
+
+
+async def test_077_endpoints(client: RawClient, topic: str, group: str) -> None:
+    """The same as in the route: what was dialled, else where the broker listens."""
+    for addresses in ((), (("mapped.example", 1234),)):
+        [assignment] = (await client.assignment(topic, group, *addresses)).assignments
+        route = await client.route(topic, *addresses)
+        assert assignment.message_queue.broker == route.message_queues[0].broker
+
+
+async def test_078_unknown_topic(strict_client: RawClient, topic: str, group: str) -> None:
+    """TOPIC_NOT_FOUND."""
+    assert (await strict_client.assignment(topic, group)).status.code == Code.TOPIC_NOT_FOUND
+
+
+@pytest.mark.parametrize("name", ["", "a b", "TBW102"], ids=repr)
+async def test_079_illegal_names(client: RawClient, topic: str, group: str, name: str) -> None:
+    """ILLEGAL_TOPIC, ILLEGAL_CONSUMER_GROUP."""
+    assert (await client.assignment(name, group)).status.code == Code.ILLEGAL_TOPIC
+    if name != "TBW102":
+        assert (await client.assignment(topic, name)).status.code == Code.ILLEGAL_CONSUMER_GROUP
+
+
+async def test_080_nothing_to_read(client: RawClient, topic: str, group: str, create_topic: CreateTopic) -> None:
+    """FORBIDDEN for a topic that only takes messages."""
+    await create_topic(topic, permission=v2.Permission.WRITE)
+    assert (await client.assignment(topic, group)).status.code == Code.FORBIDDEN
+
+
+async def test_081_without_settings(client: RawClient, topic: str, group: str) -> None:
+    """A client that the broker has never heard of gets its assignment."""
+    assert (await client.other().assignment(topic, group)).status.code == Code.OK
