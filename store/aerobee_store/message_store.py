@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 TIMESTAMP_MAX: Final = (1 << 63) - 1
 
+_NO_FLAGS: Final = RunningFlags.NONE  # looked up once: the members of an enum are no plain attributes
+
 # What one tick may gather before it is written without waiting for the tick's end.
 _GATHER_SIZE_MAX = 4 << 20
 # Units looked at by one read, as RocketMQ (maxFilterMessageSize): bounds the work of a filter that matches little.
@@ -359,7 +361,7 @@ class MessageStore:
         stored then.
         """
         self._check_open()
-        if self.running.flags is not RunningFlags.NONE:
+        if self.running.flags is not _NO_FLAGS:
             self.running.check_writable(essential=essential)
         config = self.config
         drafts = []
@@ -530,7 +532,7 @@ class MessageStore:
         `tags`: only messages with one of these tags, compared by hash and then by value. Records are checked against
         their checksums; a damaged or deleted one is left out and counted in `lost`. StoreAccessError.
         """
-        if self.running.flags is not RunningFlags.NONE:
+        if self.running.flags is not _NO_FLAGS:
             self.running.check_readable()
         queue = self._queues.get((topic, queue_id))
         if queue is None:
