@@ -1,0 +1,541 @@
+"""RocketMQ's known weaknesses, numbered as in our notes on its store: each test shows that this store has it not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import struct
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, StoreFailedError, StoreLockedError
+from aerobee_store.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, ConsumeQueue, QueueMisalignedError
+from aerobee_store.json_table import JsonTable
+from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY, Sender, compare, read_all, reopen
+
+SEGMENT = DIRECTORY / "commitlog" / f"{0:020d}"
+QUEUE = DIRECTORY / "consumequeue" / "orders" / "0" / f"{0:020d}"
+CONFIG = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=100 * UNIT_SIZE)
+
+
+class World:
+    def __init__(self, config: StoreConfig = CONFIG) -> None:
+        self.config = config
+        self.clock = ManualClock()
+        self.disk = MemoryFileSystem(clock=self.clock)
+        self.sender = Sender()
+
+    def open(self) -> MessageStore:
+        return MessageStore.open(self.config, file_system=self.disk, clock=self.clock)
+
+    def fill(self, count: int, size: int = 100, *, close: bool = True) -> None:
+        """So many messages; then the store is closed, or its process is killed."""
+        store = self.open()
+        for _ in range(count):
+            self.clock.advance(0.1)
+            self.sender.append(store, [self.sender.message(size)])
+        store.flush()
+        if close:
+            store.close()
+        else:
+            self.disk = self.disk.kill()
+
+
+def test_01_a_failed_sync_is_not_retried() -> None:
+    """The first failure fails every waiter and all that follows, although the next sync would succeed."""
+    world = World()
+    store = world.open()
+
+    async def main() -> None:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        sent = world.sender.append(store, [world.sender.message(100)])
+        world.disk.fail_at("sync", 1, errno.EIO)
+        waiters = [asyncio.create_task(store.wait_stored(sent[0].end)) for _ in range(3)]
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*waiters, return_exceptions=True)
+            assert [type(result) for result in results] == [StoreFailedError] * 3
+            with pytest.raises(StoreFailedError):
+                await services
+
+    asyncio.run(main())
+    assert store.state == "failed"
+    with pytest.raises(StoreFailedError):
+        store.append([world.sender.message(100)])
+    with pytest.raises(StoreFailedError):
+        store.flush()
+    assert store.positions[2] == 0, "nothing counts as flushed"
+    store.close()
+    assert world.disk.exists(DIRECTORY / "abort"), "the next opening looks at everything"
+
+
+def test_02_the_checkpoint_never_runs_ahead_of_the_queues() -> None:
+    """Whenever the power goes, every durable message is in its queue: the checkpoint speaks of synced units only."""
+    world = World()
+    store = world.open()
+    disks = []
+    world.disk.before_operation = lambda operation: disks.append(world.disk.crash(operation.number))
+    for _ in range(8):
+        world.clock.advance(10)
+        world.sender.append(store, [world.sender.message(300)])
+        store.flush()
+    for disk in disks:
+        with reopen(disk, world.config, world.clock) as recovered:
+            compare(recovered, world.sender.sent, [])
+
+
+def test_03_index_entries_before_the_recovery_start_survive() -> None:
+    """An index that was never synced is complete again, although log and queues were known to be durable."""
+    world = World()
+    world.fill(200, close=False)
+    for name in world.disk.list(DIRECTORY / "index"):
+        world.disk.damage(DIRECTORY / "index" / name, 40, bytes(2200))
+    checkpoint = bytearray(world.disk.contents()[DIRECTORY / "checkpoint"])
+    checkpoint[16:24] = bytes(8)  # RocketMQ's: index time unknown, and none of our fields
+    checkpoint[40:52] = bytes(12)
+    world.disk.damage(DIRECTORY / "checkpoint", 0, bytes(checkpoint))
+    with reopen(world.disk, world.config, world.clock) as store:
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+@pytest.mark.parametrize("position", [13, 19, 27, 35, 39, 47, 51, 63, 71, 75, 83, 90, 190, 200, 215])
+def test_04_every_byte_of_a_record_is_under_a_checksum(position: int) -> None:
+    """A flipped bit in header, topic or properties is found after a crash, and the others stay."""
+    world = World()
+    world.fill(5, close=False)
+    damaged = world.sender.sent[2]
+    content = world.disk.contents()[SEGMENT]
+    place = damaged.physical_offset + position
+    assert place < damaged.end
+    world.disk.damage(SEGMENT, place, bytes([content[place] ^ 4]))
+    with world.open() as store:
+        held = compare(store, world.sender.sent, [])
+        assert [sent.number for sent in held] == [0, 1, 3, 4]
+        assert [(item.start, item.end) for item in store.recovery.damaged] == [(damaged.physical_offset, damaged.end)]
+
+
+def test_05_bytes_behind_a_truncation_point_do_not_come_back() -> None:
+    """A torn record cuts the log; a new record of its size, and a crash, and what lay behind is still gone."""
+    world = World()
+    world.fill(6, close=False)
+    first = world.sender.sent[3].physical_offset
+    # Without a magic nothing behind can be found again; the bytes of the records themselves stay for the most part.
+    for sent in world.sender.sent[3:]:
+        world.disk.damage(SEGMENT, sent.physical_offset + 4, bytes(4))
+    with world.open() as store:
+        assert store.recovery.end == first
+    assert not any(world.disk.contents()[SEGMENT][first:])
+    world.sender.sent = world.sender.sent[:3]
+    world.fill(1, close=False)
+    with world.open() as store:
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
+    """Records, and whole segments, behind it are kept, and the range is reported."""
+    world = World()
+    world.fill(30, 1500, close=False)
+    damaged = world.sender.sent[4]
+    world.disk.damage(SEGMENT, damaged.physical_offset + 200, b"rotten")
+    # The checkpoint covers this segment; without it everything is read.
+    world.disk.unlink(DIRECTORY / "checkpoint")
+    with world.open() as store:
+        held = compare(store, world.sender.sent, [sent for sent in world.sender.sent if sent is not damaged])
+        assert len(held) == 29
+        assert len(store.recovery.damaged) == 1
+        assert store.status().damaged_ranges == 1
+
+
+def test_07_a_queue_that_is_one_record_behind_gets_it() -> None:
+    """The record that begins exactly where the queues end is not skipped."""
+    world = World()
+    world.fill(5)
+    world.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
+    with world.open() as store:
+        assert store.recovery.clean
+        assert store.recovery.units_added == 1
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_08_a_unit_that_does_not_fit_is_refused() -> None:
+    """An offset that is taken raises; nothing is written at a wrong place."""
+    disk = MemoryFileSystem()
+    queue = ConsumeQueue(disk, DIRECTORY / "q", "orders", 0, 100 * UNIT_SIZE)
+    queue.load(suspect=False)
+    queue.put(0, UNIT.pack(0, 100, 0) + UNIT.pack(100, 100, 0))
+    with pytest.raises(QueueMisalignedError):
+        queue.put(1, UNIT.pack(200, 100, 0))
+    assert queue.max_offset == 2
+    assert queue.units(1, 1).tolist() == [(100, 100, 0)]
+
+
+def test_09_a_hole_in_the_log_is_reported() -> None:
+    """A missing segment is a damaged range, and what lies behind it is kept."""
+    world = World()
+    world.fill(40, 1500, close=False)
+    world.disk.unlink(DIRECTORY / "commitlog" / f"{16384:020d}")
+    world.disk.unlink(DIRECTORY / "checkpoint")
+    with world.open() as store:
+        gone = [sent for sent in world.sender.sent if 16384 <= sent.physical_offset < 32768]
+        assert gone
+        held = compare(store, world.sender.sent, [sent for sent in world.sender.sent if sent not in gone])
+        assert not set(gone) & set(held)
+        assert [(item.start, item.end) for item in store.recovery.damaged] == [(16384, 32768)]
+
+
+def test_10_the_lock_comes_before_everything() -> None:
+    """A second process changes nothing, whatever it would find to repair."""
+    world = World()
+    world.fill(5, close=False)
+    world.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
+    lock = world.disk.lock(DIRECTORY / "lock", b"lock")
+    before = world.disk.contents()
+    with pytest.raises(StoreLockedError, match="another process"):
+        world.open()
+    assert world.disk.contents() == before
+    lock.release()
+    world.open().close()
+
+
+def test_11_filler_units_are_no_positions() -> None:
+    """A queue of fillers alone does not make the store believe that everything below 2 GiB was dispatched."""
+    world = World()
+    world.fill(5)
+    world.disk.damage(QUEUE, 0, FILLER_UNIT * 5)
+    with world.open() as store:
+        compare(store, world.sender.sent, world.sender.sent)
+        world.sender.append(store, [world.sender.message(50)])
+        store.flush()
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_12_index_entries_come_once_and_go_with_their_records(closed: bool) -> None:
+    """Reading the log again adds no entry twice, and a record that was cut off leaves none behind."""
+    world = World()
+    world.fill(8, close=closed)
+    entries = index_offsets(world)
+    with world.open():
+        pass
+    assert index_offsets(world) == entries
+    last = world.sender.sent[-1]
+    world.disk.damage(SEGMENT, last.physical_offset + 4, bytes(4))
+    if not closed:
+        world.disk.write_new(DIRECTORY / "abort", b"1")
+    with world.open():
+        pass
+    assert index_offsets(world) == [offset for offset in entries if offset != last.physical_offset]
+
+
+def index_offsets(world: World) -> list[int]:
+    found = []
+    for name in world.disk.list(DIRECTORY / "index"):
+        data = world.disk.contents()[DIRECTORY / "index" / name]
+        (next_entry,) = struct.unpack_from(">i", data, 36)
+        found += [struct.unpack_from(">q", data, 240 + 20 * number + 4)[0] for number in range(1, next_entry)]
+    return found
+
+
+def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
+    """A message is in its queue only after its sync; with async flush as soon as it is in the file, as documented."""
+
+    async def main(store: MessageStore, sender: Sender) -> tuple[int, int]:
+        arrived = asyncio.Event()
+        store.arrival_listeners.append(lambda topic, queue_id, end: arrived.set())
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        sent = sender.append(store, [sender.message(100)])
+        await store.wait_stored(sent[0].end, durable=False)
+        seen_early = store.queue_range("orders", 0)[1]
+        await store.wait_stored(sent[0].end, durable=True)
+        async with asyncio.timeout(5):
+            await arrived.wait()
+        services.cancel()
+        with suppress(asyncio.CancelledError):
+            await services
+        return seen_early, store.queue_range("orders", 0)[1]
+
+    for flush, expected in (("sync", (0, 1)), ("async", (1, 1))):
+        world = World(replace(CONFIG, flush=flush, flush_interval_seconds=30.0))  # type: ignore[arg-type] # a literal
+        with world.open() as store:
+            assert asyncio.run(main(store, world.sender)) == expected
+
+
+def test_15_names_are_synced_and_maps_have_room() -> None:
+    """After any sync of a store its files are there by name; a map is written only where blocks are reserved."""
+    world = World()
+    store = world.open()
+    world.sender.append(store, [world.sender.message(1500) for _ in range(40)])
+    store.flush()
+    names = {path for path in world.disk.contents() if path.parts[2] in ("commitlog", "consumequeue", "index")}
+    for seed in range(30):
+        assert names <= set(world.disk.crash(seed).contents())
+    # The disk notices a map that is written without room, so the tests above have looked.
+    file = world.disk.create(DIRECTORY / "probe", 8192)
+    file.map(writable=True)[5000] = 1
+    with pytest.raises(HoleWrittenError):
+        file.sync()
+
+
+def test_16_a_table_is_never_absent_and_never_half() -> None:
+    """Whenever the power goes while a table is saved, the old or the new content is there, as strict JSON."""
+    disk = MemoryFileSystem()
+    disk.make_directory(DIRECTORY)
+    table = JsonTable(disk, DIRECTORY / "topics.json")
+    table.save({"version": 0, "text": "x" * 2000})
+    disks: list[tuple[int, MemoryFileSystem]] = []
+    version = 0
+    disk.before_operation = lambda operation: disks.append((version, disk.crash(operation.number)))
+    for version in range(1, 5):
+        table.save({"version": version, "text": "x" * 2000})
+    disk.before_operation = None
+    assert len(disks) > 15
+    for at, crashed in disks:
+        content = JsonTable(crashed, DIRECTORY / "topics.json").load()
+        assert isinstance(content, dict)
+        assert content["version"] in (at - 1, at)
+    json.loads(disk.contents()[DIRECTORY / "topics.json"])
+
+
+def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next_start() -> None:
+    """There is no stall of 30 seconds and no flag that outlives it: the cause is told, and opening repairs."""
+    world = World()
+    store = world.open()
+    world.sender.append(store, [world.sender.message(100)])
+    store.flush()
+    world.sender.append(store, [world.sender.message(100)])
+    world.disk.fail_at("write", 2, errno.EIO)  # the first one is the log's
+    with pytest.raises(StoreFailedError, match="start again"):
+        store.flush()
+    store.close()
+    with reopen(world.disk, world.config, world.clock) as again:
+        compare(again, world.sender.sent, world.sender.sent)
+        assert again.state == "open"
+
+
+def test_19_a_file_that_cannot_be_removed_is_an_error() -> None:
+    """Nobody takes a failed delete for a success."""
+    world = World()
+    with world.open() as store:
+        world.sender.append(store, [world.sender.message(100)])
+        store.flush()
+        world.disk.fail_at("unlink", 1, errno.EACCES)
+        with pytest.raises(StoreFailedError):
+            store.delete_topic("orders")
+
+
+def test_19_index_files_of_one_millisecond_have_different_names() -> None:
+    """The clock stands still while four index files are filled."""
+    world = World()
+    with world.open() as store:
+        world.sender.append(store, [world.sender.message(20) for _ in range(180)])
+        store.flush()
+        names = world.disk.list(DIRECTORY / "index")
+        assert len(names) == len(set(names)) == 4
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_log_that_is_gone_is_not_taken_for_an_empty_one() -> None:
+    """Queues without any segment: a disk may not be mounted, so nothing is deleted."""
+    world = World()
+    world.fill(3)
+    world.disk.unlink(SEGMENT)
+    before = world.disk.contents()
+    with pytest.raises(StoreDirectoryError, match="mounted"):
+        world.open()
+    assert {path: data for path, data in world.disk.contents().items() if path.name != "lock"} == {
+        path: data for path, data in before.items() if path.name != "lock"
+    }
+
+
+def test_two_new_segments_without_their_size_stopped_the_store_from_opening() -> None:
+    """Segments are made before their first record is written; a crash then may leave them as they were made."""
+    world = World()
+    store = world.open()
+    world.sender.append(store, [world.sender.message(7000) for _ in range(9)])
+    for seed in range(40):
+        with reopen(world.disk.crash(seed), world.config, world.clock) as recovered:
+            compare(recovered, world.sender.sent, [])
+
+
+def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum() -> None:
+    """Its properties end in zeros then; served, they would be cut off."""
+    world = World()
+    store = world.open()
+    sent = world.sender.append(store, [world.sender.message(size) for size in range(390, 560, 3)])
+    store.flush()
+    content = world.disk.contents()[SEGMENT]
+    for last in sent:
+        cut = last.end - last.end % 512
+        if last.end > 16000 or not last.end - 40 < cut < last.end:
+            continue
+        disk = world.disk.kill()
+        disk.damage(SEGMENT, cut, bytes(len(content) - cut))
+        with reopen(disk, world.config, world.clock) as recovered:
+            held = compare(recovered, sent, [item for item in sent if item.end <= cut])
+            assert last not in held
+            break
+    else:
+        raise AssertionError("no record ended so near behind the beginning of a sector")
+
+
+def test_messages_of_the_checkpoints_millisecond_were_taken_for_indexed() -> None:
+    """The clock stands still: what came after the flush has the same time, and was not synced."""
+    world = World()
+    store = world.open()
+    world.sender.append(store, [world.sender.message(20) for _ in range(10)])
+    store.flush()
+    world.disk.before_operation = None
+    disks = []
+    world.sender.append(store, [world.sender.message(20) for _ in range(30)])
+    world.disk.before_operation = lambda operation: disks.append(world.disk.crash(operation.number))
+    store.flush()
+    for disk in disks:
+        with reopen(disk, world.config, world.clock) as recovered:
+            compare(recovered, world.sender.sent, world.sender.sent[:10])
+
+
+def test_a_clock_that_was_set_back_made_unsynced_entries_look_old() -> None:
+    """What was synced is known by its place in the log, not by its time."""
+    world = World()
+    store = world.open()
+    world.sender.append(store, [world.sender.message(20) for _ in range(10)])
+    store.flush()
+    world.clock.advance(-3600)
+    world.sender.append(store, [world.sender.message(500) for _ in range(40)])
+    disks = []
+    world.disk.before_operation = lambda operation: disks.append(world.disk.crash(operation.number))
+    store.flush()
+    for disk in disks:
+        with reopen(disk, world.config, world.clock) as recovered:
+            held = [record.number for record in world.sender.sent[:10]]
+            assert [int(record.body[:8]) for record in read_all(recovered, "orders", 0).values()][:10] == held
+            for sent in world.sender.sent:
+                there = sent.queue_offset in read_all(recovered, "orders", 0)
+                assert bool(recovered.query("orders", f"n{sent.number}")) == there
+
+
+def test_a_stop_during_a_flush_called_its_files_synced() -> None:
+    """The services are cancelled while queues and index wait to be synced; closing syncs them itself."""
+    world = World(replace(CONFIG, derived_flush_interval_seconds=0.01))
+    store = world.open()
+
+    async def main() -> None:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        release = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        sent = world.sender.append(store, [world.sender.message(20) for _ in range(60)])
+        await store.wait_stored(sent[-1].end, durable=True)
+        # Something long runs in the disk thread, so the flush of queues and index has to wait in the queue.
+        blocked = store.in_disk_thread(lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(5))
+        await asyncio.sleep(0.05)
+        services.cancel()
+        with suppress(asyncio.CancelledError):
+            await services
+        release.set()
+        await blocked
+
+    asyncio.run(main())
+    store.close()
+    for seed in range(20):
+        with reopen(world.disk.crash(seed), world.config, world.clock) as recovered:
+            compare(recovered, world.sender.sent, world.sender.sent)
+
+
+def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> None:
+    """Closing then syncs again, successfully and in vain; it must not call the store closed in order."""
+    world = World()
+    store = world.open()
+
+    async def main() -> None:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        world.sender.append(store, [world.sender.message(100)])
+        world.disk.fail_at("sync", 1, errno.EIO)
+        store.request_flush()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        services.cancel()
+        with suppress(asyncio.CancelledError, StoreFailedError):
+            await services
+
+    asyncio.run(main())
+    if store.state == "open":
+        with pytest.raises(StoreFailedError):
+            store.close()
+    else:
+        store.close()
+    assert world.disk.exists(DIRECTORY / "abort")
+
+
+def test_a_failed_write_was_written_again_and_the_services_went_on() -> None:
+    """With async flush nobody waits for the sync: the failure must end the services by itself."""
+    world = World(replace(CONFIG, flush="async", flush_interval_seconds=30.0))
+    store = world.open()
+
+    async def main() -> None:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        world.disk.fail_at("write", 1, errno.EIO)
+        sent = world.sender.append(store, [world.sender.message(100)])
+        async with asyncio.timeout(5):
+            with pytest.raises(StoreFailedError):
+                await store.wait_stored(sent[0].end)
+            with pytest.raises(StoreFailedError):
+                await services
+
+    asyncio.run(main())
+    writes = [operation for operation in world.disk.log if (operation.name, operation.path) == ("write", SEGMENT)]
+    assert len(writes) == 1, "what failed is not tried again"
+    store.close()
+
+
+def test_a_unit_that_names_another_message_was_served() -> None:
+    """A unit's bits flip so that it names a neighbour: the message counts as lost, the neighbour comes once."""
+    world = World()
+    world.fill(5)
+    second = world.disk.contents()[QUEUE][UNIT_SIZE : 2 * UNIT_SIZE]
+    world.disk.damage(QUEUE, 2 * UNIT_SIZE, second)
+    with world.open() as store:
+        result = store.read("orders", 0, 0)
+        assert [record.queue_offset for record in result.records] == [0, 1, 3, 4]
+        assert result.lost == 1
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(("position", "bits"), [(8, 0x80), (0, 0x80), (2, 0x01)])
+def test_units_behind_a_damaged_one_were_dropped_and_their_offsets_used_again(
+    closed: bool, position: int, bits: int
+) -> None:
+    """One flipped bit in the middle of a queue: all its messages are there, and the next one goes behind them."""
+    world = World()
+    world.fill(30, 1500, close=closed)
+    place = 3 * UNIT_SIZE + position
+    world.disk.damage(QUEUE, place, bytes([world.disk.contents()[QUEUE][place] ^ bits]))
+    with world.open() as store:
+        compare(store, world.sender.sent, world.sender.sent)
+        assert store.append([Message("orders", 0, b"next")])[0].queue_offset == 30
+
+
+def test_an_interrupted_deletion_left_the_queues() -> None:
+    """Noted in the table, and the power goes before the files are: the messages do not count any more."""
+    world = World()
+    store = world.open()
+    world.sender.append(store, [world.sender.message(100) for _ in range(5)])
+    store.flush()
+    disks = []
+    world.disk.before_operation = lambda operation: disks.append(world.disk.kill())
+    store.delete_topic("orders")
+    states = set()
+    for disk in disks:
+        with MessageStore.open(world.config, file_system=disk, clock=world.clock) as recovered:
+            found = len(read_all(recovered, "orders", 0))
+            assert found == len(recovered.query("orders", "k0", max_count=9)) * 5
+            states.add(found)
+            assert recovered.append([Message("orders", 0, b"next")])[0].queue_offset == 5
+    assert states == {0, 5}
