@@ -2,9 +2,11 @@
 
 The truth is in the log, in RocketMQ's topics and form (half_messages.py); what is here is which half messages wait. A
 decision appends the final message and the op that settles the half message in one step, so one sync covers both, and
-the call is answered after it. The final message lies before its op. So a crash between them leaves the last record of
-the log without its op, which the next start finds by the transaction id and completes; an op without its message cannot
-be.
+the call is answered after it. What a crash may still leave of it, the next start finds and sets right:
+
+    the final message without its op    the end of the log is torn. Found by the transaction id; the op is written
+    the op without the final message    a power cut: what was not synced reaches the disk in any order. An op behind a
+                                        damaged place of the log counts only if what it stands for is there
 
     half -> commit     final message + op
          -> rollback   op
@@ -160,6 +162,7 @@ class Transactions:
         self._op_end = store.queue_range(OP_TOPIC, TRANSACTION_QUEUE_ID)[1]
         self._noted: tuple[int, int, int] | None = None  # offsets to keep once the log is durable up to the third
         self._unsettled: list[Message] = []  # ops that a crash has cut off
+        self._unsafe: list[_Half] = []  # half messages that an op names which stands for nothing
         self._timer: list[tuple[float, int, _Half]] = []
         self._timer_sequence = 0
         self._wake = asyncio.Event()
@@ -179,7 +182,7 @@ class Transactions:
 
     def open(self) -> None:
         """Find the half messages that wait. Blocking."""
-        settled = self._read_ops()
+        settled, doubtful = self._read_ops()
         waiting: dict[bytes, HalfMessage] = {}
         for record in self._unsettled_records(settled):
             half = read_half(record)
@@ -214,6 +217,7 @@ class Transactions:
                 )
             )
             waiting[key] = half
+        self._unsafe = [half for half in self._pending.values() if half.queue_offset in doubtful]
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
         for half_waiting in self._pending.values():
             seconds = self._seconds_to_check(waiting[half_waiting.key], half_waiting, now_ms)
@@ -590,9 +594,14 @@ class Transactions:
             kept = low
         return max(low, kept), high
 
-    def _read_ops(self) -> set[int]:
-        """The queue offsets of half messages that ops settle; remembers the latest decisions."""
+    def _read_ops(self) -> tuple[set[int], set[int]]:
+        """The queue offsets of half messages that ops settle, and of those where what the op stands for may be missing.
+
+        Remembers the latest decisions.
+        """
         settled: set[int] = set()
+        doubtful: set[int] = set()
+        damage = min((damaged.start for damaged in self._store.recovery.damaged), default=None)
         position, high = self._kept_offset(OP_TOPIC)
         low = self._store.queue_range(OP_TOPIC, TRANSACTION_QUEUE_ID)[0]
         matters = position
@@ -602,15 +611,18 @@ class Transactions:
             if op is None:
                 _log.warning("no op queue_offset=%d: its body names no half message", record.queue_offset)
                 continue
-            settled.update(op.queue_offsets)
             if record.queue_offset >= matters:
                 self._ops.extend((offset, record.queue_offset) for offset in op.queue_offsets)
+            if damage is not None and record.physical_offset >= damage and op.outcome is not Outcome.ROLLBACK:
+                doubtful.update(op.queue_offsets)
+                continue
+            settled.update(op.queue_offsets)
             if op.outcome not in (None, Outcome.RENEWED) and op.topic and op.transaction_id:
                 end = record.physical_offset + record.size
                 self._remember(
                     transaction_key(op.topic, op.transaction_id), _Decided(op.outcome, op.queue_offsets[0], end)
                 )
-        return settled
+        return settled - doubtful, doubtful
 
     def _unsettled_records(self, settled: set[int]) -> Iterator[Record]:
         position, high = self._kept_offset(HALF_TOPIC)
@@ -645,7 +657,11 @@ class Transactions:
         self._unsettled.append(op_message(queue_offset, outcome, half.topic, half.transaction_id, self._clock.now_ms()))
 
     def _repair(self) -> None:
-        """Write the ops that a crash has cut off. Without them the next start would find the same again."""
+        """Write what a crash has cut off. Without it the next start would find the same again, or not find it."""
+        for half in self._unsafe:
+            if self._pending.get(half.key) is half:
+                self._renew_unread(half)
+        self._unsafe.clear()
         if not self._unsettled:
             return
         try:
