@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
-from aerobee_store import Message, RunningFlags, StoreFullError
+from aerobee_proto import admin_v1, v2
+from aerobee_store import Message, RunningFlags, StoreConfig, StoreFullError
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World, bodies
+from tests.support.in_process_broker import METADATA, in_process_broker, message
 
 SEGMENT = 1 << 20  # of the world's store
 
@@ -114,3 +119,33 @@ async def test_consumers_go_on_while_a_full_disk_refuses_messages(world: World) 
     await world.deliveries.forward_to_dead_letter_queue(TOPIC, GROUP, c.receipt_handle)
     assert bodies(await world.receive()) == ["b"]
     assert world.store.queue_range(f"%DLQ%{GROUP}", 0) == (0, 1)
+
+
+async def test_a_broker_on_a_full_disk_says_so_and_stays_ready(tmp_path: Path) -> None:
+    """From the start: sends are refused for a while with the reason, readiness, status and permission tell it too."""
+    store = replace(StoreConfig.tiny(tmp_path / "store"), disk_full_ratio=1e-9, clean_forcibly=False)
+    async with in_process_broker(tmp_path / "store", store=store) as broker:
+        request = v2.SendMessageRequest(messages=[message()])
+        response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=10)
+        assert response.status.code == v2.Code.TOO_MANY_REQUESTS
+        assert "store.disk_full_ratio" in response.status.message
+
+        def fetch(path: str) -> tuple[int, str]:
+            with urllib.request.urlopen(f"http://{broker.metrics}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+
+        code, text = await asyncio.to_thread(fetch, "/readyz")
+        assert code == 200
+        assert text.startswith("ready; the store refuses messages: no space left on the disk")
+        _, metrics = await asyncio.to_thread(fetch, "/metrics")
+        values = {line.split("{")[0]: line.split(" ")[-1] for line in metrics.splitlines() if "{" in line}
+        assert (values["rocketmq_broker_permission"], values["aerobee_store_running_flags"]) == ("4.0", "16.0")
+        status = await broker.administration.GetBrokerStatus(
+            admin_v1.GetBrokerStatusRequest(), metadata=METADATA, timeout=10
+        )
+        assert (status.store_state.running, status.store_state.readable, status.store_state.writable) == (
+            True,
+            True,
+            False,
+        )
+        assert "store.disk_full_ratio" in status.store_state.reason
