@@ -107,7 +107,8 @@ class ConsumeQueue:
         came behind it: units are then missing, which only the log can give back.
         """
         self._starts = self._run.load()
-        self.min_offset = self.max_offset = self._starts[0] // self._unit_size if self._starts else 0
+        if self._starts:  # otherwise it goes on where `begin_at` said
+            self.min_offset = self.max_offset = self._starts[0] // self._unit_size
         while self._starts:
             start = self._starts[-1]
             count = self._count_linear(start) if suspect else self._count_bisected(start)
