@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hin
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.topics import QUEUE_COUNT_MAX
-from aerobee_store.config import UNIT_SIZE, StoreConfig
+from aerobee_store.config import BATCH_UNIT_SIZE, UNIT_SIZE, StoreConfig
 from aerobee_store.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "AEROBEE_"
@@ -342,6 +342,10 @@ def _queue_file_size(text: str) -> object:
     return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ rounds up, too
 
 
+def _batch_queue_file_size(text: str) -> object:
+    return -(-int(text) // BATCH_UNIT_SIZE) * BATCH_UNIT_SIZE
+
+
 def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
     """Of a whole percentage, which RocketMQ brings into its range without a word."""
     return lambda text: min(max(int(text), lowest), highest) / 100
@@ -359,6 +363,7 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "mapedFileSizeCommitLog": ("store.segment_size", int),  # as 4.x spells it
     "mappedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
+    "mapperFileSizeBatchConsumeQueue": ("store.batch_queue_file_size", _batch_queue_file_size),
     "maxHashSlotNum": ("store.index_slot_count", int),
     "maxIndexNum": ("store.index_entry_count", int),
     "flushDiskType": ("store.flush", _flush_mode),

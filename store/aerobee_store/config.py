@@ -10,6 +10,7 @@ from aerobee_store.errors import ConfigError
 
 PAGE_SIZE = 4096
 UNIT_SIZE = 20
+BATCH_UNIT_SIZE = 46
 
 FlushMode = Literal["sync", "async"]
 
@@ -25,6 +26,7 @@ class StoreConfig:
     directory: Path  # storePathRootDir
     segment_size: int = 1 << 30  # mappedFileSizeCommitLog; format
     queue_file_size: int = 300_000 * UNIT_SIZE  # mappedFileSizeConsumeQueue; format
+    batch_queue_file_size: int = 300_000 * BATCH_UNIT_SIZE  # mapperFileSizeBatchConsumeQueue; format
     index_slot_count: int = 5_000_000  # maxHashSlotNum; format
     index_entry_count: int = 20_000_000  # maxIndexNum; format
     flush: FlushMode = "sync"  # flushDiskType
@@ -51,6 +53,10 @@ class StoreConfig:
             raise ConfigError(f"store.segment_size: {self.segment_size} is not between 4096 bytes and 4 GiB")
         if self.queue_file_size <= 0 or self.queue_file_size % UNIT_SIZE:
             raise ConfigError(f"store.queue_file_size: {self.queue_file_size} is not a multiple of {UNIT_SIZE}")
+        if self.batch_queue_file_size <= 0 or self.batch_queue_file_size % BATCH_UNIT_SIZE:
+            raise ConfigError(
+                f"store.batch_queue_file_size: {self.batch_queue_file_size} is not a multiple of {BATCH_UNIT_SIZE}"
+            )
         if self.index_slot_count < 1 or self.index_entry_count < 2:
             raise ConfigError("store.index_slot_count must be at least 1 and store.index_entry_count at least 2")
         if self.flush not in ("sync", "async"):
@@ -91,6 +97,7 @@ class StoreConfig:
             directory=directory,
             segment_size=16384,
             queue_file_size=20 * UNIT_SIZE,
+            batch_queue_file_size=10 * BATCH_UNIT_SIZE,
             index_slot_count=50,
             index_entry_count=100,
             flush=flush,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from aerobee_store.batch_consume_queue import BATCH_UNIT, NOT_COMPACTED, AnyQueue
 from aerobee_store.clock import Clock
 from aerobee_store.consume_queue import UNIT, ConsumeQueue
 from aerobee_store.index_file import IndexService, Integers
@@ -28,9 +29,12 @@ ArrivalListener = Callable[[str, int, int], None]
 
 
 class Entry(NamedTuple):
-    """What the queue and the index need of one record. `queue` is None for types that are in no queue."""
+    """What the queue and the index need of one record. `queue` is None for types that are in no queue.
 
-    queue: ConsumeQueue | None
+    `message_count` is that of an inner batch, whose queue is a batch consume queue.
+    """
+
+    queue: AnyQueue | None
     queue_offset: int
     physical_offset: int
     size: int
@@ -38,6 +42,7 @@ class Entry(NamedTuple):
     store_timestamp: int
     topic: str
     keys: tuple[str, ...]
+    message_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +94,27 @@ class Dispatch:
     def _put_entries(self, entries: list[Entry]) -> None:
         if not entries:
             return
-        units: dict[ConsumeQueue, list[bytes]] = {}
+        units: dict[AnyQueue, list[bytes]] = {}
         keys: list[tuple[str, str]] = []
         physical_offsets: list[int] = []
         timestamps: list[int] = []
-        first_offsets: dict[ConsumeQueue, int] = {}
+        first_offsets: dict[AnyQueue, int] = {}
         for entry in entries:
             queue = entry.queue
             if queue is not None:
-                unit = UNIT.pack(entry.physical_offset, entry.size, entry.tags_code)
+                if entry.message_count:
+                    unit = BATCH_UNIT.pack(
+                        entry.physical_offset,
+                        entry.size,
+                        entry.tags_code,
+                        entry.store_timestamp,
+                        entry.queue_offset,
+                        entry.message_count,
+                        NOT_COMPACTED,
+                        0,
+                    )
+                else:
+                    unit = UNIT.pack(entry.physical_offset, entry.size, entry.tags_code)
                 if queue in units:
                     units[queue].append(unit)
                 else:
@@ -124,6 +141,6 @@ class Dispatch:
         self._stats.messages_dispatched += batch.count
         self._notify(batch.queue)
 
-    def _notify(self, queue: ConsumeQueue) -> None:
+    def _notify(self, queue: AnyQueue) -> None:
         for listener in self.arrival_listeners:
             listener(queue.topic, queue.queue_id, queue.max_offset)

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.dispatch import Dispatch
 from aerobee_store.errors import StoreFailedError, SyncTimeoutError
 from aerobee_store.file_system import File
@@ -185,7 +185,7 @@ class FlushDerived:
         self,
         dispatch: Dispatch,
         index: IndexService,
-        queues: Callable[[], Sequence[ConsumeQueue]],
+        queues: Callable[[], Sequence[AnyQueue]],
         flushed_offset: Callable[[], int],
         checkpoint: Checkpoint,
         disk: ThreadPoolExecutor,

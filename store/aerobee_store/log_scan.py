@@ -24,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store import properties, record
+from aerobee_store.batch_consume_queue import BATCH_UNIT_DTYPE, NOT_COMPACTED, BatchUnits
 from aerobee_store.commit_log import DamagedRange
 from aerobee_store.consume_queue import UNIT_DTYPE, Units
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.inner_batch import place_of
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, ScanStop, StopReason
 from aerobee_store.record_batch import RecordBatch
@@ -186,6 +188,26 @@ def queue_units(batch: RecordBatch) -> Iterator[QueueUnits]:
                 stored, code = int(batch.store_timestamp[row]), int(units["tags_code"][row])
                 units["tags_code"][row] = unit_code(SCHEDULE_TOPIC, delay, stored, code)
         yield QueueUnits(topic, queue_id, of_queue, batch.queue_offset[of_queue], units[of_queue])
+
+
+def batch_queue_units(batch: RecordBatch) -> Iterator[tuple[str, int, BatchUnits]]:
+    """Topic, queue id and the units that its inner batches must have, in the order of the log.
+
+    Those without INNER_NUM or INNER_BASE have none.
+    """
+    inner = np.flatnonzero((batch.sys_flag & SYS_FLAG_INNER_BATCH) != 0)
+    if not len(inner):
+        return
+    tags = batch.tags_codes()
+    for topic, queue_id, rows in rows_by_queue(batch, inner):
+        units = []
+        for row in rows.tolist():
+            place = place_of(batch.record(row).properties)
+            if place is not None:
+                record_place = int(batch.physical_offset[row]), int(batch.size[row]), int(tags[row])
+                units.append((*record_place, int(batch.store_timestamp[row]), *place, NOT_COMPACTED, 0))
+        if units:
+            yield topic, queue_id, np.array(units, BATCH_UNIT_DTYPE)
 
 
 def rows_by_queue(batch: RecordBatch, rows: npt.NDArray[np.intp]) -> Iterator[tuple[str, int, npt.NDArray[np.intp]]]:

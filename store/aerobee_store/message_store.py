@@ -21,7 +21,8 @@ from typing import Final, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from aerobee_store import properties, record
+from aerobee_store import inner_batch, properties, record
+from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.commit_log import CommitLog
@@ -45,7 +46,15 @@ from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Loc
 from aerobee_store.flush import FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import FileRun, MappedFileQueue
-from aerobee_store.record import SYS_FLAG_PREPARED, SYS_FLAG_TRANSACTION, Draft, Message, Record, TransactionType
+from aerobee_store.record import (
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_PREPARED,
+    SYS_FLAG_TRANSACTION,
+    Draft,
+    Message,
+    Record,
+    TransactionType,
+)
 from aerobee_store.record_batch import RecordBatch, place
 from aerobee_store.recovery import Recovery, RecoveryReport
 from aerobee_store.retention import Retention, RetentionListener
@@ -71,7 +80,19 @@ ReadStatus = Literal["found", "empty", "no-match", "offset-too-small", "offset-a
 
 # A directory with any of these is a store; one with other things and none of these belongs to somebody else.
 _STORE_NAMES = frozenset(
-    {"commitlog", "consumequeue", "index", "checkpoint", "abort", "abort.bak", "lock", "config", "store", "lost+found"}
+    {
+        "commitlog",
+        "consumequeue",
+        "batchconsumequeue",
+        "index",
+        "checkpoint",
+        "abort",
+        "abort.bak",
+        "lock",
+        "config",
+        "store",
+        "lost+found",
+    }
 )
 
 
@@ -137,7 +158,14 @@ class StoreStatus:
 class MessageStore:
     """A directory of messages, open for one process. Built by `open`."""
 
-    def __init__(self, config: StoreConfig, file_system: FileSystem, clock: Clock, lock: Lock) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        file_system: FileSystem,
+        clock: Clock,
+        lock: Lock,
+        is_batch_topic: Callable[[str], bool] = lambda topic: False,
+    ) -> None:
         self.config = config
         self.clock = clock
         self.file_system = file_system
@@ -157,6 +185,9 @@ class MessageStore:
             disk_headroom=config.disk_headroom,
         )
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._batch_topics: set[str] = set()  # those seen in the store; the caller may know more
+        self._is_batch_topic = is_batch_topic
         self._deleted = DeletedTopics(file_system, directory)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         self._dispatch = Dispatch(self._index, clock, self.stats)
@@ -173,7 +204,7 @@ class MessageStore:
         self._flush_derived = FlushDerived(
             self._dispatch,
             self._index,
-            lambda: list(self._queues.values()),
+            self._all_queues,
             lambda: self._log.flushed,
             self.checkpoint,
             self._disk,
@@ -183,7 +214,7 @@ class MessageStore:
         self.running = RunningState()
         self.retention = Retention(
             self._log,
-            lambda: list(self._queues.values()),
+            self._all_queues,
             self._index,
             self._dispatch,
             self.running,
@@ -211,9 +242,17 @@ class MessageStore:
 
     @classmethod
     def open(
-        cls, config: StoreConfig, *, file_system: FileSystem | None = None, clock: Clock | None = None
+        cls,
+        config: StoreConfig,
+        *,
+        file_system: FileSystem | None = None,
+        clock: Clock | None = None,
+        is_batch_topic: Callable[[str], bool] = lambda topic: False,
     ) -> MessageStore:
         """Lock the directory, recover, be ready. Blocking; may run in any thread.
+
+        `is_batch_topic` says which topics have RocketMQ's attribute `queue.type=BatchCQ`: they take inner batches and
+        nothing else. Those that have such queues or records in the store are known without it.
 
         Raises StoreLockedError, StoreDirectoryError for a directory that is no store or not usable, StoreFullError, and
         OSError for what else the disk says. Nothing is touched before the lock is held.
@@ -227,7 +266,7 @@ class MessageStore:
         except OSError as error:
             raise _open_error(directory, error) from error
         try:
-            store = cls(config, file_system, clock, lock)
+            store = cls(config, file_system, clock, lock, is_batch_topic)
             store._recover()
         except OSError as error:
             lock.release()
@@ -244,7 +283,7 @@ class MessageStore:
         self._deleted.load()
         self._load_queues(suspect=not clean)
         self._index.load()
-        if not self._log.files.files and any(queue.max_offset for queue in self._queues.values()):
+        if not self._log.files.files and any(queue.max_offset for queue in self._all_queues()):
             raise StoreDirectoryError(
                 f"{self._log.files.run.directory}: no segment of the commit log, but there are queues; is a disk not "
                 f"mounted? If the log is lost for good, move consumequeue and index away"
@@ -254,7 +293,9 @@ class MessageStore:
             self.config.directory,
             self._log,
             self._queues,
-            self._queue,
+            lambda topic, queue_id: None if self._is_batch(topic) else self._queue(topic, queue_id),
+            self._batch_queues,
+            self._batch_queue_unless_simple,
             self._index,
             self.checkpoint,
             self._deleted,
@@ -275,12 +316,26 @@ class MessageStore:
         self.file_system.sync_directory(self.config.directory)
 
     def _load_queues(self, *, suspect: bool) -> None:
-        root = self.config.directory / "consumequeue"
+        for topic, queue_id in self._queue_names("batchconsumequeue"):
+            self._batch_topics.add(topic)
+            self._batch_queue(topic, queue_id).load(suspect=suspect)
+        for topic, queue_id in self._queue_names("consumequeue"):
+            if self._is_batch(topic):
+                raise StoreDirectoryError(
+                    f"{self.config.directory / 'consumequeue' / topic}: topic {topic!r} has batch consume queues, or "
+                    f"the attribute for them, and these as well; `aerobee store rebuild` makes them from the log"
+                )
+            self._queue(topic, queue_id).load(suspect=suspect)
+
+    def _queue_names(self, name: str) -> list[tuple[str, int]]:
+        root = self.config.directory / name
+        found = []
         for topic in self.file_system.list(root):
-            for name in self.file_system.list(root / topic):
-                if not (name.isascii() and name.isdigit()):
-                    raise StoreDirectoryError(f"{root / topic / name}: not a queue of this store; move it away")
-                self._queue(topic, int(name)).load(suspect=suspect)
+            for queue_id in self.file_system.list(root / topic):
+                if not (queue_id.isascii() and queue_id.isdigit()):
+                    raise StoreDirectoryError(f"{root / topic / queue_id}: not a queue of this store; move it away")
+                found.append((topic, int(queue_id)))
+        return found
 
     async def run(self) -> None:
         """Run the services: group commit, flushes, retention, scrub. Raises what kills one of them."""
@@ -315,7 +370,7 @@ class MessageStore:
             self._disk.shutdown(wait=True)
             self._index.close()
             self._log.files.close()
-            for queue in self._queues.values():
+            for queue in self._all_queues():
                 queue.close()
             self._lock.release()
 
@@ -355,7 +410,8 @@ class MessageStore:
 
         `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
         `essential`: what lets consumers go on, and retention save what it needs; a disk that is too full for other
-        messages still takes it.
+        messages still takes it. An inner batch (SYS_FLAG_INNER_BATCH) is one message here and takes as many queue
+        offsets as its property INNER_NUM says; INNER_BASE is added to it.
 
         Raises InvalidMessageError, StoreFullError, StoreAccessError, StoreFailedError, StoreClosedError; nothing is
         stored then.
@@ -364,12 +420,16 @@ class MessageStore:
         if self.running.flags is not _NO_FLAGS:
             self.running.check_writable(essential=essential)
         config = self.config
+        if any(message.sys_flag & SYS_FLAG_INNER_BATCH for message in messages):
+            return self._append_inner_batches(messages)
         drafts = []
         for message in messages:
             if len(message.body) > config.body_size_max:
                 raise InvalidMessageError(
                     f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
                 )
+            if not message.sys_flag & SYS_FLAG_PREPARED and (message.topic, message.queue_id) not in self._queues:
+                self._queue(message.topic, message.queue_id)  # refuses a topic of inner batches, with nothing stored
             drafts.append(
                 Draft(message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch)
             )
@@ -397,6 +457,37 @@ class MessageStore:
         self._appended(entries, now)
         return appended
 
+    def _append_inner_batches(self, messages: Sequence[Message]) -> list[Appended]:
+        """They come with their whole content from a store of RocketMQ's, seldom and few: one by one is fast enough."""
+        config = self.config
+        if len(messages) != 1:
+            raise InvalidMessageError("an inner batch is appended alone")
+        (message,) = messages
+        if len(message.body) > config.body_size_max:
+            raise InvalidMessageError(
+                f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
+            )
+        if message.sys_flag & SYS_FLAG_TRANSACTION:
+            raise InvalidMessageError("an inner batch cannot be part of a transaction")
+        queue = self._batch_queue_unless_simple(message.topic, message.queue_id)
+        if queue is None:
+            raise InvalidMessageError(
+                f"topic {message.topic!r} has no batch consume queues, so it takes no inner batch"
+            )
+        message, count = inner_batch.placed(message, queue.next_offset)
+        draft = Draft(message, store_host=config.store_host, property_crc=config.property_crc)
+        size = draft.size
+        self._prepare([size])
+        now = self.clock.now_ms()
+        physical_offset = self._log.next_offset(size)
+        queue_offset = queue.next_offset
+        queue.next_offset += count
+        self._log.append(draft.encode(queue_offset, physical_offset, now))
+        self.stats.messages_appended += count
+        self.stats.bytes_appended += size
+        self._appended([_entry(message, queue, queue_offset, physical_offset, size, now, count)], now)
+        return [Appended(queue_offset, physical_offset, size, now)]
+
     def append_records(self, topic: str, queue_id: int, batch: RecordBatch) -> AppendedBatch:
         """Append records that are in store layout already, all of one queue and none of them prepared or rolled back.
 
@@ -412,6 +503,8 @@ class MessageStore:
             raise InvalidMessageError(f"the records are not all of queue {queue_id} of topic {topic!r}")
         if (batch.sys_flag & SYS_FLAG_TRANSACTION).any():
             raise InvalidMessageError("a transactional record cannot be appended in store layout")
+        if (batch.sys_flag & SYS_FLAG_INNER_BATCH).any():
+            raise InvalidMessageError("an inner batch cannot be appended in store layout")
         self._prepare(batch.size.tolist())
         queue = self._queue(topic, queue_id)
         now = self.clock.now_ms()
@@ -536,6 +629,9 @@ class MessageStore:
             self.running.check_readable()
         queue = self._queues.get((topic, queue_id))
         if queue is None:
+            batch_queue = self._batch_queues.get((topic, queue_id))
+            if batch_queue is not None:
+                return self._read_inner_batches(batch_queue, queue_offset, max_count, max_bytes, tags)
             return ReadResult("empty", [], 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
         if queue_offset < low:
@@ -592,6 +688,59 @@ class MessageStore:
         self.stats.messages_read += len(records)
         return ReadResult("found" if records else "no-match", records, queue_offset + taken, low, high, lost)
 
+    def _read_inner_batches(
+        self, queue: BatchConsumeQueue, queue_offset: int, max_count: int, max_bytes: int, tags: frozenset[str] | None
+    ) -> ReadResult:
+        """As `read`, each message of a batch for itself. Filtered by its own tag: the unit's is that of the record."""
+        low, high = queue.min_offset, queue.max_offset
+        if queue_offset < low:
+            return ReadResult("offset-too-small", [], low, low, high)
+        if queue_offset >= high:
+            if not high:
+                return ReadResult("empty", [], 0, 0, 0)
+            status: ReadStatus = "offset-at-end" if queue_offset == high else "offset-too-large"
+            return ReadResult(status, [], high, low, high)
+        records: list[Record] = []
+        size = lost = 0
+        position = queue_offset
+        looked_at_end = queue_offset + (_SCAN_UNITS_MAX if tags is not None else max_count)
+        units = queue.units(queue.number_at(queue_offset), max(_SCAN_UNITS_MAX, max_count) if tags else max_count)
+        for physical_offset, _, _, _, base, count, _, _ in units.tolist():
+            if len(records) >= max_count or position >= looked_at_end:
+                break
+            lost += max(0, base - position)  # no unit says where these were
+            position = max(position, base)
+            try:
+                messages = inner_batch.unpack(self.record_at(physical_offset))
+                if messages[0].queue_offset != base or len(messages) != count or messages[0].topic != queue.topic:
+                    raise CorruptRecordError(
+                        f"it holds {messages[0].topic}/{messages[0].queue_id} from offset {messages[0].queue_offset} "
+                        f"on, its unit says {queue.topic}/{queue.queue_id} from {base} on",
+                        physical_offset=physical_offset,
+                    )
+            except (RecordNotFoundError, CorruptRecordError) as error:
+                lost += base + count - position
+                _log.error(
+                    "messages lost topic=%s queue=%d offset=%d count=%d cause=%s",
+                    queue.topic,
+                    queue.queue_id,
+                    position,
+                    base + count - position,
+                    error,
+                )
+                position = base + count
+                continue
+            for message in messages[position - base :]:
+                if tags is None or message.tag in tags:
+                    if records and (len(records) >= max_count or size + message.size > max_bytes):
+                        looked_at_end = position
+                        break
+                    records.append(message)
+                    size += message.size
+                position += 1
+        self.stats.messages_read += len(records)
+        return ReadResult("found" if records else "no-match", records, position, low, high, lost)
+
     def record_at(self, physical_offset: int) -> Record:
         """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""
         try:
@@ -632,7 +781,7 @@ class MessageStore:
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(first offset, offset behind the last message); (0, 0) for a queue that does not exist."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._find_queue(topic, queue_id)
         return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
 
     def offset_by_time(
@@ -641,7 +790,9 @@ class MessageStore:
         """The first message stored at or after `timestamp` (lower), or the last at or before it (upper); see
         ConsumeQueue.
         """
-        queue = self._queues.get((topic, queue_id))
+        queue = self._find_queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.offset_by_time(timestamp, boundary)
         return queue.offset_by_time(timestamp, boundary, self._log.store_timestamp_at) if queue is not None else 0
 
     def store_timestamp_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
@@ -651,9 +802,11 @@ class MessageStore:
 
     def physical_offset_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
         """Where in the log the message of this queue offset begins, or None if there is none."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._find_queue(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return None
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.physical_offset_at(queue_offset)
         unit = queue.units(queue_offset, 1)
         if not len(unit) or int(unit[0]["size"]) == FILLER_SIZE:
             return None
@@ -662,7 +815,7 @@ class MessageStore:
     def queues(self) -> dict[str, list[int]]:
         """Topic -> queue ids, of every queue that has ever had a message."""
         found: dict[str, list[int]] = {}
-        for topic, queue_id in sorted(key for key, queue in self._queues.items() if queue.files):
+        for topic, queue_id in sorted((queue.topic, queue.queue_id) for queue in self._all_queues() if queue.files):
             found.setdefault(topic, []).append(queue_id)
         return found
 
@@ -673,7 +826,7 @@ class MessageStore:
         when it returns.
         """
         self._check_open()
-        queues = [queue for (name, _), queue in self._queues.items() if name == topic]
+        queues = [queue for queue in self._all_queues() if queue.topic == topic]
         if not queues:
             return
         self.flush()  # what waits for dispatch belongs to the topic that goes
@@ -685,7 +838,12 @@ class MessageStore:
                 queue.begin_at(next_offset)
         except OSError as error:
             raise self._fail(error) from error
-        self.file_system.remove_directory(self.config.directory / "consumequeue" / topic)
+        self.file_system.remove_directory(queues[0].directory.parent)
+        if topic in self._batch_topics:
+            # A topic of that name that comes later may be of the other kind.
+            self._batch_topics.remove(topic)
+            for queue in queues:
+                del self._batch_queues[topic, queue.queue_id]
 
     @property
     def arrival_listeners(self) -> list[ArrivalListener]:
@@ -716,7 +874,7 @@ class MessageStore:
             dispatched=self._dispatch.dispatched,
             segments=len(log.files),
             segment_size=log.segment_size,
-            queues=len(self._queues),
+            queues=len(self._queues) + len(self._batch_queues),
             damaged_ranges=len(log.damaged),
             disk=self.file_system.usage(self.config.directory),
             oldest_timestamp=log.store_timestamp_at(log.min_offset),
@@ -730,9 +888,41 @@ class MessageStore:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
+    def _all_queues(self) -> list[AnyQueue]:
+        return [*self._queues.values(), *self._batch_queues.values()]
+
+    def _find_queue(self, topic: str, queue_id: int) -> AnyQueue | None:
+        key = topic, queue_id
+        return self._queues.get(key) or self._batch_queues.get(key)
+
+    def _is_batch(self, topic: str) -> bool:
+        return topic in self._batch_topics or self._is_batch_topic(topic)
+
+    def _batch_queue(self, topic: str, queue_id: int) -> BatchConsumeQueue:
+        queue = self._batch_queues.get((topic, queue_id))
+        if queue is None:
+            directory = self.config.directory / "batchconsumequeue" / topic / str(queue_id)
+            queue = BatchConsumeQueue(self.file_system, directory, topic, queue_id, self.config.batch_queue_file_size)
+            self._batch_queues[topic, queue_id] = queue
+            self._batch_topics.add(topic)
+            queue.begin_at(self._deleted.next_offset(topic, queue_id))
+        return queue
+
+    def _batch_queue_unless_simple(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
+        """None for a topic that has consume queues of the other kind."""
+        if not self._is_batch(topic) and any(
+            name == topic and queue.files for (name, _), queue in self._queues.items()
+        ):
+            return None
+        return self._batch_queue(topic, queue_id)
+
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
+            if self._is_batch(topic):
+                raise InvalidMessageError(
+                    f"topic {topic!r} has batch consume queues (queue.type=BatchCQ): it takes inner batches only"
+                )
             directory = self.config.directory / "consumequeue" / topic / str(queue_id)
             queue = ConsumeQueue(self.file_system, directory, topic, queue_id, self.config.queue_file_size)
             self._queues[topic, queue_id] = queue
@@ -814,11 +1004,12 @@ class MessageStore:
 
 def _entry(
     message: Message,
-    queue: ConsumeQueue | None,
+    queue: AnyQueue | None,
     queue_offset: int,
     physical_offset: int,
     size: int,
     store_timestamp: int,
+    message_count: int = 0,
 ) -> Entry:
     raw = message.raw_properties
     values = message.properties if raw is None else properties.decode_properties(raw)
@@ -834,7 +1025,7 @@ def _entry(
             index_keys = (unique_key,)
         if keys:
             index_keys += tuple(properties.split_keys(keys))
-    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, index_keys)
+    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, index_keys, message_count)
 
 
 def _lock(file_system: FileSystem, directory: Path) -> Lock:

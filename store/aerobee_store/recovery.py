@@ -29,6 +29,8 @@ The log is the only truth; queues and index are compared with it and completed f
     an end of a queue that has more behind it                    the log is read from there, whatever the stop
     a gap in a queue's offsets                                   filler units
     a record of a topic that was deleted after it                no unit
+    a record of a batch topic that is no inner batch             no unit, as RocketMQ has it
+    units of a batch queue that are not those of the records     dropped with all behind them, and added anew
     a unit or index entry at or behind the end of the log        dropped; if units that are not follow it, or after an
                                                                  orderly stop, the log is read again for its queue
     bytes behind the end of the log                              zeroed and synced before the first append, or they
@@ -47,13 +49,14 @@ from pathlib import Path
 
 import numpy as np
 
+from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog, DamagedRange
 from aerobee_store.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.file_system import FileSystem
 from aerobee_store.index_file import IndexService
-from aerobee_store.log_scan import LogScan, queue_units
+from aerobee_store.log_scan import LogScan, batch_queue_units, queue_units
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.record import ScanStop, StopReason
 from aerobee_store.record_batch import RecordBatch
@@ -88,7 +91,9 @@ class Recovery:
         directory: Path,
         log: CommitLog,
         queues: dict[tuple[str, int], ConsumeQueue],
-        queue: Callable[[str, int], ConsumeQueue],
+        queue: Callable[[str, int], ConsumeQueue | None],
+        batch_queues: dict[tuple[str, int], BatchConsumeQueue],
+        batch_queue: Callable[[str, int], BatchConsumeQueue | None],
         index: IndexService,
         checkpoint: Checkpoint,
         deleted: DeletedTopics,
@@ -102,6 +107,8 @@ class Recovery:
         self._log = log
         self._queues = queues
         self._queue = queue
+        self._batch_queues = batch_queues
+        self._batch_queue = batch_queue
         self._index = index
         self._checkpoint = checkpoint
         self._deleted = deleted
@@ -125,7 +132,7 @@ class Recovery:
             self._scan(begin)
             report.damaged.sort(key=lambda damage: damage.start)
         self._index.truncate(report.end)
-        for queue in self._queues.values():
+        for queue in self._all_queues():
             # Of a topic whose deletion was noted and then interrupted, the queues are still there.
             queue.correct_min_offset(max(self._log.min_offset, self._deleted.end_of(queue.topic)))
             queue.next_offset = queue.max_offset
@@ -135,15 +142,18 @@ class Recovery:
             self._checkpoint.confirm_offset = self._last_record
         return report
 
+    def _all_queues(self) -> list[AnyQueue]:
+        return [*self._queues.values(), *self._batch_queues.values()]
+
     # --- where to begin ---------------------------------------------------------------------------------------
 
     def _begin(self) -> int:
         if not self._log.files.files:
             return 0
         begin = self._begin_by_stop()
-        for queue in self._queues.values():
+        for queue in self._all_queues():
             if queue.torn:
-                _log.warning("queue is damaged behind unit=%d directory=%s", queue.max_offset, queue.directory)
+                _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
                 begin = min(begin, self._segment_start(queue.last_record_end()))
         return begin
 
@@ -193,6 +203,10 @@ class Recovery:
                 end = record_end
                 unit = queue.units(queue.max_offset - 1, 1)
                 begin = int(unit[0]["physical_offset"]) if int(unit[0]["size"]) != FILLER_SIZE else end
+        for batch_queue in self._batch_queues.values():
+            place, size = batch_queue.last_unit()
+            if place + size > end:
+                end, begin = place + size, place
         return end, begin
 
     def _synced_index_end(self) -> int:
@@ -260,7 +274,14 @@ class Recovery:
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
             if counts.any():
                 queue = self._queue(found.topic, found.queue_id)
-                self._take_queue(queue, found.queue_offsets[counts], found.units[counts])
+                if queue is not None:
+                    self._take_queue(queue, found.queue_offsets[counts], found.units[counts])
+        for topic, queue_id, units in batch_queue_units(batch):
+            units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
+            if len(units) and (batch_queue := self._batch_queue(topic, queue_id)) is not None:
+                added, dropped = batch_queue.complete(units, distrust=not self._clean)
+                self._report.units_added += added
+                self._report.units_dropped += dropped
 
     def _take_queue(
         self,
@@ -357,6 +378,11 @@ class Recovery:
                 queue.truncate(stop)
                 if damaged:
                     begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
+        for batch_queue in self._batch_queues.values():
+            dropped = batch_queue.drop_behind(end)
+            self._report.units_dropped += dropped
+            if dropped and self._clean:
+                begin_again = min(begin_again, self._segment_start(batch_queue.last_record_end()))
         return begin_again
 
 

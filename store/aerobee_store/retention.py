@@ -40,10 +40,10 @@ from pathlib import Path
 from typing import Final, Literal, ParamSpec, Protocol, TypeVar
 
 from aerobee_store import record
+from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.clock import Clock
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.dispatch import Dispatch
 from aerobee_store.errors import StoreError
 from aerobee_store.file_system import FileSystem
@@ -87,7 +87,7 @@ class Retention:
     def __init__(
         self,
         log: CommitLog,
-        queues: Callable[[], Sequence[ConsumeQueue]],
+        queues: Callable[[], Sequence[AnyQueue]],
         index: IndexService,
         dispatch: Dispatch,
         running: RunningState,

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_store.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.consume_queue import UNIT_DTYPE
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import DiskFileSystem, File, is_locked
@@ -23,21 +24,6 @@ from aerobee_store.tools.findings import Finding
 
 StoreState = Literal["live", "stopped", "crashed"]
 """Open in some process; closed in order; neither: the process that had it open died."""
-
-BATCH_UNIT_DTYPE: Final = np.dtype(
-    [
-        ("physical_offset", ">i8"),
-        ("size", ">i4"),
-        ("tags_code", ">i8"),
-        ("store_timestamp", ">i8"),
-        ("base_offset", ">i8"),
-        ("count", ">i2"),
-        ("compacted_offset", ">i4"),
-        ("reserved", ">i4"),
-    ]
-)
-"""A unit of a batch consume queue: one record that holds `count` messages."""
-assert BATCH_UNIT_DTYPE.itemsize == 46
 
 _LOOKED_AT: Final = frozenset(
     {
