@@ -25,6 +25,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.timer_config import PRECISIONS_MS, TimerConfig
 from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.topics import QUEUE_COUNT_MAX
 from aerobee_store.config import BATCH_UNIT_SIZE, UNIT_SIZE, StoreConfig
@@ -107,7 +108,7 @@ class LimitsConfig:
 
     user_property_count_max: int = 128
     properties_size_max: int = 16384  # bytes: user properties, tag and keys of one message
-    delay_seconds_max: float = 86_400.0
+    delay_seconds_max: float = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
     client_expiry_seconds: float = 120.0  # a client that is silent for longer is gone
 
 
@@ -123,6 +124,7 @@ class BrokerConfig:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    timer: TimerConfig = field(default_factory=TimerConfig)
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
@@ -203,6 +205,7 @@ class BrokerConfig:
             topics=TopicsConfig(**sections["topics"]),
             groups=GroupsConfig(**sections["groups"]),
             delivery=DeliveryConfig(**sections["delivery"]),
+            timer=TimerConfig(**sections["timer"]),
             transactions=TransactionsConfig(**sections["transactions"]),
             limits=LimitsConfig(**sections["limits"]),
             ignored_rocketmq_keys=ignored,
@@ -235,6 +238,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "topics": _settings_of(TopicsConfig),
     "groups": _settings_of(GroupsConfig),
     "delivery": _settings_of(DeliveryConfig),
+    "timer": _settings_of(TimerConfig),
     "transactions": _settings_of(TransactionsConfig),
     "limits": _settings_of(LimitsConfig),
 }
@@ -351,6 +355,11 @@ def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
     return lambda text: min(max(int(text), lowest), highest) / 100
 
 
+def _timer_precision(text: str) -> object:
+    # RocketMQ rounds down to a step that it knows, and up to the smallest.
+    return max((step for step in PRECISIONS_MS if step <= int(text)), default=PRECISIONS_MS[0])
+
+
 def _same(text: str) -> object:
     return text
 
@@ -383,6 +392,11 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "autoCreateTopicEnable": ("topics.auto_create", _same),
     "defaultTopicQueueNums": ("topics.queue_count", int),
     "autoCreateSubscriptionGroup": ("groups.auto_create", _same),
+    "timerPrecisionMs": ("timer.precision_ms", _timer_precision),
+    "timerRollWindowSlot": ("timer.roll_window_slots", int),
+    "timerFlushIntervalMs": ("timer.flush_interval_seconds", _milliseconds),
+    "mappedFileSizeTimerLog": ("timer.log_file_size", int),
+    "timerMaxDelaySec": ("limits.delay_seconds_max", float),
     "transactionTimeOut": ("transactions.timeout_seconds", _milliseconds),
     "transactionCheckInterval": ("transactions.check_interval_seconds", _milliseconds),
     "transactionCheckMax": ("transactions.check_max", int),

@@ -54,7 +54,7 @@ RESERVED_NAMES: Final = frozenset(
 
     TRACE_CONTEXT __SHARDINGKEY CHECK_IMMUNITY_TIME_IN_SECONDS __transactionId__ TRANSACTION_CHECK_TIMES
     INNER_NUM INNER_BASE INNER_MULTI_DISPATCH __LITE_TOPIC _SYS_MSG_PRIORITY_ __AEROBEE_KEYS __AEROBEE_EMPTY
-    __AEROBEE_SENDER __AEROBEE_SINCE __AEROBEE_OUTCOME
+    __AEROBEE_TIMER __AEROBEE_SENDER __AEROBEE_SINCE __AEROBEE_OUTCOME
     """.split()  # noqa: SIM905 - sixty names read better as words than as a column of literals
 )
 
@@ -102,7 +102,7 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
     if system.HasField("priority"):
         properties[PRIORITY_PROPERTY] = str(system.priority)
     if system.HasField("delivery_timestamp"):
-        properties[p.TIMER_DELIVER_MS] = str(system.delivery_timestamp.ToMilliseconds())
+        properties[p.TIMER_DELIVER_MS] = str(delivery_ms(system.delivery_timestamp))
     if system.message_type == TRANSACTION:
         properties[p.TRANSACTION_MESSAGE] = "true"
         properties[p.PRODUCER_GROUP] = stored_topic
@@ -167,7 +167,7 @@ def to_wire_message(
     timestamp = system.store_timestamp
     timestamp.seconds, milliseconds = divmod(store_timestamp, 1000)
     timestamp.nanos = milliseconds * 1_000_000
-    if (deliver_at := _integer(get(p.TIMER_OUT_MS) or get(p.TIMER_DELIVER_MS))) is not None:
+    if (deliver_at := _integer(get(p.TIMER_DELIVER_MS) or get(p.TIMER_OUT_MS))) is not None:
         system.delivery_timestamp.FromMilliseconds(deliver_at)
     if (priority := _integer(get(PRIORITY_PROPERTY))) is not None and 0 <= priority < 1 << 31:
         system.priority = priority
@@ -177,6 +177,11 @@ def to_wire_message(
     if empty := get(EMPTY_PROPERTIES):
         user_properties.update(dict.fromkeys(empty.split(_LIST_SEPARATOR), ""))
     return v2.Message(topic=topic, user_properties=user_properties, system_properties=system, body=body)
+
+
+def delivery_ms(timestamp: v2.Timestamp) -> int:
+    """When a message with this delivery timestamp is due: never before it, so parts of a millisecond count as one."""
+    return timestamp.seconds * 1000 + -(-timestamp.nanos // 1_000_000)
 
 
 def message_keys(properties: dict[str, str]) -> list[str]:

@@ -20,6 +20,7 @@ from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import ListenError
 from aerobee_broker.http_endpoint import HttpEndpoint
@@ -28,6 +29,7 @@ from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration import Administration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.query import QueryProcessor
+from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
@@ -142,6 +144,8 @@ async def _serve(
     transactions = Transactions(store, tables, clock, config.transactions, Producers(clients))
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)
+    timer = Timer(store, clock, config.timer, topics=lambda: (topic.name for topic in tables.topics))
+    await asyncio.to_thread(timer.open)
     counters = BrokerCounters()
     metrics.attach(
         store=store,
@@ -160,13 +164,14 @@ async def _serve(
                     ("store", store.run),
                     (deliveries.name, deliveries.run),
                     (transactions.name, transactions.run),
+                    (timer.name, timer.run),
                     (clients.name, clients.run),
                     (tables.name, tables.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
             server, health, address = await _listen(
-                config, clock, store, tables, clients, deliveries, transactions, counters
+                config, clock, store, tables, clients, deliveries, transactions, timer, counters
             )
             try:
                 ready.reason = None
@@ -178,6 +183,7 @@ async def _serve(
                 deliveries.long_polling.drain()
                 clients.close_streams()
                 await server.stop(config.listen.drain_seconds)
+                await timer.close()
                 await deliveries.close()
                 await transactions.close()
                 await tables.save()
@@ -202,6 +208,7 @@ async def _listen(
     clients: ClientRegistry,
     deliveries: Deliveries,
     transactions: Transactions,
+    timer: Timer,
     counters: BrokerCounters,
 ) -> tuple[grpc.aio.Server, HealthServicer, Address]:
     """Bind the gRPC port and serve every service on it. ListenError."""
@@ -217,8 +224,9 @@ async def _listen(
         route=RouteProcessor(config, tables, address),
         heartbeat=HeartbeatProcessor(clients),
         telemetry=TelemetryProcessor(config, tables),
-        send=SendProcessor(config, store, tables, counters, clock, transactions),
+        send=SendProcessor(config, store, tables, counters, clock, transactions, timer),
         receive=ReceiveProcessor(config, tables, deliveries, clock),
+        recall=RecallProcessor(tables, timer),
         acknowledge=AcknowledgeProcessor(config, deliveries),
         transaction=TransactionProcessor(transactions, counters),
     )

@@ -12,6 +12,7 @@ from aerobee_broker.config import BrokerConfig, TopicsConfig
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.producers import Producers
 from aerobee_broker.delivery.transaction_config import TransactionsConfig
+from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
@@ -63,7 +64,10 @@ class TransactionWorld:
             self.store, self.tables, self.clock, self.config.transactions, Producers(self.clients)
         )
         self.clients.producer_listeners.append(self.transactions.producer_ready)
-        self._send = SendProcessor(self.config, self.store, self.tables, self.counters, self.clock, self.transactions)
+        timer = Timer(self.store, self.clock, self.config.timer)
+        self._send = SendProcessor(
+            self.config, self.store, self.tables, self.counters, self.clock, self.transactions, timer
+        )
         self._end = TransactionProcessor(self.transactions, self.counters)
         self._services: list[asyncio.Task[None]] = []
 

@@ -13,9 +13,20 @@ from typing import Final
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.counters import BrokerCounters, SentCounters
+from aerobee_broker.delivery.recall_handle import RecallHandle
+from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import FIFO, NORMAL, PRIORITY, TRANSACTION, message_type, to_store_message
+from aerobee_broker.message_mapping import (
+    DELAY,
+    FIFO,
+    NORMAL,
+    PRIORITY,
+    TRANSACTION,
+    delivery_ms,
+    message_type,
+    to_store_message,
+)
 from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables import Tables
@@ -29,7 +40,7 @@ from aerobee_store.record import Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
-_STORED_AT_ONCE: Final = frozenset({NORMAL, FIFO, PRIORITY, TRANSACTION})  # what needs no more than a place in a queue
+_SUPPORTED: Final = frozenset({NORMAL, FIFO, PRIORITY, TRANSACTION, DELAY})
 _MASK_64: Final = (1 << 64) - 1
 
 
@@ -58,6 +69,7 @@ class SendProcessor:
         counters: BrokerCounters,
         clock: Clock,
         transactions: Transactions,
+        timer: Timer,
     ) -> None:
         self._limits = config.limits
         self._body_size_max = config.store.body_size_max
@@ -66,6 +78,8 @@ class SendProcessor:
         self._counters = counters
         self._clock = clock
         self._transactions = transactions
+        self._timer = timer
+        self._broker_name = config.name
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._topics_revision = -1
 
@@ -120,6 +134,8 @@ class SendProcessor:
                 entry.CopyFrom(_ANSWER.entries[0])
             entry.message_id = entry.transaction_id = message.system_properties.message_id
             entry.offset = queue_offset
+            if message.system_properties.HasField("delivery_timestamp"):
+                entry.recall_handle = self._recall_handle(message, destination, now_ms)
             entry = None
         return response
 
@@ -155,7 +171,7 @@ class SendProcessor:
                 f"topic {destination.topic!r} takes {names} messages, this one is {v2.MessageType.Name(kind)}; "
                 "send it to a topic of its type",
             )
-        if kind not in _STORED_AT_ONCE:
+        if kind not in _SUPPORTED:
             raise InvalidRequestError(
                 v2.Code.NOT_IMPLEMENTED, f"{v2.MessageType.Name(kind)} messages are not supported by this broker yet"
             )
@@ -172,7 +188,19 @@ class SendProcessor:
             counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())
             destination.counters[kind] = counter
         counters.append(counter)
-        return to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
+        stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
+        if kind == DELAY and (deliver_ms := delivery_ms(system.delivery_timestamp)) > now_ms:
+            return self._timer.delayed(stored, deliver_ms)
+        return stored
+
+    def _recall_handle(self, message: v2.Message, destination: _Destination, now_ms: int) -> str:
+        """None for a message that was due already: it is delivered."""
+        deliver_ms = delivery_ms(message.system_properties.delivery_timestamp)
+        if deliver_ms <= now_ms:
+            return ""
+        return RecallHandle(
+            destination.topic, self._broker_name, deliver_ms, message.system_properties.message_id
+        ).encode()
 
 
 @lru_cache(maxsize=16384)

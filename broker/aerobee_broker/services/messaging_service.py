@@ -15,6 +15,7 @@ from aerobee_broker.errors import BrokerError, InvalidRequestError
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
@@ -40,6 +41,7 @@ class MessagingService:
         telemetry: TelemetryProcessor,
         send: SendProcessor,
         receive: ReceiveProcessor,
+        recall: RecallProcessor,
         acknowledge: AcknowledgeProcessor,
         transaction: TransactionProcessor,
     ) -> None:
@@ -51,6 +53,7 @@ class MessagingService:
         self._telemetry_processor = telemetry
         self._send = send
         self._receive_processor = receive
+        self._recall = recall
         self._acknowledge = acknowledge
         self._transaction = transaction
 
@@ -65,6 +68,7 @@ class MessagingService:
                 "Heartbeat": self._heartbeat,
                 "NotifyClientTermination": self._terminate,
                 "SendMessage": self._send.process,
+                "RecallMessage": self._recall.recall,
                 "EndTransaction": self._transaction.end,
                 "AckMessage": self._acknowledge.acknowledge,
                 "ChangeInvisibleDuration": self._acknowledge.change_invisible,

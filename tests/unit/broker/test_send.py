@@ -13,6 +13,8 @@ from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, TopicsConfig
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.recall_handle import RecallHandle
+from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.processors.send import SendProcessor, jump_hash
@@ -35,7 +37,8 @@ class Sender:
         self.transactions = Transactions(
             store, tables, store.clock, config.transactions, Producers(ClientRegistry(store.clock))
         )
-        self._processor = SendProcessor(config, store, tables, self.counters, store.clock, self.transactions)
+        timer = Timer(store, store.clock, config.timer)
+        self._processor = SendProcessor(config, store, tables, self.counters, store.clock, self.transactions, timer)
 
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:
         async with asyncio.timeout(10):
@@ -69,6 +72,7 @@ async def sender(tmp_path: Path) -> AsyncIterator[Sender]:
             TopicConfig.of_type("shop%orders", queue_count=1),
             TopicConfig.of_type("ordered", TopicMessageType.FIFO, queue_count=8),
             TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
+            TopicConfig.of_type("light", TopicMessageType.LITE, queue_count=1),
             TopicConfig(name="read-only", permission=Permission.READ),
         ):
             tables.topics.create(topic)
@@ -136,7 +140,7 @@ async def test_namespaces_are_apart(sender: Sender) -> None:
 
 
 async def test_types_must_fit_the_topic(sender: Sender) -> None:
-    """Another type is refused; a type that fits but is not supported says that, and is not delivered at once."""
+    """Another type is refused; a type that fits but is not supported says that."""
     conflict = v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     delayed = message(message_id="1")
     delayed.system_properties.delivery_timestamp.FromMilliseconds(1_700_000_060_000)
@@ -144,10 +148,50 @@ async def test_types_must_fit_the_topic(sender: Sender) -> None:
     assert await sender.refused(message("ordered")) == conflict
     assert await sender.refused(delayed) == conflict
     delayed.topic.name = "mixed"
-    assert await sender.refused(delayed) == v2.Code.NOT_IMPLEMENTED
+    assert (await sender.send(delayed)).status.code == v2.Code.OK
+    assert await sender.refused(message("light", lite_topic="a")) == v2.Code.NOT_IMPLEMENTED
     assert (await sender.send(message("mixed"))).status.code == v2.Code.OK
     assert (await sender.send(message("mixed", message_group="g"))).status.code == v2.Code.OK
     assert (await sender.send(message(priority=0))).status.code == v2.Code.OK
+
+
+async def test_a_delayed_message_waits_in_the_timer_topic(sender: Sender) -> None:
+    """With its real place, and a handle to take it back; a fraction of a millisecond counts as one."""
+    delayed = message("mixed", message_id="a b", delivery_timestamp=v2.Timestamp(seconds=1_700_000_060, nanos=1))
+    (entry,) = (await sender.send(delayed)).entries
+    handle = RecallHandle("mixed", "aerobee", 1_700_000_060_001, "a b")
+    assert entry.recall_handle == handle.encode()
+    assert RecallHandle.decode(entry.recall_handle) == handle
+    assert sender.stored("mixed") == []
+    (stored,) = sender.stored("rmq_sys_wheel_timer")
+    expected = {
+        "UNIQ_KEY": "a b",
+        "REAL_TOPIC": "mixed",
+        "REAL_QID": "0",
+        "TIMER_DELIVER_MS": "1700000060001",
+        "TIMER_OUT_MS": "1700000060000",
+    }
+    assert {name: value for name, value in stored.properties.items() if name != "__CRC32#"} == expected
+    assert sender.counters.sent[("mixed", "delay")].messages == 1
+
+
+@pytest.mark.parametrize("ahead_ms", [0, -1, -1_000_000_000])
+async def test_what_is_due_already_is_delivered_at_once(sender: Sender, ahead_ms: int) -> None:
+    """It goes to its topic, has its time still, and nothing that could be recalled."""
+    due = v2.Timestamp()
+    due.FromMilliseconds(sender.store.clock.now_ms() + ahead_ms)
+    (entry,) = (await sender.send(message("mixed", delivery_timestamp=due))).entries
+    assert entry.recall_handle == ""
+    (stored,) = sender.stored("mixed")
+    assert stored.properties["TIMER_DELIVER_MS"] == str(due.ToMilliseconds())
+
+
+def test_recall_handle_is_rocketmqs() -> None:
+    """The text of the specification's example."""
+    handle = RecallHandle("topicD", "broker-0", 1735787046001, "01AABBCCDDEEFF1234012345670000000A")
+    text = "djEgdG9waWNEIGJyb2tlci0wIDE3MzU3ODcwNDYwMDEgMDFBQUJCQ0NEREVFRkYxMjM0MDEyMzQ1NjcwMDAwMDAwQQ=="
+    assert handle.encode() == text
+    assert RecallHandle.decode(text) == handle
 
 
 async def test_one_bad_message_stops_all(sender: Sender) -> None:

@@ -101,8 +101,8 @@ def digest(kind: v2.DigestType.ValueType, checksum: str) -> Change:
         (system(message_group="é" * 32), Code.ILLEGAL_MESSAGE_GROUP),
         (system(message_group=" "), Code.ILLEGAL_MESSAGE_GROUP),
         (delivered_at(0), Code.OK),
-        (delivered_at(NOW_MS + 86_400_000), Code.OK),
-        (delivered_at(NOW_MS + 86_401_000), Code.ILLEGAL_DELIVERY_TIME),
+        (delivered_at(NOW_MS + 40 * 86_400_000), Code.OK),
+        (delivered_at(NOW_MS + 40 * 86_400_000 + 1000), Code.ILLEGAL_DELIVERY_TIME),
         (
             system(
                 message_type=v2.MessageType.TRANSACTION,
