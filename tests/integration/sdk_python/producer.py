@@ -1,4 +1,4 @@
-"""Sends what it is told to: {"do": "send", "messages": [{"body", "tag", "keys", "properties"}]}."""
+"""Sends what it is told to: {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group"}]}."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def to_message(topic: str, fields: dict[str, Any]) -> Any:
         message.tag = fields["tag"]
     for key in fields.get("keys", ()):
         message.keys = key  # the SDK's setter adds
+    if fields.get("message_group"):
+        message.message_group = fields["message_group"]
     for name, value in fields.get("properties", {}).items():
         message.add_property(name, value)
     return message

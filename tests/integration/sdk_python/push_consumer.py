@@ -1,6 +1,7 @@
 """Tells of every message that its listener gets and of every acknowledgement that the broker has answered.
 
 `failures`: the listener fails with that many first attempts of each message, the first of them by raising.
+`failing_calls`: body -> how many calls for that message fail, whatever the attempt (order is kept by calling again).
 `seconds`: how long it works on a message.
 """
 
@@ -15,13 +16,18 @@ from tests.integration.sdk_python.conversation import obey, options, say, told
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # the SDK has no types
-    def __init__(self, failures: int, seconds: float) -> None:
+    def __init__(self, failures: int, failing_calls: dict[str, int], seconds: float) -> None:
         self._failures = failures
+        self._failing_calls = failing_calls
         self._seconds = seconds
 
     def consume(self, message: Any) -> Any:
         say("message", **told(message))
         time.sleep(self._seconds)
+        body = message.body.decode()
+        if self._failing_calls.get(body, 0) > 0:
+            self._failing_calls[body] -= 1
+            return ConsumeResult.FAILURE
         if message.delivery_attempt > self._failures:
             return ConsumeResult.SUCCESS
         if message.delivery_attempt == 1:
@@ -42,7 +48,7 @@ def main() -> None:
     consumer = ObservedPushConsumer(
         ClientConfiguration(given["endpoint"], Credentials()),
         given["group"],
-        Listener(given.get("failures", 0), given.get("seconds", 0.0)),
+        Listener(given.get("failures", 0), given.get("failing_calls", {}), given.get("seconds", 0.0)),
         {given["topic"]: FilterExpression(given.get("expression", "*"))},
         consumption_thread_count=given.get("threads", 4),
     )

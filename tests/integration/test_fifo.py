@@ -1,0 +1,551 @@
+"""FIFO through real gRPC: sending to a message group, and what an orderly group gets; and the released Python SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import admin_v1, v2
+from tests.support.in_process_broker import InProcessBroker, in_process_broker
+from tests.support.sdk_program import SdkProgram, send_until_taken, wait_all_messages, wait_group
+
+TOPIC, GROUP = "ledger-entries", "ledger"
+Code = v2.Code
+ROOT = Path(__file__).parents[2]
+SDK_VERSION = "5.1.2"
+
+
+# --- The protocol -------------------------------------------------------------------------------------------
+
+
+class Conversation:
+    """What clients say to one broker about one topic and one group."""
+
+    def __init__(self, broker: InProcessBroker) -> None:
+        self.broker = broker
+
+    async def create(self, *, queue_count: int = 1, fifo: bool = True, max_attempts: int = 0) -> None:
+        """The topic, and the group with or without order."""
+        topic = admin_v1.Topic(
+            name=TOPIC,
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
+            accept_message_types=[v2.MessageType.FIFO],
+        )
+        await self.broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), metadata=metadata())
+        group = admin_v1.Group(name=GROUP, fifo=fifo, max_attempts=max_attempts)
+        await self.broker.administration.CreateGroup(admin_v1.CreateGroupRequest(group=group), metadata=metadata())
+
+    async def send(self, *messages: tuple[str, str | None], topic: str = TOPIC) -> v2.SendMessageResponse:
+        """(body, message group), in one request."""
+        request = v2.SendMessageRequest()
+        for body, message_group in messages:
+            kind = v2.MessageType.NORMAL if message_group is None else v2.MessageType.FIFO
+            system = v2.SystemProperties(message_id=f"id-{body}", message_type=kind, message_group=message_group)
+            request.messages.append(
+                v2.Message(topic=v2.Resource(name=topic), body=body.encode(), system_properties=system)
+            )
+        response: v2.SendMessageResponse = await self.broker.messaging.SendMessage(
+            request, metadata=metadata(), timeout=5
+        )
+        return response
+
+    async def send_in_order(self, message_group: str, *bodies: str) -> None:
+        for body in bodies:
+            response = await self.send((body, message_group))
+            assert response.status.code == Code.OK
+
+    async def receive(
+        self,
+        count: int = 32,
+        *,
+        client_id: str = "consumer",
+        seconds: float | None = 20.0,
+        wait: float = 0.0,
+        attempt_id: str = "",
+        queue_id: int = -1,
+        topic: str = TOPIC,
+    ) -> list[v2.Message]:
+        """`seconds` None is auto-renew. Without messages the status is MESSAGE_NOT_FOUND."""
+        request = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=GROUP), batch_size=count, auto_renew=seconds is None, attempt_id=attempt_id
+        )
+        request.message_queue.topic.name = topic
+        request.message_queue.id = queue_id
+        if seconds is not None:
+            request.invisible_duration.FromMilliseconds(round(seconds * 1000))
+        request.long_polling_timeout.FromMilliseconds(round(wait * 1000))
+        call = self.broker.messaging.ReceiveMessage(request, metadata=metadata(client_id), timeout=wait + 5)
+        responses = [response async for response in call]
+        messages = [response.message for response in responses if response.WhichOneof("content") == "message"]
+        assert responses[0].status.code == (Code.OK if messages else Code.MESSAGE_NOT_FOUND)
+        return messages
+
+    async def acknowledge(self, *messages: v2.Message) -> None:
+        entries = [
+            v2.AckMessageEntry(
+                message_id=message.system_properties.message_id,
+                receipt_handle=message.system_properties.receipt_handle,
+            )
+            for message in messages
+        ]
+        request = v2.AckMessageRequest(group=v2.Resource(name=GROUP), topic=v2.Resource(name=TOPIC), entries=entries)
+        response = await self.broker.messaging.AckMessage(request, metadata=metadata(), timeout=5)
+        assert response.status.code == Code.OK
+
+    async def change_invisible(self, message: v2.Message, seconds: float) -> None:
+        request = v2.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name=GROUP),
+            topic=v2.Resource(name=TOPIC),
+            receipt_handle=message.system_properties.receipt_handle,
+            message_id=message.system_properties.message_id,
+        )
+        request.invisible_duration.FromMilliseconds(round(seconds * 1000))
+        response = await self.broker.messaging.ChangeInvisibleDuration(request, metadata=metadata(), timeout=5)
+        assert response.status.code == Code.OK
+
+    async def forward(self, message: v2.Message) -> None:
+        request = v2.ForwardMessageToDeadLetterQueueRequest(
+            group=v2.Resource(name=GROUP),
+            topic=v2.Resource(name=TOPIC),
+            receipt_handle=message.system_properties.receipt_handle,
+            message_id=message.system_properties.message_id,
+        )
+        response = await self.broker.messaging.ForwardMessageToDeadLetterQueue(request, metadata=metadata(), timeout=5)
+        assert response.status.code == Code.OK
+
+
+def metadata(client_id: str = "producer") -> tuple[tuple[str, str], ...]:
+    return (("x-mq-client-id", client_id), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
+
+
+def told(messages: Sequence[v2.Message]) -> list[tuple[str, int]]:
+    """Body and attempt, in the order of the answer."""
+    return [(message.body.decode(), message.system_properties.delivery_attempt) for message in messages]
+
+
+def consumer_settings(*topics: str, group: str = GROUP) -> v2.TelemetryCommand:
+    subscription = v2.Subscription(group=v2.Resource(name=group))
+    for topic in topics:
+        subscription.subscriptions.add(topic=v2.Resource(name=topic)).expression.expression = "*"
+    return v2.TelemetryCommand(settings=v2.Settings(client_type=v2.ClientType.PUSH_CONSUMER, subscription=subscription))
+
+
+async def told_settings(broker: InProcessBroker, command: v2.TelemetryCommand, client_id: str) -> v2.Settings:
+    """What the broker answers to a consumer's settings."""
+    call = broker.messaging.Telemetry(metadata=metadata(client_id), timeout=5)
+    await call.write(command)
+    answer = await call.read()
+    call.cancel()
+    settings: v2.Settings = answer.settings
+    return settings
+
+
+@pytest.fixture
+async def talk(tmp_path: Path) -> AsyncIterator[Conversation]:
+    """A broker that allows short invisible times."""
+    async with in_process_broker(tmp_path / "store", delivery=DeliveryConfig(invisible_seconds_min=0.05)) as broker:
+        yield Conversation(broker)
+
+
+# Sending
+
+
+async def test_one_message_group_stays_in_one_queue_in_the_order_of_its_sends(talk: Conversation) -> None:
+    """The queue is the one that RocketMQ chooses; offsets increase; also where a request has several groups."""
+    await talk.create(queue_count=8)
+    vectors = {"order-1": 3, "order-2": 2, "group-A": 2, "message-group-0": 1}
+    for round_number in range(3):
+        for group in vectors:
+            response = await talk.send((f"{group}.{round_number}", group))
+            assert response.status.code == Code.OK
+    batch = [(f"{group}.{3 + round_number}", group) for round_number in range(2) for group in vectors]
+    response = await talk.send(*batch)
+    assert [entry.status.code for entry in response.entries] == [Code.OK] * len(batch)
+    found = await talk.receive()
+    assert len(found) == 5 * len(vectors)
+    places: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for message in found:
+        system = message.system_properties
+        assert system.message_type == v2.MessageType.FIFO
+        places[system.message_group].append((system.queue_id, system.queue_offset))
+    for group, queue_id in vectors.items():
+        assert {queue for queue, _ in places[group]} == {queue_id}
+        assert [offset for _, offset in places[group]] == sorted(offset for _, offset in places[group])
+        bodies = [m.body.decode() for m in found if m.system_properties.message_group == group]
+        assert bodies == [f"{group}.{number}" for number in range(5)]
+
+
+async def test_what_a_fifo_topic_does_not_take(talk: Conversation) -> None:
+    """A message of another type conflicts with the topic, a group that is too long or blank is illegal; none is
+    stored, nor is anything of their request."""
+    await talk.create()
+    await talk.send_in_order("g" * 63, "fits")
+    assert (await talk.send(("plain", None))).status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    for illegal in ("g" * 64, "é" * 32, "   ", "a\nb"):
+        assert (await talk.send(("fine", "g"), ("bad", illegal))).status.code == Code.ILLEGAL_MESSAGE_GROUP
+    normal = await talk.send(("ordered", "g"), topic="normal")  # made on first use, as a NORMAL topic
+    assert normal.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert told(await talk.receive()) == [("fits", 1)]
+
+
+# What clients are told
+
+
+async def test_settings_of_an_orderly_group_say_fifo(talk: Conversation) -> None:
+    """And those of another group do not."""
+    await talk.create()
+    assert (await told_settings(talk.broker, consumer_settings(TOPIC), "c")).subscription.fifo
+    await talk.broker.administration.CreateGroup(
+        admin_v1.CreateGroupRequest(group=admin_v1.Group(name="standard")), metadata=metadata()
+    )
+    standard = await told_settings(talk.broker, consumer_settings(TOPIC, group="standard"), "d")
+    assert standard.subscription.HasField("fifo")
+    assert not standard.subscription.fifo
+
+
+async def test_a_group_that_a_consumer_of_a_fifo_topic_creates_is_orderly(talk: Conversation) -> None:
+    """Settings and assignment say so before the first receive makes it one; without a FIFO topic it is a standard
+    group."""
+    await talk.create()
+    cases = ((("normal", TOPIC), "made", True), (("normal",), "plain", False))
+    for topics, group, orderly in cases:
+        settings = await told_settings(talk.broker, consumer_settings(*topics, group=group), f"c-{group}")
+        assert settings.subscription.fifo == orderly
+        request = v2.ReceiveMessageRequest(group=v2.Resource(name=group), batch_size=1, auto_renew=True)
+        request.message_queue.topic.name = topics[0]
+        request.long_polling_timeout.FromSeconds(0)
+        call = talk.broker.messaging.ReceiveMessage(request, metadata=metadata(f"c-{group}"), timeout=5)
+        assert [response async for response in call]
+        described = await talk.broker.administration.DescribeGroup(
+            admin_v1.DescribeGroupRequest(name=group), metadata=metadata()
+        )
+        assert described.group.fifo == orderly
+
+
+async def test_assignment_of_an_orderly_group_has_every_queue(talk: Conversation) -> None:
+    """One a readable queue; the receives of a push consumer keep to the one they name, others get all."""
+    await talk.create(queue_count=4)
+    request = v2.QueryAssignmentRequest(topic=v2.Resource(name=TOPIC), group=v2.Resource(name=GROUP))
+    response = await talk.broker.messaging.QueryAssignment(request, metadata=metadata(), timeout=5)
+    assert [assignment.message_queue.id for assignment in response.assignments] == [0, 1, 2, 3]
+    await talk.send_in_order("order-1", "in-3")
+    await talk.send_in_order("order-2", "in-2")
+    assert await talk.receive(seconds=None, queue_id=0) == []
+    assert told(await talk.receive(seconds=None, queue_id=2)) == [("in-2", 1)]
+    assert told(await talk.receive(queue_id=0)) == [("in-3", 1)]  # a simple consumer names any queue
+
+
+# Delivery
+
+
+async def test_one_consumer_gets_a_message_group_in_the_order_of_its_sends(talk: Conversation) -> None:
+    """Whatever the batch size."""
+    await talk.create()
+    bodies = [f"m{number}" for number in range(30)]
+    await talk.send_in_order("g", *bodies)
+    got: list[str] = []
+    for count in (1, 7, 2, 20):
+        batch = await talk.receive(count)
+        got += [body for body, _ in told(batch)]
+        await talk.acknowledge(*batch)
+    assert got == bodies
+
+
+async def test_the_next_of_a_message_group_waits_for_the_one_before(talk: Conversation) -> None:
+    """Until it is acknowledged."""
+    await talk.create()
+    await talk.send_in_order("g", "first", "second")
+    first = await talk.receive(1)
+    assert await talk.receive(1) == []
+    await talk.acknowledge(*first)
+    assert told(await talk.receive(1)) == [("second", 1)]
+
+
+async def test_two_consumers_never_have_one_message_group_at_once(talk: Conversation) -> None:
+    """Every message group is in order over both, and nobody gets one of a group that the other is working on."""
+    await talk.create(queue_count=2)
+    groups = [f"group-{number}" for number in range(5)]
+    for number in range(10):
+        await talk.send(*[(f"{group}.{number}", group) for group in groups])
+    working: set[str] = set()
+    done: dict[str, list[int]] = defaultdict(list)
+
+    async def consume(client_id: str) -> int:
+        count = 0
+        while sum(map(len, done.values())) < 50:
+            batch = await talk.receive(3, client_id=client_id, wait=0.2)
+            mine = {message.system_properties.message_group for message in batch}
+            assert not mine & working
+            working.update(mine)
+            for message in batch:
+                await asyncio.sleep(0.002)
+                group, _, number = message.body.decode().partition(".")
+                done[group].append(int(number))
+                if message is [m for m in batch if m.system_properties.message_group == group][-1]:
+                    working.discard(group)
+                await talk.acknowledge(message)
+                count += 1
+        return count
+
+    async with asyncio.timeout(30):
+        counts = await asyncio.gather(consume("one"), consume("two"))
+    assert dict(done) == {group: list(range(10)) for group in groups}
+    assert all(counts)
+
+
+async def test_message_groups_progress_independently(talk: Conversation) -> None:
+    """Of one queue; also a message without a group, and what comes later."""
+    await talk.create(queue_count=1)
+    await talk.send(("a0", "a"), ("b0", "b"), ("a1", "a"), ("b1", "b"))
+    assert told(await talk.receive(1)) == [("a0", 1)]
+    batch = await talk.receive(32)
+    assert told(batch) == [("b0", 1), ("b1", 1)]
+    await talk.acknowledge(*batch)
+    await talk.send(("a2", "a"), ("b2", "b"))
+    assert told(await talk.receive(32)) == [("b2", 1)]
+
+
+async def test_redelivery_begins_at_the_first_that_is_not_acknowledged(talk: Conversation) -> None:
+    """In order and as attempt 2; what was acknowledged behind it does not come again."""
+    await talk.create()
+    await talk.send_in_order("g", "m0", "m1", "m2", "m3")
+    batch = await talk.receive(3, seconds=0.3)
+    await talk.acknowledge(batch[0], batch[2])
+    assert told(await talk.receive(32, wait=5)) == [("m1", 2), ("m3", 1)]
+
+
+async def test_the_same_attempt_gets_the_same_messages_again(talk: Conversation) -> None:
+    """With the same delivery attempt, while another attempt gets nothing; for both kinds of consumers."""
+    await talk.create()
+    for seconds in (20.0, None):
+        await talk.send_in_order("g", "m0", "m1")
+        first = await talk.receive(seconds=seconds, attempt_id=f"lost {seconds}")
+        assert told(first) == [("m0", 1), ("m1", 1)]
+        assert await talk.receive(seconds=seconds, attempt_id=f"new {seconds}") == []
+        again = await talk.receive(seconds=seconds, attempt_id=f"lost {seconds}")
+        assert told(again) == [("m0", 1), ("m1", 1)]
+        await talk.acknowledge(*again)
+
+
+async def test_a_cancelled_receive_does_not_cost_an_attempt(talk: Conversation) -> None:
+    """Its client went away while it waited; the message is not lost, and comes in order."""
+    await talk.create()
+    request = v2.ReceiveMessageRequest(group=v2.Resource(name=GROUP), batch_size=1, auto_renew=True, attempt_id="x")
+    request.message_queue.topic.name = TOPIC
+    request.message_queue.id = -1
+    request.long_polling_timeout.FromSeconds(5)
+    call = talk.broker.messaging.ReceiveMessage(request, metadata=metadata("consumer"), timeout=5)
+    await asyncio.sleep(0.1)
+    call.cancel()
+    await talk.send_in_order("g", "m0", "m1")
+    batch = await talk.receive(32, seconds=None, attempt_id="x", wait=5)
+    assert told(batch) == [("m0", 1), ("m1", 1)]
+
+
+async def test_the_last_acknowledgement_wakes_a_waiting_receive(talk: Conversation) -> None:
+    """At once, for any queue and for the one of a push consumer; not the one before the last."""
+    await talk.create()
+    for seconds in (20.0, None):
+        await talk.send_in_order("g", "m0", "m1", "m2")
+        first = await talk.receive(2)
+        waiting = asyncio.create_task(
+            talk.receive(client_id="other", wait=10, seconds=seconds, queue_id=-1 if seconds else 0)
+        )
+        await talk.acknowledge(first[0])
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        await talk.acknowledge(first[1])
+        async with asyncio.timeout(3):
+            last = await waiting
+        assert told(last) == [("m2", 1)]
+        await talk.acknowledge(*last)
+
+
+async def test_forwarding_to_the_dead_letters_unlocks_the_message_group(talk: Conversation) -> None:
+    """The next one comes, to a receive that waited for it; the dead letter can be read."""
+    await talk.create()
+    await talk.send_in_order("g", "poison", "next")
+    [poison] = await talk.receive(1)
+    waiting = asyncio.create_task(talk.receive(client_id="other", wait=10))
+    await talk.forward(poison)
+    async with asyncio.timeout(3):
+        assert told(await waiting) == [("next", 1)]
+    [dead] = await talk.receive(topic=f"%DLQ%{GROUP}", wait=5)
+    assert dead.body == b"poison"
+    assert dead.system_properties.dead_letter_queue.topic == TOPIC
+
+
+async def test_after_its_last_attempt_a_message_makes_room_for_the_next(talk: Conversation) -> None:
+    """Two attempts, then it is a dead letter."""
+    await talk.create(max_attempts=2)
+    await talk.send_in_order("g", "poison", "next")
+    assert told(await talk.receive(1, seconds=0.1)) == [("poison", 1)]
+    assert told(await talk.receive(1, seconds=0.1, wait=5)) == [("poison", 2)]
+    assert told(await talk.receive(1, wait=5)) == [("next", 1)]
+    assert told(await talk.receive(topic=f"%DLQ%{GROUP}", wait=5)) == [("poison", 1)]
+
+
+async def test_a_changed_invisible_duration_locks_the_message_group_until_then(talk: Conversation) -> None:
+    """Also when it is longer than the first; 0 unlocks at once, and attempts go on counting."""
+    await talk.create()
+    await talk.send_in_order("g", "m0", "m1")
+    [message] = await talk.receive(1, seconds=0.1)
+    await talk.change_invisible(message, 0.8)
+    assert await talk.receive(1, wait=0.4) == []
+    [message] = await talk.receive(1, wait=5)
+    assert told([message]) == [("m0", 2)]
+    await talk.change_invisible(message, 0)
+    assert told(await talk.receive(32, wait=5)) == [("m0", 3), ("m1", 1)]
+
+
+async def test_locks_survive_an_orderly_restart(tmp_path: Path) -> None:
+    """What is in flight keeps its message group locked, its handle works, and the order goes on."""
+    for life in (1, 2):
+        async with in_process_broker(tmp_path / "store") as broker:
+            talk = Conversation(broker)
+            if life == 1:
+                await talk.create()
+                await talk.send_in_order("g", "m0", "m1")
+                [message] = await talk.receive(1, attempt_id="one")
+                handle = message.system_properties.receipt_handle
+                continue
+            assert await talk.receive() == []
+            assert told(await talk.receive(attempt_id="one")) == [("m0", 1)]
+            await talk.acknowledge(v2.Message(system_properties=v2.SystemProperties(receipt_handle=handle)))
+            assert told(await talk.receive()) == [("m1", 1)]
+
+
+# --- The released Python SDK --------------------------------------------------------------------------------
+
+
+def _installed() -> str | None:
+    try:
+        return importlib.metadata.version("rocketmq-python-client")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+with_sdk = pytest.mark.skipif(_installed() != SDK_VERSION, reason=f"needs rocketmq-python-client=={SDK_VERSION}")
+Start = Callable[..., SdkProgram]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of its own, for development: groups appear with their first use."""
+    with run_broker(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, process: BrokerProcess) -> Iterator[Start]:
+    """Starts a program with the SDK in it; none of them outlives the test."""
+    with ExitStack() as programs:
+
+        def begin(name: str, **options: Any) -> SdkProgram:
+            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+            command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
+            return programs.enter_context(SdkProgram(command, home, ROOT, endpoint=process.endpoint, **options))
+
+        yield begin
+
+
+def administer(process: BrokerProcess, *arguments: str) -> None:
+    command = [sys.executable, "-m", "aerobee_broker", *arguments, "--endpoint", process.endpoint]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+def rounds(count: int, *groups: str, first: int = 0) -> list[dict[str, Any]]:
+    """Messages of several message groups in turn; their bodies are group and number."""
+    return [
+        {"body": f"{group}.{number}", "message_group": group}
+        for number in range(first, first + count)
+        for group in groups
+    ]
+
+
+def numbers(events: list[dict[str, Any]], group: str) -> list[int]:
+    """Of the messages of one message group, in the order in which a listener got them."""
+    parts = [event["body"].partition(".") for event in events]
+    return [int(number) for name, _, number in parts if name == group]
+
+
+@pytest.mark.sdk
+@with_sdk
+def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, start: Start) -> None:
+    """A push consumer whose group appears with its first use: the failing message is tried again before its group goes
+    on, the other message groups do not wait for it."""
+    administer(process, "topic", "create", TOPIC, "--type", "fifo")
+    consumer = start("push_consumer", topic=TOPIC, group=GROUP, failing_calls={"a.3": 2}, threads=8)
+    producer = start("producer", topic=TOPIC)
+    consumer.ready()
+    sent = rounds(12, "a", "b", "c")
+    producer.ready().ask("send", messages=sent)
+    wait_all_messages([consumer], {message["body"] for message in sent}, "acknowledged")
+    called, finished = consumer.messages(), consumer.messages("acknowledged")
+    assert numbers(called, "a") == [0, 1, 2, 3, 3, *range(3, 12)]
+    for group in "abc":
+        assert numbers(finished, group) == list(range(12))
+    for group in "bc":
+        assert numbers(called, group) == list(range(12))
+    tries = [index for index, event in enumerate(called) if event["body"] == "a.3"]
+    meanwhile = called[tries[0] : tries[-1]]
+    assert max(numbers(meanwhile, "b")) > 3
+    assert max(numbers(meanwhile, "c")) > 3
+    wait_group(process, GROUP, lag=0)
+
+
+@pytest.mark.sdk
+@with_sdk
+def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start) -> None:
+    """After its last attempt the message is a dead letter, and the next of its group comes."""
+    administer(process, "topic", "create", TOPIC, "--type", "fifo")
+    administer(process, "group", "create", GROUP, "--fifo", "--max-attempts", "2")
+    consumer = start("push_consumer", topic=TOPIC, group=GROUP, failing_calls={"a.1": 99})
+    producer = start("producer", topic=TOPIC)
+    consumer.ready()
+    producer.ready().ask("send", messages=rounds(4, "a"))
+    wait_all_messages([consumer], {"a.0", "a.2", "a.3"}, "acknowledged")
+    assert numbers(consumer.messages(), "a") == [0, 1, 1, 2, 3]
+    wait_group(process, GROUP, lag=0)
+    reader = start("simple_consumer", topic=f"%DLQ%{GROUP}", group="reader")
+    reader.ready()
+    assert [message["body"] for message in reader.ask("receive", count=10, invisible=30)["messages"]] == ["a.1"]
+
+
+@pytest.mark.sdk
+@with_sdk
+def test_sdk_keeps_the_order_over_the_death_of_the_broker(process: BrokerProcess, start: Start) -> None:
+    """Killed in the middle and started again: no message group skips a message or goes back behind what is done."""
+    administer(process, "topic", "create", TOPIC, "--type", "fifo")
+    groups = [f"group-{number}" for number in range(6)]
+    consumers = [start("push_consumer", topic=TOPIC, group=GROUP, seconds=0.02) for _ in range(2)]
+    producer = start("producer", topic=TOPIC)
+    for consumer in consumers:
+        consumer.ready()
+    producer.ready().ask("send", messages=rounds(20, *groups))
+    consumers[0].wait_messages(10, "acknowledged")
+    process.kill()
+    process.start()
+    send_until_taken(producer, rounds(5, *groups, first=20))
+    everything = {message["body"] for message in rounds(25, *groups)}
+    wait_all_messages(consumers, everything, "acknowledged")
+    wait_group(process, GROUP, lag=0)
+    called = sorted((event for consumer in consumers for event in consumer.messages()), key=lambda each: each["time"])
+    for group in groups:
+        order = numbers(called, group)
+        # At least once: the batch in which the broker died may be called again, from its first on.
+        first_calls = list(dict.fromkeys(order))
+        assert first_calls == list(range(25))
+        assert len(order) <= 25 + 32
