@@ -55,9 +55,12 @@ class Run:
         disk = self.world.disk
 
         def look(operation: Operation) -> None:
-            promises = self.promises  # before the disk: what is promised later may not be on it
-            found = [disk.crash(seed) for seed in SEEDS] if power_cut else [disk.kill()]
-            self.found += [(each, promises) for each in found]
+            for seed in SEEDS if power_cut else (0,):
+                # The event loop goes on meanwhile: what is answered later may not be on the disk, what is asked may.
+                before = self.promises
+                found = disk.crash(seed) if power_cut else disk.kill()
+                after = self.promises
+                self.found.append((found, Promises(after.sent, before.stored, after.asked, before.decided)))
 
         disk.before_operation = look
 
