@@ -1,0 +1,132 @@
+"""Transactions of the released Python SDK, unmodified, against a real broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.integration.test_sdk_python import ROOT, pytestmark
+from tests.support.sdk_program import Event, SdkProgram
+
+__all__ = ["pytestmark"]
+
+Start = Callable[..., SdkProgram]
+TOPIC = "payments"
+CONFIG = """
+[transactions]
+timeout_seconds = 1.0
+check_interval_seconds = 1.0
+"""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that asks soon, with a topic for transactions."""
+    config = tmp_path / "aerobee.toml"
+    config.write_text(CONFIG)
+    with run_broker(tmp_path, ("--dev", "--config", str(config))) as running:
+        command = [sys.executable, "-m", "aerobee_broker", "topic", "create", TOPIC, "--type", "TRANSACTION"]
+        subprocess.run([*command, "--endpoint", running.endpoint], check=True, capture_output=True, timeout=30)
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
+    """Starts a program of the folder sdk_python by its name; none of them outlives the test."""
+    with ExitStack() as programs:
+
+        def begin(name: str, **options: Any) -> SdkProgram:
+            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+            command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
+            program = SdkProgram(command, home, ROOT, endpoint=broker.endpoint, topic=TOPIC, **options)
+            return programs.enter_context(program)
+
+        yield begin
+
+
+def received(consumer: SdkProgram, *expected: str) -> list[Event]:
+    """What comes until all of these bodies are there, and then nothing for 2 s; acknowledged."""
+    found: list[Event] = []
+    deadline = time.monotonic() + 40
+    while True:
+        messages = consumer.ask("receive", count=10, invisible=60)["messages"]
+        if messages:
+            consumer.ask("acknowledge", bodies=[message["body"] for message in messages])
+            found += messages
+        elif len(found) >= len(expected) or time.monotonic() > deadline:
+            assert sorted(message["body"] for message in found) == sorted(expected), consumer.logs()
+            return found
+
+
+def test_commit_and_rollback(start: Start) -> None:
+    """What is committed arrives once, under its id; what is rolled back, or not decided, does not."""
+    producer, consumer = start("transaction_producer"), start("simple_consumer", group="bank")
+    producer.ready()
+    consumer.ready()
+    committed = producer.ask("send", body="committed", decision="commit")
+    assert committed["transaction_id"] == committed["message_id"]
+    producer.ask("send", body="rolled back", decision="rollback")
+    producer.ask("send", body="waits")
+    [message] = received(consumer, "committed")
+    assert (message["message_id"], message["tag"], message["attempt"]) == (committed["message_id"], "t", 1)
+    assert message["corrupted"] is False
+    producer.ask("decide", body="waits", decision="commit")
+    producer.ask("decide", body="waits", decision="commit")  # as often as a client likes
+    received(consumer, "waits")
+
+
+def test_another_producer_answers_for_one_that_died(start: Start) -> None:
+    """Killed between its half message and its decision: another one with a checker is asked, and commits."""
+    dying = start("transaction_producer").ready()
+    consumer = start("simple_consumer", group="bank").ready()
+    sent = dying.ask("send", body="orphan")
+    dying.tell("die")
+    heir = start("transaction_producer", answer="commit").ready()
+    [checked] = heir.wait_messages(1, "checked")[:1]
+    assert (checked["body"], checked["message_id"], checked["corrupted"]) == ("orphan", sent["message_id"], False)
+    [message] = received(consumer, "orphan")
+    assert message["message_id"] == sent["message_id"]
+
+
+def test_a_producer_that_does_not_know_is_asked_again(start: Start) -> None:
+    """And when it is gone another one, which says to roll back: then nobody is asked any more."""
+    unsure = start("transaction_producer").ready()
+    unsure.ask("send", body="unclear")
+    unsure.wait_messages(2, "checked")
+    unsure.tell("die")
+    sure = start("transaction_producer", answer="rollback").ready()
+    sure.wait_messages(1, "checked")
+    received(start("simple_consumer", group="bank").ready())
+    time.sleep(2.5)
+    assert len(sure.messages("checked")) == 1, "it was asked about a transaction that it had rolled back"
+
+
+def test_kill_of_the_broker_between_half_message_and_commit(broker: BrokerProcess, start: Start) -> None:
+    """The producer commits after the restart; and what it had committed before is there, once."""
+    producer, consumer = start("transaction_producer"), start("simple_consumer", group="bank")
+    producer.ready()
+    consumer.ready()
+    for body in ("first", "second"):
+        producer.ask("send", body=body)
+    producer.ask("decide", body="first", decision="commit")
+    broker.kill()
+    broker.restart()
+    deadline = time.monotonic() + 40
+    while True:  # its connection may need a moment
+        producer.tell("decide", body="second", decision="commit")
+        try:
+            producer.answer()
+            break
+        except AssertionError:
+            assert time.monotonic() < deadline, producer.logs()
+            time.sleep(0.2)
+    producer.ask("decide", body="first", decision="commit")  # repeated over the restart
+    received(consumer, "first", "second")
