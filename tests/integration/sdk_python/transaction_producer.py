@@ -1,4 +1,4 @@
-"""Sends transactional messages and decides about them: {"do": "send", "body", "decision": "commit", "rollback" or null}.
+"""Sends transactional messages and decides about them: {"do": "send", "body", "decision": "commit", "rollback", null}.
 
 `answer`: what its checker says when the broker asks, `commit`, `rollback`, or anything else for "not known"; every time
 that it is asked it tells {"event": "checked", "body", "message_id", "corrupted"}.
