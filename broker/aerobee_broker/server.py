@@ -19,6 +19,7 @@ from aerobee_broker.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.level_delay import LevelDelay
 from aerobee_broker.delivery.producers import Producers
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
@@ -146,6 +147,8 @@ async def _serve(
     await asyncio.to_thread(transactions.open)
     timer = Timer(store, clock, config.timer, topics=lambda: (topic.name for topic in tables.topics))
     await asyncio.to_thread(timer.open)
+    level_delay = LevelDelay(store, clock)
+    await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
     metrics.attach(
         store=store,
@@ -165,6 +168,7 @@ async def _serve(
                     (deliveries.name, deliveries.run),
                     (transactions.name, transactions.run),
                     (timer.name, timer.run),
+                    (level_delay.name, level_delay.run),
                     (clients.name, clients.run),
                     (tables.name, tables.run),
                 )

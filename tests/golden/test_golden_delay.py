@@ -1,0 +1,148 @@
+"""Delayed messages in a store that RocketMQ wrote: those of fixed levels, and those of its timer, come when due."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.delivery.level_delay import LevelDelay
+from aerobee_broker.delivery.timer import Timer
+from aerobee_broker.delivery.timer_config import TimerConfig
+from aerobee_store import MessageStore
+from aerobee_store.delay_levels import SCHEDULE_TOPIC, delivery_time
+from aerobee_store.java_json import loads
+from aerobee_store.testing import ManualClock
+from tests.golden.test_golden_store import config_of
+from tests.support import golden
+from tests.support.golden import GoldenCase, GoldenMessage
+
+
+class Delays:
+    """What delivers delayed messages, on a golden store, under a clock that stands still."""
+
+    def __init__(self, case: GoldenCase, clock: ManualClock) -> None:
+        self.clock = clock
+        config = replace(config_of(case), disk_full_ratio=1.0, disk_headroom=0)
+        self.store = MessageStore.open(config, clock=clock)
+        self.levels = LevelDelay(self.store, clock)
+        self.timer = Timer(self.store, clock, TimerConfig())
+        self.levels.open()
+        self.timer.open()
+
+    async def move_to(self, now_ms: int) -> None:
+        """Set the clock, and wait until all is done that is due."""
+        self.clock.advance((now_ms - self.clock.now_ms()) / 1000)
+        before = -1
+        while before != self.store.positions[0]:
+            before = self.store.positions[0]
+            self.levels.wake()
+            self.timer.wake()
+            await asyncio.sleep(0.02)
+
+    def has(self, message: GoldenMessage) -> bool:
+        """Whether a copy is in the queue that the message is for."""
+        topic, queue_id = message.properties["REAL_TOPIC"], int(message.properties["REAL_QID"])
+        records = self.store.read(topic, queue_id, 0, max_count=1000).records
+        return any(
+            (record.born_timestamp, record.body_crc) == (message.born_timestamp, message.body_crc) for record in records
+        )
+
+
+@asynccontextmanager
+async def delays(case: GoldenCase, clock: ManualClock) -> AsyncIterator[Delays]:
+    world = Delays(case, clock)
+    services = (world.store, world.levels, world.timer)
+    tasks = [asyncio.create_task(service.run()) for service in services]
+    await asyncio.sleep(0)
+    yield world
+    await world.timer.close()
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    world.store.close()
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> GoldenCase:
+    return golden.load("kinds", tmp_path)
+
+
+def offsets_file(case: GoldenCase) -> Any:
+    return loads((case.store / "config" / "delayOffset.json").read_bytes())
+
+
+async def test_every_level_is_delivered_in_its_time(case: GoldenCase) -> None:
+    """Not a millisecond early, to its real topic and queue; the offsets say so afterwards."""
+    waiting: list[tuple[int, GoldenMessage]] = []
+    begin = max(message.store_timestamp for message in case.messages)
+    latest = dict.fromkeys(range(18), 0)  # a queue is in order: whoever is due earlier than the one in front waits
+    for message in case.messages:
+        if message.topic == SCHEDULE_TOPIC:
+            due_ms = delivery_time(int(message.properties["DELAY"]), message.store_timestamp)
+            latest[message.queue_id] = max(latest[message.queue_id], due_ms)
+            waiting.append((latest[message.queue_id], message))
+    assert min(latest.values()) > 0, "every level has one"
+    count = len(waiting)
+    waiting.sort(key=lambda item: item[0])
+    async with delays(case, ManualClock(begin)) as world:
+        await world.move_to(begin)
+        assert [world.has(message) for _, message in waiting] == [due_ms <= begin for due_ms, _ in waiting]
+        waiting = [(due_ms, message) for due_ms, message in waiting if due_ms > begin]
+        assert len(waiting) > 15
+        for due_ms, together in groupby(waiting, key=lambda item: item[0]):
+            messages = [message for _, message in together]
+            await world.move_to(due_ms - 1)
+            assert not any(world.has(message) for message in messages)
+            await world.move_to(due_ms)
+            assert all(world.has(message) for message in messages)
+        assert (world.levels.delivered, world.levels.waiting, world.levels.lost) == (count, 0, 0)
+        copies = world.store.read("OrderPaid", 2, 0, max_count=1000).records
+        assert any(copy.properties.get("WAIT") == "false" for copy in copies)
+        assert not any("DELAY" in copy.properties for copy in copies)
+    table = offsets_file(case)["offsetTable"]
+    assert {int(level) for level in table} == set(range(1, 19))
+    assert sum(table.values()) == count
+
+
+async def test_what_the_offsets_name_as_delivered_does_not_come_again(case: GoldenCase) -> None:
+    """A restart goes on where the file says, and keeps what it does not know of it."""
+    config = case.store / "config"
+    config.mkdir(exist_ok=True)
+    done = {str(level): 1 for level in range(1, 19) if level != 3}
+    content = {"dataVersion": {"counter": 4, "stateVersion": 0, "timestamp": 1}, "offsetTable": done, "later": 7}
+    (config / "delayOffset.json").write_text(json.dumps(content))
+    last = max(message.store_timestamp for message in case.messages)
+    async with delays(case, ManualClock(last + 86_400_000)) as world:
+        await world.move_to(last + 86_400_000)
+        third = next(m for m in case.messages if m.topic == SCHEDULE_TOPIC and m.queue_id == 2)
+        others = [m for m in case.messages if m.topic == SCHEDULE_TOPIC and m.queue_id != 2 and not m.queue_offset]
+        assert world.has(third)
+        assert not any(world.has(message) for message in others)
+    assert offsets_file(case)["later"] == 7
+    assert offsets_file(case)["offsetTable"]["3"] == sum(
+        m.queue_id == 2 for m in case.messages if "DELAY" in m.properties
+    )
+
+
+async def test_timer_message_of_rocketmq(case: GoldenCase) -> None:
+    """It was told a delay of 90 seconds: it comes after them, and within a step of the timer."""
+    [message] = [message for message in case.messages if message.topic == "rmq_sys_wheel_timer"]
+    asked_ms = message.store_timestamp + 90_000
+    async with delays(case, ManualClock(message.store_timestamp)) as world:
+        await world.move_to(asked_ms - 1)
+        assert not world.has(message)
+        await world.move_to(asked_ms + 1000)
+        assert world.has(message)
+    async with delays(case, ManualClock(asked_ms + 2000)) as world:
+        await world.move_to(asked_ms + 60_000)
+        copies = world.store.query(message.properties["REAL_TOPIC"], message.properties["UNIQ_KEY"])
+        assert len(copies) == 1
