@@ -703,10 +703,10 @@ class MessageStore:
         records: list[Record] = []
         size = lost = 0
         position = queue_offset
-        looked_at_end = queue_offset + (_SCAN_UNITS_MAX if tags is not None else max_count)
-        units = queue.units(queue.number_at(queue_offset), max(_SCAN_UNITS_MAX, max_count) if tags else max_count)
+        scan_end = high if tags is None else queue_offset + _SCAN_UNITS_MAX
+        units = queue.units(queue.number_at(queue_offset), _SCAN_UNITS_MAX if tags is not None else max_count)
         for physical_offset, _, _, _, base, count, _, _ in units.tolist():
-            if len(records) >= max_count or position >= looked_at_end:
+            if len(records) >= max_count or position >= scan_end:
                 break
             lost += max(0, base - position)  # no unit says where these were
             position = max(position, base)
@@ -733,7 +733,7 @@ class MessageStore:
             for message in messages[position - base :]:
                 if tags is None or message.tag in tags:
                     if records and (len(records) >= max_count or size + message.size > max_bytes):
-                        looked_at_end = position
+                        scan_end = position
                         break
                     records.append(message)
                     size += message.size

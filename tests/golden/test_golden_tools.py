@@ -144,8 +144,6 @@ def test_inspect_sees_the_store(case: GoldenCase, full: bool) -> None:
 
 def test_what_recovery_made_is_clean(case: GoldenCase) -> None:
     """Opened and closed by our store, every case verifies; only what is lost for good is still told."""
-    if case.name == "batch-cq":
-        pytest.skip("this store does not keep batch consume queues yet")
     with MessageStore.open(config_of(case)):
         assert verify(case.store).state == "live"
     report = verify(case.store)
