@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
-from aerobee_proto import admin_v1, v2
 from tests.conformance.items import COUNT, COVERED_ELSEWHERE, SECTIONS, TITLES, missing_reason
 from tests.conformance.raw_client import RawClient
 from tests.support.in_process_broker import in_process_broker
+from tests.support.travelling_clock import TravellingClock
 
 _NUMBER = re.compile(r"::test_(\d{3})_")
 _HERE: Final = Path(__file__).parent
@@ -93,6 +94,22 @@ async def strict_client(tmp_path: Path) -> AsyncIterator[RawClient]:
         yield RawClient(broker.channel)
 
 
+@dataclass(frozen=True, slots=True)
+class Traveller:
+    """A client of a broker whose time moves as the test says."""
+
+    client: RawClient
+    clock: TravellingClock
+
+
+@pytest.fixture
+async def traveller(tmp_path: Path) -> AsyncIterator[Traveller]:
+    """A broker in the test's own loop; everything comes into being with its first use."""
+    clock = TravellingClock()
+    async with in_process_broker(tmp_path / "store", clock=clock) as broker:
+        yield Traveller(RawClient(broker.channel), clock)
+
+
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic name of the test's own; the topic comes into being with its first use."""
@@ -103,48 +120,6 @@ def topic(request: pytest.FixtureRequest) -> str:
 def group(topic: str) -> str:
     """A group name of the test's own."""
     return f"{topic[:100]}-readers"
-
-
-CreateTopic = Callable[..., Awaitable[str]]
-CreateGroup = Callable[..., Awaitable[str]]
-
-
-@pytest.fixture
-def create_topic(channel: grpc.aio.Channel) -> CreateTopic:
-    """Creates a topic of one queue, or as many as are asked for, and of the types that are named."""
-    admin: Any = admin_v1.AdminServiceStub(channel)
-
-    async def create(
-        name: str,
-        *types: v2.MessageType.ValueType,
-        queues: int = 1,
-        permission: v2.Permission.ValueType = v2.Permission.READ_WRITE,
-    ) -> str:
-        wanted = admin_v1.Topic(
-            name=name,
-            read_queue_count=queues,
-            permission=permission,
-            accept_message_types=types or [v2.MessageType.NORMAL],
-        )
-        created = await admin.CreateTopic(admin_v1.CreateTopicRequest(topic=wanted), timeout=10)
-        assert created.status.code == v2.Code.OK, created.status
-        return name
-
-    return create
-
-
-@pytest.fixture
-def create_group(channel: grpc.aio.Channel) -> CreateGroup:
-    """Creates a group with these fields of admin_v1.Group."""
-    admin: Any = admin_v1.AdminServiceStub(channel)
-
-    async def create(name: str, **fields: Any) -> str:
-        wanted = admin_v1.Group(name=name, **fields)
-        created = await admin.CreateGroup(admin_v1.CreateGroupRequest(group=wanted), timeout=10)
-        assert created.status.code == v2.Code.OK, created.status
-        return name
-
-    return create
 
 
 # --- The table ----------------------------------------------------------------------------------------------

@@ -252,6 +252,10 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
         f"{_PYTHON}test_push_consumers_share_a_group_and_each_group_gets_all",
     ),
     202: (f"{_PYTHON}test_a_failing_listener_gets_the_message_again_after_the_backoff",),
+    203: (
+        "tests/integration/test_sdk_python_transactions.py::test_commit_and_rollback",
+        "tests/integration/test_sdk_python_transactions.py::test_another_producer_answers_for_one_that_died",
+    ),
     205: (f"{_PYTHON}test_push_consumption_goes_on_after_the_broker_was_killed",),
     206: (f"{_PYTHON}test_shutdown_does_not_wait_for_a_waiting_poll",),
     208: (f"{_NODE}test_a_simple_consumer_drains_all_queues_of_a_topic",),
@@ -281,9 +285,6 @@ class Missing:
 MISSING: Final[dict[str, Missing]] = {
     "authentication": Missing("there is no authentication yet", tuple(range(7, 14))),
     "tls": Missing("there is no TLS yet", (212,)),
-    "delay": Missing("delayed messages are not implemented yet", (85, 96, 115, 148, 204, 207)),
-    "transactions": Missing("transactions are not implemented yet", (84, 115, 116, 149, *range(176, 186), 203, 207)),
-    "recall": Missing("RecallMessage is not implemented yet", (*range(186, 190), 204, 207)),
     "sql": Missing("there are no SQL filters yet", (139, 140, 141)),
     "pull": Missing("PullMessage and its offsets are not implemented; no SDK uses them", (190, 191, 192)),
     "lite": Missing("lite topics are not implemented yet", tuple(range(193, 199))),

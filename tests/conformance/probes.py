@@ -10,18 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_proto import admin_v1, v2
-from tests.conformance.raw_client import RawClient, message, resource, timestamp
+from aerobee_proto import v2
+from tests.conformance.raw_client import RawClient, message, resource
 
 Probe = Callable[[RawClient], Awaitable[str | None]]
-
-
-async def _typed(client: RawClient, topic: str, kind: v2.MessageType.ValueType) -> str:
-    """A new topic that takes messages of this type."""
-    admin: Any = admin_v1.AdminServiceStub(client.channel)
-    wanted = admin_v1.Topic(name=topic, read_queue_count=1, accept_message_types=[kind])
-    assert (await admin.CreateTopic(admin_v1.CreateTopicRequest(topic=wanted))).status.code == v2.Code.OK
-    return topic
 
 
 def _unless_not_implemented(status: v2.Status) -> str | None:
@@ -50,22 +42,6 @@ async def tls(client: RawClient) -> str | None:
     return _settings_about("tls", "ssl", "certificate")
 
 
-async def delay(client: RawClient) -> str | None:
-    topic = await _typed(client, "probe-delay", v2.MessageType.DELAY)
-    delayed = message(topic, message_type=v2.MessageType.DELAY, delivery_timestamp=timestamp(1))
-    return _unless_not_implemented((await client.send(delayed)).status)
-
-
-async def transactions(client: RawClient) -> str | None:
-    topic = await _typed(client, "probe-transactions", v2.MessageType.TRANSACTION)
-    half = message(topic, message_type=v2.MessageType.TRANSACTION)
-    return _unless_not_implemented((await client.send(half)).status)
-
-
-async def recall(client: RawClient) -> str | None:
-    return _unless_not_implemented((await client.recall("probe", "handle")).status)
-
-
 async def sql(client: RawClient) -> str | None:
     await client.sent(message("probe-sql"))
     received = await client.receive("probe-sql", "probe", expression="TAGS IS NULL", filter_type=v2.FilterType.SQL)
@@ -84,7 +60,7 @@ async def pull(client: RawClient) -> str | None:
 
 
 async def lite(client: RawClient) -> str | None:
-    topic = await _typed(client, "probe-lite", v2.MessageType.LITE)
+    topic = await client.create_topic("probe-lite", v2.MessageType.LITE)
     sent = await client.send(message(topic, message_type=v2.MessageType.LITE, lite_topic="l"))
     request = v2.SyncLiteSubscriptionRequest(topic=resource(topic), group=resource("probe"))
     synced = await client.call("SyncLiteSubscription", request)
@@ -92,7 +68,7 @@ async def lite(client: RawClient) -> str | None:
 
 
 async def priority(client: RawClient) -> str | None:
-    topic = await _typed(client, "probe-priority", v2.MessageType.PRIORITY)
+    topic = await client.create_topic("probe-priority", v2.MessageType.PRIORITY)
     sent = [message(topic, f"{i}", message_type=v2.MessageType.PRIORITY, priority=i) for i in range(3)]
     await client.sent(*sent)
     order = [each.body for each in await client.receive_all(topic, "probe", 3, count=1)]
@@ -106,6 +82,5 @@ async def commands(client: RawClient) -> str | None:
 
 
 PROBES: Final[dict[str, Probe]] = {
-    probe.__name__: probe
-    for probe in (authentication, tls, delay, transactions, recall, sql, pull, lite, priority, commands)
+    probe.__name__: probe for probe in (authentication, tls, sql, pull, lite, priority, commands)
 }

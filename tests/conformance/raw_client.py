@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import grpc
 
-from aerobee_proto import v2
+from aerobee_proto import admin_v1, v2
 
 Metadata = tuple[tuple[str, str], ...]
 CALL_SECONDS = 20.0  # the deadline of calls that have none of their own; machines that test may be very busy
@@ -107,6 +107,7 @@ class RawClient:
             ("x-mq-client-version", "5.2.1"),
         )
         self.stub: Any = v2.MessagingServiceStub(channel)  # the asyncio face of the stub exists in stub files only
+        self.admin: Any = admin_v1.AdminServiceStub(channel)
 
     def other(self, language: str = "JAVA") -> RawClient:
         """Another client on the same channel."""
@@ -115,6 +116,28 @@ class RawClient:
     async def call(self, method: str, request: Any) -> Any:
         """A unary call with this client's headers."""
         return await getattr(self.stub, method)(request, metadata=self.metadata, timeout=CALL_SECONDS)
+
+    # --- Administration ---------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        *types: v2.MessageType.ValueType,
+        queues: int = 1,
+        permission: v2.Permission.ValueType = v2.Permission.READ_WRITE,
+    ) -> str:
+        """A topic of one queue, or as many as are asked for, and of the types that are named; else it is NORMAL."""
+        wanted = admin_v1.Topic(name=name, read_queue_count=queues, permission=permission, accept_message_types=types)
+        created = await self.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=wanted), timeout=CALL_SECONDS)
+        assert created.status.code == v2.Code.OK, created.status
+        return name
+
+    async def create_group(self, name: str, **fields: Any) -> str:
+        """A group with these fields of admin_v1.Group."""
+        wanted = admin_v1.Group(name=name, **fields)
+        created = await self.admin.CreateGroup(admin_v1.CreateGroupRequest(group=wanted), timeout=CALL_SECONDS)
+        assert created.status.code == v2.Code.OK, created.status
+        return name
 
     # --- Sending ----------------------------------------------------------------------------------------------
 
@@ -278,6 +301,7 @@ class Telemetry:
 
     def __init__(self, call: Any) -> None:
         self.call = call
+        self._reading: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -286,14 +310,23 @@ class Telemetry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.call.cancel()
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
+            self._reading.cancelled() or self._reading.exception()  # nobody waits for what it brought
 
     async def write(self, **settings: Any) -> None:
         """Settings with these fields."""
         await self.call.write(v2.TelemetryCommand(settings=v2.Settings(**settings)))
 
     async def read(self, seconds: float = CALL_SECONDS) -> Any:
-        """The next command, or `grpc.aio.EOF`."""
-        return await asyncio.wait_for(self.call.read(), seconds)
+        """The next command, or `grpc.aio.EOF`. After a TimeoutError the stream can be read further."""
+        if self._reading is None:  # cancelling a read would cancel the call
+            self._reading = asyncio.ensure_future(self.call.read())
+        done, _ = await asyncio.wait({self._reading}, timeout=seconds)
+        if not done:
+            raise TimeoutError
+        reading, self._reading = self._reading, None
+        return reading.result()
 
     async def told(self, **settings: Any) -> v2.Settings:
         """The settings that answer these; AssertionError unless the status is OK."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import admin_v1, v2
+from tests.conformance.conftest import Traveller
 from tests.conformance.raw_client import RawClient, connected, consumer_settings, message, producer_settings
-from tests.support.in_process_broker import in_process_broker
-from tests.support.travelling_clock import TravellingClock
 
 Code = v2.Code
 Kind = v2.ClientType
@@ -20,8 +17,7 @@ Kind = v2.ClientType
 
 async def _listed(client: RawClient, group: str) -> list[str]:
     """The ids of the clients that an operator sees in the group."""
-    admin: Any = admin_v1.AdminServiceStub(client.channel)
-    described = await admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=group), timeout=10)
+    described = await client.admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=group), timeout=10)
     assert described.status.code == Code.OK
     return [each.client_id for each in described.clients]
 
@@ -62,26 +58,25 @@ async def test_068_illegal_group(client: RawClient, kind: v2.ClientType.ValueTyp
         assert await client.heartbeat(group, kind) == Code.ILLEGAL_CONSUMER_GROUP
 
 
-async def test_069_silent_client(tmp_path: Path, topic: str, group: str) -> None:
+async def test_069_silent_client(traveller: Traveller, topic: str, group: str) -> None:
     """After 120 s it is not listed any more, and others get what it was working on; one that calls stays."""
-    clock = TravellingClock()
-    async with in_process_broker(tmp_path / "store", clock=clock) as broker:
-        silent, lively = RawClient(broker.channel, "silent"), RawClient(broker.channel, "lively")
-        await lively.sent(message(topic))
-        for consumer in (silent, lively):
-            assert await consumer.heartbeat(group) == Code.OK
-        assert (await silent.receive(topic, group, auto_renew=True)).bodies == ["hello"]
-        for _ in range(11):
-            await clock.advance(10)
-            assert await lively.heartbeat(group) == Code.OK
-        assert sorted(await _listed(lively, group)) == ["lively", "silent"]
-        assert (await lively.receive(topic, group, auto_renew=True)).code == Code.MESSAGE_NOT_FOUND
+    clock, channel = traveller.clock, traveller.client.channel
+    silent, lively = RawClient(channel, "silent"), RawClient(channel, "lively")
+    await lively.sent(message(topic))
+    for consumer in (silent, lively):
+        assert await consumer.heartbeat(group) == Code.OK
+    assert (await silent.receive(topic, group, auto_renew=True)).bodies == ["hello"]
+    for _ in range(11):
         await clock.advance(10)
-        await lively.heartbeat(group)
-        await clock.advance(6)  # it is looked for every 5 s, and what it leaves behind waits 1 s
-        await clock.advance(2)
-        assert await _listed(lively, group) == ["lively"]
-        assert (await lively.receive(topic, group, auto_renew=True, wait=5)).attempts == {"hello": 2}
+        assert await lively.heartbeat(group) == Code.OK
+    assert sorted(await _listed(lively, group)) == ["lively", "silent"]
+    assert (await lively.receive(topic, group, auto_renew=True)).code == Code.MESSAGE_NOT_FOUND
+    await clock.advance(10)
+    await lively.heartbeat(group)
+    await clock.advance(6)  # it is looked for every 5 s, and what it leaves behind waits 1 s
+    await clock.advance(2)
+    assert await _listed(lively, group) == ["lively"]
+    assert (await lively.receive(topic, group, auto_renew=True, wait=5)).attempts == {"hello": 2}
 
 
 async def test_070_goodbye(client: RawClient, group: str, topic: str) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from aerobee_proto import v2
-from tests.conformance.conftest import CreateGroup, CreateTopic
 from tests.conformance.raw_client import RawClient, message
 
 Code = v2.Code
@@ -23,12 +22,10 @@ async def test_074_standard_group(client: RawClient, topic: str, group: str) -> 
     assert queue.broker.name
 
 
-async def test_075_orderly_group(
-    client: RawClient, topic: str, group: str, create_topic: CreateTopic, create_group: CreateGroup
-) -> None:
+async def test_075_orderly_group(client: RawClient, topic: str, group: str) -> None:
     """Every readable queue, or one for all."""
-    await create_topic(topic, v2.MessageType.FIFO, queues=3)
-    await create_group(group, fifo=True)
+    await client.create_topic(topic, v2.MessageType.FIFO, queues=3)
+    await client.create_group(group, fifo=True)
     response = await client.assignment(topic, group)
     assert response.status.code == Code.OK
     assert [each.message_queue.id for each in response.assignments] in ([0, 1, 2], [-1])
@@ -70,9 +67,9 @@ async def test_079_illegal_names(client: RawClient, topic: str, group: str, name
         assert (await client.assignment(topic, name)).status.code == Code.ILLEGAL_CONSUMER_GROUP
 
 
-async def test_080_nothing_to_read(client: RawClient, topic: str, group: str, create_topic: CreateTopic) -> None:
+async def test_080_nothing_to_read(client: RawClient, topic: str, group: str) -> None:
     """FORBIDDEN for a topic that only takes messages."""
-    await create_topic(topic, permission=v2.Permission.WRITE)
+    await client.create_topic(topic, permission=v2.Permission.WRITE)
     assert (await client.assignment(topic, group)).status.code == Code.FORBIDDEN
 
 

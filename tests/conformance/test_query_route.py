@@ -9,7 +9,6 @@ import pytest
 from aerobee_broker.config import Address, ListenConfig
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
-from tests.conformance.conftest import CreateTopic
 from tests.conformance.raw_client import RawClient, message, resource
 from tests.support.in_process_broker import in_process_broker
 
@@ -18,28 +17,28 @@ Type = v2.MessageType
 Scheme = v2.AddressScheme
 
 
-async def test_024_an_existing_topic(client: RawClient, topic: str, create_topic: CreateTopic) -> None:
+async def test_024_an_existing_topic(client: RawClient, topic: str) -> None:
     """OK, and its queues."""
-    response = await client.route(await create_topic(topic, queues=3))
+    response = await client.route(await client.create_topic(topic, queues=3))
     assert response.status.code == Code.OK
     assert len(response.message_queues) == 3
 
 
-async def test_025_ids_and_broker(client: RawClient, topic: str, create_topic: CreateTopic) -> None:
+async def test_025_ids_and_broker(client: RawClient, topic: str) -> None:
     """Queues are numbered from 0; the broker has id 0, which clients take for the master, and a name."""
-    queues = (await client.route(await create_topic(topic, queues=5))).message_queues
+    queues = (await client.route(await client.create_topic(topic, queues=5))).message_queues
     assert [queue.id for queue in queues] == [0, 1, 2, 3, 4]
     assert {queue.broker.id for queue in queues} == {0}
     [name] = {queue.broker.name for queue in queues}
     assert name
 
 
-async def test_026_permissions(client: RawClient, topic: str, create_topic: CreateTopic) -> None:
+async def test_026_permissions(client: RawClient, topic: str) -> None:
     """READ_WRITE for a normal topic, also queue 0, the only one that Node's client uses; else what was given."""
-    queues = (await client.route(await create_topic(topic, queues=2))).message_queues
+    queues = (await client.route(await client.create_topic(topic, queues=2))).message_queues
     assert [queue.permission for queue in queues] == [v2.Permission.READ_WRITE] * 2
     for permission in (v2.Permission.READ, v2.Permission.WRITE):
-        name = await create_topic(f"{topic}-{permission}", permission=permission)
+        name = await client.create_topic(f"{topic}-{permission}", permission=permission)
         assert [queue.permission for queue in (await client.route(name)).message_queues] == [permission]
 
 
@@ -90,18 +89,16 @@ async def test_030_schemes(
 
 
 @pytest.mark.parametrize("kind", [Type.NORMAL, Type.FIFO, Type.DELAY, Type.TRANSACTION], ids=Type.Name)
-async def test_031_accepted_types(
-    client: RawClient, topic: str, create_topic: CreateTopic, kind: v2.MessageType.ValueType
-) -> None:
+async def test_031_accepted_types(client: RawClient, topic: str, kind: v2.MessageType.ValueType) -> None:
     """The topic's own type, on each queue."""
-    queues = (await client.route(await create_topic(topic, kind, queues=2))).message_queues
+    queues = (await client.route(await client.create_topic(topic, kind, queues=2))).message_queues
     assert [list(queue.accept_message_types) for queue in queues] == [[kind], [kind]]
 
 
-async def test_032_mixed_topic(client: RawClient, topic: str, create_topic: CreateTopic) -> None:
+async def test_032_mixed_topic(client: RawClient, topic: str) -> None:
     """All four types."""
     types = (Type.NORMAL, Type.FIFO, Type.DELAY, Type.TRANSACTION)
-    [queue] = (await client.route(await create_topic(topic, *types))).message_queues
+    [queue] = (await client.route(await client.create_topic(topic, *types))).message_queues
     assert sorted(queue.accept_message_types) == sorted(types)
 
 

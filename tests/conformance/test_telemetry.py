@@ -14,7 +14,6 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import admin_v1, v2
-from tests.conformance.conftest import CreateGroup
 from tests.conformance.raw_client import (
     RawClient,
     connected,
@@ -211,17 +210,17 @@ def _sockets(pid: int) -> int:
     return count
 
 
-async def test_058_abrupt_disconnect(broker: BrokerProcess, topic: str) -> None:
+async def test_058_abrupt_disconnect(own_broker: BrokerProcess, topic: str) -> None:
     """The network breaks under twenty streams: their connections are freed, and the clients can come again."""
-    before = _sockets(broker.pid)
+    before = _sockets(own_broker.pid)
     own_connection = (("grpc.use_local_subchannel_pool", 1),)
-    port = await asyncio.to_thread(PortForwarder, broker.endpoint)
+    port = await asyncio.to_thread(PortForwarder, own_broker.endpoint)
     channels = [grpc.aio.insecure_channel(port.endpoint, options=own_connection) for _ in range(20)]
     try:
         streams = [RawClient(channel, f"broken@{n}@0@a").telemetry() for n, channel in enumerate(channels)]
         for stream in streams:
             await stream.told(**producer_settings(topic))
-        assert _sockets(broker.pid) >= before + 20
+        assert _sockets(own_broker.pid) >= before + 20
         await asyncio.to_thread(port.reset)
         for stream in streams:
             with pytest.raises(grpc.aio.AioRpcError):
@@ -231,10 +230,10 @@ async def test_058_abrupt_disconnect(broker: BrokerProcess, topic: str) -> None:
             await channel.close(None)
         await asyncio.to_thread(port.stop)
     deadline = time.monotonic() + 20
-    while _sockets(broker.pid) > before + 2:  # other tests' connections come and go
+    while _sockets(own_broker.pid) > before:
         assert time.monotonic() < deadline, "connections of clients that are gone stay"
         await asyncio.sleep(0.05)
-    async with connected(broker.endpoint) as again:
+    async with connected(own_broker.endpoint) as again:
         again.metadata = (("x-mq-client-id", "broken@0@0@a"),)
         async with again.telemetry() as stream:
             await stream.told(**producer_settings(topic))
@@ -276,14 +275,13 @@ async def test_060_answer_in_the_wrong_field(client: RawClient, topic: str) -> N
         await stream.told(**producer_settings(topic))
 
 
-async def test_063_changed_group(client: RawClient, topic: str, group: str, create_group: CreateGroup) -> None:
+async def test_063_changed_group(client: RawClient, topic: str, group: str) -> None:
     """What an operator changes is told with the client's next settings."""
-    await create_group(group, max_attempts=5)
-    admin: Any = admin_v1.AdminServiceStub(client.channel)
+    await client.create_group(group, max_attempts=5)
     async with client.telemetry() as stream:
         told = await stream.told(**consumer_settings(group, topic))
         assert (told.backoff_policy.max_attempts, told.subscription.fifo) == (5, False)
         change = admin_v1.UpdateGroupRequest(name=group, max_attempts=9, fifo=True)
-        assert (await admin.UpdateGroup(change)).status.code == Code.OK
+        assert (await client.admin.UpdateGroup(change)).status.code == Code.OK
         told = await stream.told(**consumer_settings(group, topic))
         assert (told.backoff_policy.max_attempts, told.subscription.fifo) == (9, True)

@@ -1,0 +1,68 @@
+"""Items 186 to 189: taking a delayed message back."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from aerobee_proto import v2
+from tests.conformance.conftest import Traveller
+from tests.conformance.raw_client import RawClient, message, timestamp
+
+Code = v2.Code
+
+
+async def delayed(client: RawClient, topic: str, due_ms: int) -> v2.SendResultEntry:
+    """Sent to a topic of delayed messages, which is created."""
+    await client.create_topic(topic, v2.MessageType.DELAY)
+    sent = message(topic, message_type=v2.MessageType.DELAY, delivery_timestamp=timestamp(due_ms))
+    [entry] = await client.sent(sent)
+    return entry
+
+
+async def test_186_in_time(traveller: Traveller, topic: str, group: str) -> None:
+    """OK with the message's id, and it is never delivered."""
+    client, clock = traveller.client, traveller.clock
+    entry = await delayed(client, topic, clock.now_ms() + 60_000)
+    response = await client.recall(topic, entry.recall_handle)
+    assert response.status.code == Code.OK
+    assert response.message_id == entry.message_id
+    await clock.advance(50)
+    await clock.advance(20)
+    assert (await client.receive(topic, group, wait=2)).code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_187_too_late_or_twice(traveller: Traveller, topic: str, group: str) -> None:
+    """Each is an error, and changes nothing."""
+    client, clock = traveller.client, traveller.clock
+    entry = await delayed(client, topic, clock.now_ms() + 60_000)
+    assert (await client.recall(topic, entry.recall_handle)).status.code == Code.OK
+    assert (await client.recall(topic, entry.recall_handle)).status.code != Code.OK
+    late = await delayed(client, topic, clock.now_ms() + 60_000)
+    await clock.advance(61)
+    assert (await client.receive(topic, group, wait=10)).one.system_properties.message_id == late.message_id
+    assert (await client.recall(topic, late.recall_handle)).status.code != Code.OK
+
+
+@pytest.mark.parametrize(
+    "handle",
+    ["", "x", "größe", "A" * 5000, base64.urlsafe_b64encode(b"v1 a b c d").decode(), "v1 a b 1 c", "====", "\ud7ff"],
+    ids=lambda handle: repr(handle[:12]),
+)
+async def test_188_no_handle(client: RawClient, topic: str, handle: str) -> None:
+    """An error that is the caller's, and no failure of the broker's."""
+    await client.create_topic(topic, v2.MessageType.DELAY)
+    response = await client.recall(topic, handle)
+    assert 40_000 <= response.status.code < 50_000
+    assert response.status.message
+
+
+async def test_189_another_topic(traveller: Traveller, topic: str, group: str) -> None:
+    """An error, and the message is delivered at its time."""
+    client, clock = traveller.client, traveller.clock
+    entry = await delayed(client, topic, clock.now_ms() + 60_000)
+    await client.create_topic(f"{topic}-2", v2.MessageType.DELAY)
+    assert 40_000 <= (await client.recall(f"{topic}-2", entry.recall_handle)).status.code < 50_000
+    await clock.advance(61)
+    assert (await client.receive(topic, group, wait=10)).bodies == ["hello"]
