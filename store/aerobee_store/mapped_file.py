@@ -11,6 +11,7 @@ gives 10.4k syncs/s against 7.4k for a mapping that is written and flushed, and 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -96,8 +97,8 @@ class MappedFile:
             target = min(self.size, max(end, self._reserved + _RESERVE_SIZE))
             try:
                 self.file.reserve(self._reserved, target - self._reserved)
-            except OSError:
-                if target == end:
+            except OSError as error:
+                if target == end or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 target = end  # the disk may still have room for just this
                 self.file.reserve(self._reserved, target - self._reserved)

@@ -348,7 +348,8 @@ class MessageStore:
                     tasks.create_task(service.run(), name=service.name)
         except BaseExceptionGroup as group:
             # They fail for one reason; it says more than the group around it.
-            raise group.exceptions[0] from None
+            error = group.exceptions[0]
+            raise error from error.__cause__
         finally:
             self._loop = None
 

@@ -1,0 +1,223 @@
+"""When bytes become durable, who is told, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from aerobee_store import MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support.stored_messages import DIRECTORY, Sender, compare
+
+CONFIG = replace(StoreConfig.tiny(DIRECTORY), flush_interval_seconds=60.0, derived_flush_interval_seconds=60.0)
+
+
+class HangingDisk:
+    """Syncs of the log wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.disk = MemoryFileSystem(clock=ManualClock())
+        self.go = threading.Event()
+        self.started = threading.Event()
+        self.hanging = False
+        self.disk.before_operation = self.before
+
+    def before(self, operation: Operation) -> None:
+        if self.hanging and operation.name == "sync" and "commitlog" in operation.path.parts:
+            if threading.current_thread() is threading.main_thread():
+                return
+            self.started.set()
+            assert self.go.wait(10)
+
+    def release(self) -> None:
+        self.hanging = False
+        self.go.set()
+
+
+@asynccontextmanager
+async def serving(config: StoreConfig, disk: MemoryFileSystem) -> AsyncIterator[MessageStore]:
+    store = MessageStore.open(config, file_system=disk, clock=ManualClock())
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    try:
+        yield store
+    finally:
+        services.cancel()
+        with suppress(asyncio.CancelledError, StoreFailedError):
+            await services
+        store.close()
+
+
+def log_syncs(disk: MemoryFileSystem) -> int:
+    return sum(operation.name == "sync" and "commitlog" in operation.path.parts for operation in disk.log)
+
+
+async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
+    """Fifty waiters, two syncs: the first one's and one for all who came while it ran."""
+    hanging = HangingDisk()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        sender.append(store, [sender.message(50)])
+        await store.wait_stored(store.positions[0])
+        before = log_syncs(hanging.disk)
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        waiters = [asyncio.create_task(store.wait_stored(sent[0].end))]
+        await asyncio.to_thread(hanging.started.wait, 5)
+        for _ in range(49):
+            sent = sender.append(store, [sender.message(50)])
+            waiters.append(asyncio.create_task(store.wait_stored(sent[0].end)))
+        await asyncio.sleep(0)
+        assert not any(waiter.done() for waiter in waiters)
+        hanging.release()
+        await asyncio.gather(*waiters)
+        assert log_syncs(hanging.disk) - before == 2
+        assert store.stats.messages_per_sync.last == 49
+
+
+async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
+    """A message that came while it ran is not answered by it, and a power cut may take that message."""
+    hanging = HangingDisk()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        hanging.hanging = True
+        first = sender.append(store, [sender.message(50)])
+        early = asyncio.create_task(store.wait_stored(first[0].end))
+        await asyncio.to_thread(hanging.started.wait, 5)
+        late = sender.append(store, [sender.message(600)])
+        await store.wait_stored(late[0].end, durable=False)
+        assert not early.done()
+        assert store.positions[1] == late[0].end
+        assert store.positions[2] == 0
+        hanging.release()
+        await early
+        await store.wait_stored(late[0].end)
+        disk = hanging.disk.crash(3)
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_a_hanging_sync_gives_a_time_out_and_the_message_stays() -> None:
+    """SyncTimeoutError after the configured time; the store goes on when the disk does."""
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, sync_timeout_seconds=0.05)
+    async with asyncio.timeout(10), serving(config, hanging.disk) as store:
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        with pytest.raises(SyncTimeoutError, match=r"within 0\.05 s"):
+            await store.wait_stored(sent[0].end)
+        with pytest.raises(SyncTimeoutError):
+            await store.wait_stored(sent[0].end)
+        assert store.state == "open"
+        hanging.release()
+        more = sender.append(store, [sender.message(50)])
+        await store.wait_stored(more[0].end)
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_a_cancelled_waiter_leaves_the_others() -> None:
+    """It only stops waiting: its message is stored, and who waits beside it is answered."""
+    hanging = HangingDisk()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        waiters = [asyncio.create_task(store.wait_stored(sent[0].end)) for _ in range(3)]
+        await asyncio.to_thread(hanging.started.wait, 5)
+        waiters[1].cancel()
+        hanging.release()
+        results = await asyncio.gather(*waiters, return_exceptions=True)
+        assert results[0] is results[2] is None
+        assert isinstance(results[1], asyncio.CancelledError)
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_async_flush_answers_from_the_page_cache() -> None:
+    """No sync is waited for, and the message can be read; `durable` asks for the sync all the same."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), disk) as store:
+        sent = sender.append(store, [sender.message(50)])
+        before = log_syncs(disk)  # the new segment's size was synced
+        await store.wait_stored(sent[0].end)
+        assert log_syncs(disk) == before
+        assert store.positions == (sent[0].end, sent[0].end, 0, sent[0].end)
+        compare(store, sender.sent, sender.sent)
+        await store.wait_stored(sent[0].end, durable=True)
+        assert store.positions[2] == sent[0].end
+
+
+async def test_what_async_flush_may_lose_is_bounded() -> None:
+    """Nobody waits, and within the interval it is synced by itself; queues, index and checkpoint follow."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=0.04, derived_flush_interval_seconds=0.02)
+    synced = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync" and operation.path.name == "checkpoint":
+            loop.call_soon_threadsafe(synced.set)
+
+    async with asyncio.timeout(10), serving(config, disk) as store:
+        sent = sender.append(store, [sender.message(50)])
+        disk.before_operation = before
+        while store.positions[2] < sent[0].end:  # noqa: ASYNC110 - nobody is told, that is the point
+            await asyncio.sleep(0.01)
+        await synced.wait()
+
+
+@pytest.mark.parametrize("operation", ["sync", "write"])
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_after_a_failure_everybody_learns_it(operation: str, flush: str) -> None:
+    """All waiters, `run`, every later append and wait get StoreFailedError with the cause."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    config = replace(CONFIG, flush=flush)  # type: ignore[arg-type] # a literal
+    store = MessageStore.open(config, file_system=disk)
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    sender.append(store, [sender.message(50)])  # makes the segment
+    disk.fail_at(operation, 1, errno.EIO)
+    sent = sender.append(store, [sender.message(50)])
+    async with asyncio.timeout(10):
+        waiting = [store.wait_stored(sent[0].end, durable=durable) for durable in (True, False, None)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(StoreFailedError):
+            await services
+        with pytest.raises(StoreFailedError, match="Input/output"):
+            await store.wait_stored(sent[0].end)
+    assert isinstance(results[0], StoreFailedError)
+    assert isinstance(results[0].__cause__, OSError)
+    assert isinstance(store.failure, OSError)
+    with pytest.raises(StoreFailedError):
+        store.append([sender.message(50)])
+    with pytest.raises(StoreFailedError):
+        store.flush()
+    store.close()
+    assert store.state == "closed"
+    assert disk.exists(DIRECTORY / "abort")
+
+
+async def test_a_failed_flush_of_a_queue_fails_the_store() -> None:
+    """Derived files count, too: the checkpoint would lie."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    store = MessageStore.open(replace(CONFIG, derived_flush_interval_seconds=0.01), file_system=disk)
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    sent = sender.append(store, [sender.message(50)])
+    async with asyncio.timeout(10):
+        await store.wait_stored(sent[0].end)
+        disk.fail_at("sync", 1, errno.EIO)
+        with pytest.raises(StoreFailedError):
+            await services
+    assert store.state == "failed"
+    store.close()
