@@ -19,8 +19,10 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.counters import MESSAGE_SIZE_BOUNDS, BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.tables import Tables
+from aerobee_broker.timer_metrics import TimerCollector
 from aerobee_broker.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
@@ -56,6 +58,7 @@ class Metrics:
         clients: ClientRegistry,
         deliveries: Deliveries,
         transactions: Transactions,
+        timer: Timer,
         counters: BrokerCounters,
         clock: Clock,
     ) -> None:
@@ -63,6 +66,7 @@ class Metrics:
         broker = _BrokerCollector(self._config, store, tables, clients, deliveries, transactions, counters, clock)
         self._registry.register(broker)
         self._registry.register(_StoreCollector(self._config, store, clock))
+        self._registry.register(TimerCollector(self._config, timer))
 
     def render(self) -> bytes:
         """The text of /metrics."""

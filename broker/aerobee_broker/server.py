@@ -156,6 +156,7 @@ async def _serve(
         clients=clients,
         deliveries=deliveries,
         transactions=transactions,
+        timer=timer,
         counters=counters,
         clock=clock,
     )

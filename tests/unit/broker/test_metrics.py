@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.request
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerobee_proto import v2
+from aerobee_proto import admin_v1, v2
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
 
 BASE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "aerobee"}
@@ -106,3 +107,36 @@ async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
         shown = await scrape(broker)
     results = {dict(key)["response_code"]: dict(key)["result"] for name, key in shown if name.endswith("latency_count")}
     assert results == {"MESSAGE_CORRUPTED": "process_request_failed", "MESSAGE_NOT_FOUND": "success"}
+
+
+async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
+    """One of two delayed messages is delivered, and one taken back while it waits."""
+    async with in_process_broker(tmp_path) as broker:
+        types = [v2.MessageType.DELAY]
+        topic = admin_v1.Topic(name="later", read_queue_count=1, accept_message_types=types)
+        await broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=5)
+        handles = []
+        for number, seconds in enumerate((0.2, 100.0)):
+            delayed = message("later", message_id=str(number))
+            due_ms = time.time_ns() // 1_000_000 + round(seconds * 1000)
+            delayed.system_properties.delivery_timestamp.FromMilliseconds(due_ms)
+            request = v2.SendMessageRequest(messages=[delayed])
+            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+            handles.append(response.entries[0].recall_handle)
+        recall = v2.RecallMessageRequest(topic=v2.Resource(name="later"), recall_handle=handles[1])
+        assert (await broker.messaging.RecallMessage(recall, metadata=METADATA)).status.code == v2.Code.OK
+        store = {"storage_type": "local", "storage_medium": "disk"}
+        later = labels(topic="later", **store)
+        shown = await scrape(broker)
+        async with asyncio.timeout(10):
+            while shown.get(("rocketmq_timer_dequeue_total", later)) != 1:
+                shown = await scrape(broker)
+    assert shown["rocketmq_timer_enqueue_total", later] == 2
+    assert shown["rocketmq_timing_messages", later] == 1
+    for name in ("enqueue_lag", "enqueue_latency", "dequeue_lag", "dequeue_latency"):
+        assert shown[f"rocketmq_timer_{name}", labels(**store)] == 0
+    assert shown["rocketmq_delay_message_latency_count", later] == 2
+    assert shown["rocketmq_delay_message_latency_bucket", labels(topic="later", le="60.0", **store)] == 1
+    assert shown["aerobee_timer_lateness_seconds_count", labels(**store)] == 1
+    assert shown["aerobee_timer_lost_total", labels(**store)] == 0
+    assert shown["rocketmq_messages_in_total", labels(topic="later", message_type="delay", is_system="false")] == 2
