@@ -410,13 +410,16 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
         text = path.read_bytes().decode("latin-1")  # the encoding of Java's properties files
     except OSError as error:
         raise ConfigError(f"--rocketmq-conf {path}: {error.strerror}; check the path") from None
+    # Above 0x7F anything may be part of a comment, in whatever encoding.
+    if re.search(r"[^\t\n\f\r\x20-\x7e\x80-\xff]", text):
+        raise ConfigError(f"--rocketmq-conf {path}: not a properties file, it has control characters; check the path")
     values: dict[str, object] = {}
     ignored: list[str] = []
     properties = _java_properties(text)
     for name, value in properties.items():
         known = _ROCKETMQ_KEYS.get(name)
         if known is None:
-            ignored.append(name)
+            ignored.append(name if name.isprintable() else ascii(name)[1:-1])  # it will be shown on a terminal
             continue
         setting, convert = known
         try:
@@ -444,7 +447,7 @@ def _java_properties(text: str) -> dict[str, str]:
     """The pairs of a properties file: `name = value`, `name: value` or `name value`, `#` and `!` begin comments, a
     backslash escapes, and at a line's end continues it."""
     properties = {}
-    lines = iter(text.splitlines())
+    lines = iter(re.split(r"\r\n|\r|\n", text))  # splitlines would also part UTF-8 characters that hold a 0x85
     for line in lines:
         line = line.lstrip(" \t\f")
         while _continues(line):

@@ -145,3 +145,15 @@ def test_mistakes_in_a_broker_conf(tmp_path: Path) -> None:
         conf.write_text(f"storePathRootDir={tmp_path}\n{line}\n")
         with pytest.raises(ConfigError, match=named):
             BrokerConfig.load(rocketmq_conf=conf)
+
+
+def test_chinese_comments_in_a_broker_conf(tmp_path: Path) -> None:
+    """A comment was taken to end at a byte 0x85, and its rest for a setting: half of them have one in UTF-8."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        "# 充 flushDiskType=NEVER\r\n# 元listenPort=1\rflushDiskType=ASYNC_FLUSH\nключ=1\n", encoding="utf-8"
+    )
+    config = BrokerConfig.load(rocketmq_conf=conf)
+    assert config.store.flush == "async"
+    (ignored,) = config.ignored_rocketmq_keys
+    assert ignored.isprintable()

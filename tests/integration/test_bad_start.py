@@ -1,0 +1,309 @@
+"""A broker that cannot start says why in one line and touches nothing; one whose disk is full goes on with the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_client import Message, ServerError, TooManyRequestsError, UnavailableError, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+
+pytestmark = pytest.mark.timeout(120)
+
+# Small files: a store of a megabyte, that can be copied and hashed.
+SMALL = """\
+[store]
+segment_size = 1048576
+body_size_max = 65536
+queue_file_size = 20000
+index_slot_count = 1000
+index_entry_count = 4000
+disk_full_ratio = 1.0
+disk_force_clean_ratio = 1.0
+disk_clean_ratio = 1.0
+"""
+HEADROOM = 256 << 10
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with aerobee.toml and a store of that configuration, which a broker has written and closed."""
+    directory = tmp_path_factory.mktemp("written")
+    (directory / "aerobee.toml").write_text(SMALL)
+
+    async def fill(endpoint: str) -> None:
+        async with connect(endpoint) as client:
+            producer = client.producer()
+            await producer.send_many([Message(topic="orders", body=b"%d" % n, keys=(f"k{n}",)) for n in range(50)])
+            consumer = client.simple_consumer("billing", "orders")
+            await consumer.ack(await consumer.receive(5))
+
+    with run_broker(directory, ["--dev", "--config", str(directory / "aerobee.toml")]) as broker:
+        asyncio.run(fill(broker.endpoint))
+    return directory
+
+
+@pytest.fixture
+def home(written: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be broken."""
+    return Path(shutil.copytree(written, tmp_path / "home"))
+
+
+def serve(home: Path, *arguments: str) -> str:
+    """The line that a broker ends with; it must not change anything below `home`, nor begin to serve."""
+    before = content(home)
+    command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store")]
+    free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config", str(home / "aerobee.toml")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
+    ended = subprocess.run([*command, *free, *arguments], capture_output=True, timeout=20, env=environment)
+    text = ended.stderr.decode()
+    assert ended.returncode == 1, (ended.returncode, text)
+    assert ended.stdout == b""
+    assert content(home) == before, "it has changed something"
+    (line,) = (line for line in text.splitlines() if " INFO " not in line and " WARNING " not in line)
+    assert line.startswith("aerobee: ")
+    assert "internal error" not in line
+    assert "Traceback" not in text
+    return line
+
+
+def content(directory: Path) -> dict[str, str]:
+    """A digest of every file and the name of every directory below."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        if path.name != "lock" or path.is_dir():  # who has the lock, or had it last
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return found
+
+
+# --- Configuration ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"\x80\x00\xff", "not valid TOML"),
+        (b"hello", "not valid TOML"),
+        (b"store = 1", "settings stand in a section"),
+        (b"[stoer]", "there is no such section"),
+        (b"[store]\nsegmentsize = 1", "store.segmentsize: there is no such setting"),
+        (b"[store]\nsegment_size = 'many'", "store.segment_size"),
+        (b"[store]\nsegment_size = 100", "store.segment_size: 100 is not between"),
+        (b"[store]\nsegment_size = [1]", "store.segment_size"),
+        (b"[store]\nsync_timeout_seconds = -1", "store.sync_timeout_seconds"),
+        (b"[store]\nsync_timeout_seconds = nan", "store.sync_timeout_seconds"),
+        (b"[listen]\nadvertise = 'nowhere'", "listen.advertise"),
+        (b"[listen]\nadvertise = '127.0.0.1:99999'", "listen.advertise"),
+        (b"[broker]\nname = 'a b'", "broker.name"),
+        (b"[delivery]\ninvisible_seconds_min = 1e9", "delivery.invisible_seconds_min"),
+    ],
+)
+def test_a_configuration_that_cannot_be(home: Path, text: bytes, words: str) -> None:
+    """The line names the file or the setting."""
+    (home / "aerobee.toml").write_bytes(text)
+    assert words in serve(home)
+
+
+@pytest.mark.parametrize("text", [bytes(range(256)) * 8, b"brokerName = \xff\xfe\0\n", b"\x1b[2J = 1\n"])
+def test_a_broker_conf_that_is_none(home: Path, text: bytes) -> None:
+    """Bytes that no properties file has: they were taken for unknown keys, and listed as they are on the terminal."""
+    (home / "broker.conf").write_bytes(text)
+    line = serve(home, "--rocketmq-conf", str(home / "broker.conf"))
+    assert "broker.conf" in line
+    assert "not a properties file" in line
+    assert line.isprintable()
+
+
+# --- The store ----------------------------------------------------------------------------------------------
+
+
+def test_another_segment_size(home: Path) -> None:
+    """The file, both sizes, and which to choose."""
+    (home / "aerobee.toml").write_text(SMALL.replace("1048576", "2097152"))
+    line = serve(home)
+    assert "commitlog/00000000000000000000: 1048576 bytes, but the configuration says 2097152" in line
+
+
+@pytest.mark.parametrize("table", ["topics", "consumerOffset", "subscriptionGroup"])
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"\xff\xfe", b'{"a": [1, 2'])
+def test_a_table_without_a_readable_copy(home: Path, table: str, damage: bytes) -> None:
+    """Neither taken for empty nor overwritten: the line names the file and what to do."""
+    for suffix in ("", ".bak"):
+        (home / "store" / "config" / f"{table}.json{suffix}").write_bytes(damage)
+    line = serve(home)
+    assert f"{table}.json" in line
+    assert "repair" in line or "correct" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("commitlog/notes.txt", "not a file of this store"), ("commitlog/1", "not a file of this store")],
+)
+def test_a_foreign_file_in_the_log(home: Path, name: str, words: str) -> None:
+    """It may be anybody's."""
+    (home / "store" / name).write_text("mine")
+    assert words in serve(home)
+
+
+@pytest.mark.parametrize("name", ["commitlog", "lock"])
+def test_a_file_where_a_directory_belongs_and_the_other_way_round(tmp_path: Path, name: str) -> None:
+    """The line names it."""
+    (tmp_path / "aerobee.toml").write_text(SMALL)
+    (tmp_path / "store").mkdir()
+    if name == "lock":
+        (tmp_path / "store" / "lock").mkdir()
+    else:
+        (tmp_path / "store" / "commitlog").write_text("mine")
+    assert f"store/{name}" in serve(tmp_path)
+
+
+def test_a_port_in_use_touches_no_store(home: Path, aerobee_broker: BrokerProcess) -> None:
+    """For both ports: the line names the setting and the address."""
+    assert f"listen.grpc: cannot listen on {aerobee_broker.endpoint}" in serve(
+        home, "--listen", aerobee_broker.endpoint
+    )
+    line = serve(home, "--metrics", aerobee_broker.metrics)
+    assert f"listen.metrics: cannot listen on {aerobee_broker.metrics}" in line
+
+
+def test_a_store_that_another_broker_has(home: Path) -> None:
+    """The first one goes on; the second has changed nothing."""
+    config = ["--dev", "--config", str(home / "aerobee.toml")]
+    with run_broker(home, config) as broker:
+        command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store"), *config]
+        free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+        ended = subprocess.run([*command, *free], capture_output=True, timeout=20, text=True)
+        assert ended.returncode == 1
+        assert "another process has this store open; stop it, or name another directory" in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+        asyncio.run(_send_one(broker.endpoint))
+
+
+async def _send_one(endpoint: str) -> None:
+    async with connect(endpoint) as client:
+        await client.producer().send(Message(topic="orders", body=b"one more"))
+
+
+# --- A full disk --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(mount_point)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no right to mount a small file system: {mounted.stderr.decode().strip()}")
+    yield mount_point
+    subprocess.run(["umount", "-l", str(mount_point)], check=True)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    """Sends are refused with what to do, before the disk is quite full; consuming and acknowledging go on; when there
+    is room again, so does sending; nothing is lost over a kill and a start on the full disk."""
+    (small_disk / "aerobee.toml").write_text(SMALL + f"disk_headroom = {HEADROOM}\n")
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2 << 20))
+    with run_broker(small_disk, ["--dev", "--config", str(small_disk / "aerobee.toml")]) as broker:
+        sent = asyncio.run(_send_until_refused(broker))
+        assert broker.running
+        broker.kill()
+        broker.start()
+        consumed = asyncio.run(_consume_all(broker.endpoint, len(sent)))
+        assert sorted(consumed) == sorted(sent)
+        ballast.unlink()
+        asyncio.run(_send_again(broker.endpoint))
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.log_text()
+
+
+async def _send_until_refused(broker: BrokerProcess) -> list[str]:
+    sent: list[str] = []
+    async with connect(broker.endpoint) as client:
+        producer = client.producer()
+        for _ in range(2000):
+            try:
+                sent.append((await producer.send(Message(topic="orders", body=os.urandom(20_000)))).message_id)
+            except TooManyRequestsError as error:
+                assert "disk" in str(error)  # noqa: PT017
+                assert str(broker.store) in str(error) or "free" in str(error), error  # noqa: PT017
+                return sent
+    pytest.fail("a disk of 6 MiB never got full")
+
+
+async def _consume_all(endpoint: str, count: int) -> list[str]:
+    consumed: list[str] = []
+    async with connect(endpoint) as client, asyncio.timeout(60):
+        consumer = client.simple_consumer("billing", "orders")
+        while len(consumed) < count:
+            received = await consumer.receive(32, wait_seconds=1)
+            await consumer.ack(received)
+            consumed += [message.message_id for message in received]
+    return consumed
+
+
+async def _send_again(endpoint: str) -> None:
+    async with connect(endpoint) as client, asyncio.timeout(60):
+        while True:  # the broker looks at its disk every few seconds
+            try:
+                await client.producer().send(Message(topic="orders", body=b"room again"))
+            except TooManyRequestsError:
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+def test_a_disk_without_any_room(small_disk: Path) -> None:
+    """One line that names the cause; nothing half-made is left to stumble over: with room, the same start works."""
+    (small_disk / "aerobee.toml").write_text(SMALL + f"disk_headroom = {HEADROOM}\n")
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(8 << 20))
+    command = ["serve", "--store", str(small_disk / "store"), "--config", str(small_disk / "aerobee.toml"), "--dev"]
+    free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "aerobee_broker", *command, *free], capture_output=True, timeout=20, text=True
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout == ""
+    assert "no space left on the disk; free some and start again" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    ballast.unlink()
+    with run_broker(small_disk, ["--dev", "--config", str(small_disk / "aerobee.toml")]) as broker:
+        asyncio.run(_send_one(broker.endpoint))
+
+
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    """Where no segment can be made, no send is answered with OK, and the broker's last line names the cause."""
+    (tmp_path / "aerobee.toml").write_text(SMALL)
+    command = [sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(tmp_path / "store")]
+    free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config", str(tmp_path / "aerobee.toml")]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, *free], stdout=subprocess.PIPE, stderr=log, preexec_fn=_limit_files)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline().decode()
+        if ready:
+            with pytest.raises((ServerError, UnavailableError)):
+                asyncio.run(_send_one(ready.split()[1].removeprefix("grpc=")))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    text = (tmp_path / "log").read_text()
+    assert process.returncode in (0, 1)
+    assert "File too large" in text
+    assert "internal error" not in text
+
+
+def _limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
