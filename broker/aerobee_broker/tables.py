@@ -83,7 +83,8 @@ class Tables:
         if not self._config.auto_create_topics:
             raise TopicNotFoundError(stored_name)
         check_new_topic_name(stored_name)
-        topic = TopicConfig.of_type(stored_name, queue_count=self._config.topics.queue_count)
+        # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we can do.
+        topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=self._config.topics.queue_count)
         self.topics.create(topic)
         await self.save_topics()
         return topic
