@@ -228,7 +228,10 @@ class Transactions:
         """Ask for decisions that do not come; until cancelled."""
         self._repair()
         if self._pending:
-            await self.create_topics()
+            try:
+                await self.create_topics()
+            except OSError as error:  # a full disk: what waits can be decided all the same
+                _log.warning("topics of transactions not saved cause=%s", error)
         while True:
             self._wake.clear()
             seconds = self.check_due()
@@ -441,6 +444,15 @@ class Transactions:
     def _check(self, half: _Half) -> _Asked:
         if half.end > self._store.positions[1]:
             return _Asked.LATER  # cannot be read yet
+        give_up = half.checks >= self._config.check_max or half.topic not in self._tables.topics
+        client = None if give_up else self._producers.choose(half.topic, half.sender, half.checks)
+        if client == "busy":
+            return _Asked.LATER
+        if client is None and not give_up:
+            # A check that nobody gets does not count: a quarter of an hour without producers must not cost messages.
+            age_hours = (self._clock.now_ms() - half.since_ms) / 3_600_000
+            if age_hours <= self._config.age_hours_max:
+                return _Asked.NOBODY
         try:
             record = self._store.record_at(half.physical_offset)
         except (RecordNotFoundError, CorruptRecordError) as error:
@@ -448,19 +460,9 @@ class Transactions:
             return self._give_up(half, None)
         except StoreAccessError:
             return _Asked.NOBODY
-        age_hours = (self._clock.now_ms() - half.since_ms) / 3_600_000
-        if (
-            half.checks >= self._config.check_max
-            or age_hours > self._config.age_hours_max
-            or half.topic not in self._tables.topics
-        ):
+        if client is None:
             return self._give_up(half, record)
-        client = self._producers.choose(half.topic, half.sender, half.checks)
-        if client == "busy":
-            return _Asked.LATER
-        transaction_id = _id_of(record)
-        if client is None or not self._producers.ask(client, record, half.topic, transaction_id):
-            # What was never asked does not count: a quarter of an hour without producers must not cost messages.
+        if not self._producers.ask(client, record, half.topic, _id_of(record)):
             return _Asked.NOBODY
         half.checks += 1
         self._renew(half, record)

@@ -545,6 +545,7 @@ async def test_a_half_message_that_the_disk_has_spoilt(world: TransactionWorld) 
     log = world.directory / "commitlog" / f"{0:020}"
     world.disk.damage(log, first.physical_offset + 90, b"\xff\xff")
     assert await world.end("T1") == Code.INVALID_TRANSACTION_ID
+    world.producer("sender")
     await world.advance(6.1)
     assert world.transactions.pending_count == 1
     assert await world.end("T2") == Code.OK
