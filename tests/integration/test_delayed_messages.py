@@ -119,17 +119,17 @@ async def test_recalled_message_is_never_delivered(tmp_path: Path) -> None:
             handles[body] = response.entries[0].recall_handle
         answer = await recall(broker, "later", handles[b"a"])
         assert (answer.status.code, answer.message_id) == (Code.OK, "id-a")
-        assert (await recall(broker, "later", handles[b"a"])).status.code == Code.MESSAGE_NOT_FOUND
+        assert (await recall(broker, "later", handles[b"a"])).status.code == Code.BAD_REQUEST
     async with in_process_broker(tmp_path / "store") as broker:
-        assert (await recall(broker, "later", handles[b"a"])).status.code == Code.MESSAGE_NOT_FOUND
+        assert (await recall(broker, "later", handles[b"a"])).status.code == Code.BAD_REQUEST
         received = [item.body for item in await receive(broker, "later")]
         received += [item.body for item in await receive(broker, "later", 0.5)]
         assert received == [b"b"]
-        assert (await recall(broker, "later", handles[b"b"])).status.code == Code.MESSAGE_NOT_FOUND
+        assert (await recall(broker, "later", handles[b"b"])).status.code == Code.BAD_REQUEST
 
 
 async def test_bad_handles(broker: InProcessBroker) -> None:
-    """Malformed, or of another topic: BAD_REQUEST; of a message that never was: MESSAGE_NOT_FOUND."""
+    """Malformed, of another topic, of a message that never was: BAD_REQUEST, which the SDKs tell as an error."""
     response = await send(broker, "other", delivery_timestamp=at(60))
     handle = response.entries[0].recall_handle
     texts = ["", "x", "ü", "djEgYQ==", "v1 later aerobee 1 id", handle[:-3], "A" * 100_000]
@@ -138,7 +138,7 @@ async def test_bad_handles(broker: InProcessBroker) -> None:
         assert (await recall(broker, "later", text)).status.code == Code.BAD_REQUEST, text
     assert (await recall(broker, "later", handle)).status.code == Code.BAD_REQUEST
     unknown = base64.urlsafe_b64encode(b"v1 later aerobee 9999999999999 nobody").decode()
-    assert (await recall(broker, "later", unknown)).status.code == Code.MESSAGE_NOT_FOUND
+    assert (await recall(broker, "later", unknown)).status.code == Code.BAD_REQUEST
     assert (await recall(broker, "nowhere-else", unknown)).status.code != Code.OK
 
 

@@ -44,5 +44,6 @@ class RecallProcessor:
         try:
             await self._timer.recall(topic.name, handle.message_id, handle.deliver_ms)
         except MessageNotPendingError as error:
-            raise InvalidRequestError(v2.Code.MESSAGE_NOT_FOUND, str(error)) from None
+            # Not MESSAGE_NOT_FOUND: the official clients take that for an empty receive and report a success.
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, str(error)) from None
         return v2.RecallMessageResponse(status=_OK, message_id=handle.message_id)
