@@ -256,8 +256,13 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
         "tests/integration/test_sdk_python_transactions.py::test_commit_and_rollback",
         "tests/integration/test_sdk_python_transactions.py::test_another_producer_answers_for_one_that_died",
     ),
+    204: (
+        "tests/integration/test_fifo.py::test_sdk_keeps_the_order_while_one_message_fails",
+        f"{_PYTHON}test_delayed_messages_come_in_time_and_can_be_taken_back",
+    ),
     205: (f"{_PYTHON}test_push_consumption_goes_on_after_the_broker_was_killed",),
     206: (f"{_PYTHON}test_shutdown_does_not_wait_for_a_waiting_poll",),
+    207: (f"{_NODE}test_every_kind_of_message",),
     208: (f"{_NODE}test_a_simple_consumer_drains_all_queues_of_a_topic",),
     209: (f"{_NODE}test_push_consumption_succeeds_and_fails_without_a_crash",),
     210: (f"{_NODE}test_push_consumption_goes_on_after_the_broker_was_killed",),

@@ -20,6 +20,7 @@ from tests.support.port_forwarder import forwarded_port
 from tests.support.sdk_program import (
     SdkProgram,
     bodies,
+    create_topic,
     group_queues,
     numbered,
     send_until_taken,
@@ -113,6 +114,27 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(broker: Brok
     wait_group(broker, "readers", lag=0)
     for program in (producer, consumer):
         assert program.end() == 0
+
+
+def test_every_kind_of_message(broker: BrokerProcess, start: Start) -> None:
+    """Normal, ordered, delayed and transactional ones arrive, but not what was taken back or rolled back."""
+    create_topic(broker, "kinds", "normal", "fifo", "delay", "transaction")
+    producer = start("producer", broker.endpoint, topic="kinds")
+    consumer = start("push_consumer", broker.endpoint, topic="kinds", group="kinds")
+    producer.ready()
+    consumer.ready()
+    due = time.time() + 3
+    later = [{"body": "taken back", "due": due}, {"body": "delayed", "due": due}]
+    [message_id, _] = producer.ask("send", messages=later)["message_ids"]
+    assert producer.ask("recall", body="taken back")["message_id"] == message_id
+    producer.ask("send", messages=[{"body": "normal"}, {"body": "ordered", "message_group": "g"}])
+    producer.ask("transact", body="rolled back", decision="rollback")
+    producer.ask("transact", body="committed", decision="commit")
+    wait_all_messages([consumer], {"normal", "ordered", "delayed", "committed"}, "acknowledged")
+    producer.ask("send", messages=[{"body": "end", "due": due + 1}])
+    wait_all_messages([consumer], {"end"}, "acknowledged")
+    assert bodies(consumer.messages()) == ["committed", "delayed", "end", "normal", "ordered"]
+    assert [message["time"] >= due - 0.01 for message in consumer.messages() if message["body"] == "delayed"] == [True]
 
 
 def test_a_simple_consumer_drains_all_queues_of_a_topic(broker: BrokerProcess, start: Start) -> None:

@@ -15,7 +15,15 @@ import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.support.port_forwarder import forwarded_port
-from tests.support.sdk_program import SdkProgram, bodies, numbered, send_until_taken, wait_all_messages, wait_group
+from tests.support.sdk_program import (
+    SdkProgram,
+    bodies,
+    create_topic,
+    numbered,
+    send_until_taken,
+    wait_all_messages,
+    wait_group,
+)
 
 VERSION = "5.1.2"
 ROOT = Path(__file__).parents[2]
@@ -117,6 +125,28 @@ def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start)
     assert [(message["body"], message["attempt"]) for message in again["messages"]] == [("slow", 2)]
     assert again["time"] - changed["time"] > 0.5
     consumer.ask("acknowledge", bodies=["slow"])
+
+
+def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProcess, start: Start) -> None:
+    """A message waits for its second; one that was recalled before never comes, and cannot be recalled twice."""
+    create_topic(broker, "delayed", "delay")
+    producer = start("producer", broker.endpoint, topic="delayed")
+    consumer = start("push_consumer", broker.endpoint, topic="delayed", group="patient")
+    consumer.ready()
+    due = int(time.time()) + 4  # the SDK knows whole seconds only
+    later = [{"body": "taken back", "due": due}, {"body": "delayed", "due": due}, {"body": "too late", "due": due - 60}]
+    [message_id, *_] = producer.ready().ask("send", messages=later)["message_ids"]
+    assert producer.ask("recall", body="taken back")["message_id"] == message_id
+    producer.tell("recall", body="taken back")
+    with pytest.raises(AssertionError, match="was recalled already"):
+        producer.answer()
+    consumer.wait_messages(2, "acknowledged")
+    [at_once, in_time] = consumer.messages()
+    assert (at_once["body"], in_time["body"]) == ("too late", "delayed")
+    assert in_time["time"] >= due
+    producer.ask("send", messages=[{"body": "end", "due": due + 1}])
+    consumer.wait_messages(3, "acknowledged")
+    assert bodies(consumer.messages()) == ["delayed", "end", "too late"]
 
 
 def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProcess, start: Start) -> None:

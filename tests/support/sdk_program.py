@@ -187,6 +187,13 @@ def group_queues(broker: BrokerProcess, group: str) -> list[dict[str, Any]]:
     return queues
 
 
+def create_topic(broker: BrokerProcess, topic: str, *message_types: str) -> None:
+    """A topic that takes messages of these types, as the command line names them."""
+    command = [sys.executable, "-m", "aerobee_broker", "topic", "create", topic, "--endpoint", broker.endpoint]
+    types = [argument for name in message_types for argument in ("--type", name)]
+    subprocess.run([*command, *types], capture_output=True, check=True, timeout=30)
+
+
 def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
     """Wait until `lag`, `inflight` or `ready` of a group, over all its queues, are what is expected."""
     deadline = time.monotonic() + _SECONDS

@@ -1,25 +1,46 @@
-// Sends what it is told to: {"do": "send", "messages": [{"body", "tag", "keys", "properties"}]}.
+// Sends what it is told to, takes it back, and ends transactions.
+//
+// {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
+// {"do": "recall", "body": of a message that was sent}
+// {"do": "transact", "body": "...", "decision": "commit" or "rollback"}
 'use strict';
 
-const { Producer } = require('rocketmq-client-nodejs');
+const { Producer, TransactionResolution } = require('rocketmq-client-nodejs');
 const { obey, options, say } = require('./conversation');
 
 async function main() {
   const { endpoint, topic } = options;
-  const producer = new Producer({ endpoints: endpoint, namespace: '', topics: [topic] });
+  const checker = { check: async () => TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED };
+  const producer = new Producer({ endpoints: endpoint, namespace: '', topics: [topic], checker });
+  const receipts = new Map();
   await producer.startup();
   say('ready');
   await obey({
     send: async ({ messages }) => {
       const ids = [];
-      for (const { body, tag, keys, properties } of messages) {
-        const message = { topic, tag, keys: keys ?? [], body: Buffer.from(body) };
+      for (const { body, tag, keys, properties, message_group: messageGroup, due } of messages) {
+        const message = { topic, tag, keys: keys ?? [], body: Buffer.from(body), messageGroup };
+        if (due) {
+          message.deliveryTimestamp = new Date(due * 1000);
+        }
         if (properties) {
           message.properties = new Map(Object.entries(properties));
         }
-        ids.push((await producer.send(message)).messageId);
+        const receipt = await producer.send(message);
+        receipts.set(body, receipt);
+        ids.push(receipt.messageId);
       }
       return { message_ids: ids };
+    },
+    recall: async ({ body }) => {
+      const { messageId } = await producer.recallMessage(topic, receipts.get(body).recallHandle);
+      return { message_id: messageId };
+    },
+    transact: async ({ body, decision }) => {
+      const transaction = producer.beginTransaction();
+      const { messageId } = await producer.send({ topic, keys: [], body: Buffer.from(body) }, transaction);
+      await transaction[decision]();
+      return { message_id: messageId };
     },
   });
   await producer.shutdown();

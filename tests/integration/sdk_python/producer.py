@@ -1,4 +1,8 @@
-"""Sends what it is told to: {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group"}]}."""
+"""Sends what it is told to, and takes it back.
+
+{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
+{"do": "recall", "body": of a message that was sent}
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,17 @@ def main() -> None:
     producer.startup()
     say("ready")
 
-    def send(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"message_ids": [producer.send(to_message(topic, fields)).message_id for fields in messages]}
+    receipts: dict[str, Any] = {}
 
-    obey({"send": send})
+    def send(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        for fields in messages:
+            receipts[fields["body"]] = producer.send(to_message(topic, fields))
+        return {"message_ids": [receipts[fields["body"]].message_id for fields in messages]}
+
+    def recall(body: str) -> dict[str, Any]:
+        return {"message_id": producer.recall_message(topic, receipts[body].recall_handle)}
+
+    obey({"send": send, "recall": recall})
     producer.shutdown()
 
 
@@ -33,6 +44,8 @@ def to_message(topic: str, fields: dict[str, Any]) -> Any:
         message.keys = key  # the SDK's setter adds
     if fields.get("message_group"):
         message.message_group = fields["message_group"]
+    if fields.get("due"):
+        message.delivery_timestamp = fields["due"]
     for name, value in fields.get("properties", {}).items():
         message.add_property(name, value)
     return message
