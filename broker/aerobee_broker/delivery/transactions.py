@@ -651,7 +651,8 @@ class Transactions:
         its memory."""
         finals = self._store.query(half.topic, half.transaction_id, max_count=_FINALS_MAX)
         return any(
-            final.transaction_type is TransactionType.COMMIT and final.unique_key == half.transaction_id
+            final.unique_key == half.transaction_id
+            and (final.transaction_type is TransactionType.COMMIT or final.prepared_transaction_offset > 0)
             for final in finals
         )
 

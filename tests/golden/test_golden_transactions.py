@@ -1,0 +1,57 @@
+"""Transactions that Apache RocketMQ began, and may go on with."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import suppress
+from pathlib import Path
+
+from aerobee_broker.clients import ClientRegistry
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.half_messages import HALF_TOPIC, OP_TOPIC, Outcome
+from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.transaction_config import TransactionsConfig
+from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig
+from aerobee_store import MessageStore
+from aerobee_store.record import TransactionType
+from aerobee_store.testing import ManualClock
+from tests.golden.test_golden_store import config_of
+from tests.support import golden
+
+
+async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
+    """Of six, two were committed, one without commit bits; three more are settled by ops, two of them by one; the sixth
+    was asked about and stored again: it is one transaction, which waits, and can be committed."""
+    case = golden.load("kinds", tmp_path)
+    halves = [message for message in case.messages if message.topic == HALF_TOPIC]
+    last = halves[-1]
+    clock = ManualClock(now_ms=last.store_timestamp + 1000)
+    config = BrokerConfig(store=dataclasses.replace(config_of(case), disk_full_ratio=1.0))
+    with MessageStore.open(config.store, clock=clock) as store:
+        tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+        topic, queue_id = last.properties["REAL_TOPIC"], int(last.properties["REAL_QID"])
+        tables.topics.create(TopicConfig.of_type(topic, queue_count=queue_id + 1))
+        transactions = Transactions(store, tables, clock, TransactionsConfig(), Producers(ClientRegistry(clock)))
+        transactions.open()
+        assert transactions.pending_count == 1
+        services = [asyncio.create_task(service.run()) for service in (store, transactions)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            place = await transactions.end(topic, last.properties["UNIQ_KEY"], Outcome.COMMIT)
+        assert place is not None
+        final = store.record_at(place.physical_offset)
+        assert (final.topic, final.queue_id, final.body) == (topic, queue_id, last.body)
+        assert final.prepared_transaction_offset == last.physical_offset
+        assert final.transaction_type is TransactionType.COMMIT
+        low, high = store.queue_range(OP_TOPIC, 0)
+        ops = store.read(OP_TOPIC, 0, low, max_count=high - low).records
+        settled = {int(offset) for op in ops for offset in op.body.split(b",")}
+        assert settled == {half.queue_offset for half in halves}
+        for service in services:
+            service.cancel()
+        for service in services:
+            with suppress(asyncio.CancelledError):
+                await service
