@@ -94,7 +94,7 @@ def content(directory: Path) -> dict[str, str]:
         (b"\x80\x00\xff", "not valid TOML"),
         (b"hello", "not valid TOML"),
         (b"store = 1", "settings stand in a section"),
-        (b"[stoer]", "there is no such section"),
+        (b"[warehouse]", "there is no such section"),
         (b"[store]\nsegmentsize = 1", "store.segmentsize: there is no such setting"),
         (b"[store]\nsegment_size = 'many'", "store.segment_size"),
         (b"[store]\nsegment_size = 100", "store.segment_size: 100 is not between"),
