@@ -196,7 +196,9 @@ async def test_what_a_fifo_topic_does_not_take(talk: Conversation) -> None:
     assert (await talk.send(("plain", None))).status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     for illegal in ("g" * 64, "é" * 32, "   ", "a\nb"):
         assert (await talk.send(("fine", "g"), ("bad", illegal))).status.code == Code.ILLEGAL_MESSAGE_GROUP
-    normal = await talk.send(("ordered", "g"), topic="normal")  # made on first use, as a NORMAL topic
+    topic = admin_v1.Topic(name="normal", accept_message_types=[v2.MessageType.NORMAL])
+    await talk.broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), metadata=metadata())
+    normal = await talk.send(("ordered", "g"), topic="normal")
     assert normal.status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert told(await talk.receive()) == [("fits", 1)]
 
