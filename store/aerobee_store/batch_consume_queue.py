@@ -87,6 +87,11 @@ class BatchConsumeQueue:
         """The number of the first unit of each file."""
         return self._units.files
 
+    @property
+    def unit_numbers(self) -> tuple[int, int]:
+        """The number of the first unit whose record the log has, and that behind the last."""
+        return self._units.min_offset, self._units.max_offset
+
     def load(self, *, suspect: bool) -> None:
         """Find out where the queue begins and ends.
 

@@ -248,11 +248,13 @@ class MessageStore:
         file_system: FileSystem | None = None,
         clock: Clock | None = None,
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
+        whole_log: bool = False,
     ) -> MessageStore:
         """Lock the directory, recover, be ready. Blocking; may run in any thread.
 
         `is_batch_topic` says which topics have RocketMQ's attribute `queue.type=BatchCQ`: they take inner batches and
         nothing else. Those that have such queues or records in the store are known without it.
+        `whole_log`: compare every queue with the log from its first record on, whatever the last stop was.
 
         Raises StoreLockedError, StoreDirectoryError for a directory that is no store or not usable, StoreFullError, and
         OSError for what else the disk says. Nothing is touched before the lock is held.
@@ -267,7 +269,7 @@ class MessageStore:
             raise _open_error(directory, error) from error
         try:
             store = cls(config, file_system, clock, lock, is_batch_topic)
-            store._recover()
+            store._recover(whole_log=whole_log)
         except OSError as error:
             lock.release()
             raise _open_error(directory, error) from error
@@ -277,7 +279,7 @@ class MessageStore:
         store.stats.recovery_seconds = time.perf_counter() - started
         return store
 
-    def _recover(self) -> None:
+    def _recover(self, *, whole_log: bool) -> None:
         clean = not self.file_system.exists(self._abort_path)
         self.checkpoint.load()
         self._deleted.load()
@@ -302,6 +304,7 @@ class MessageStore:
             clean=clean,
             record_size_max=max(self.config.record_size_max, self.config.segment_size),
             now_ms=self.clock.now_ms,
+            whole_log=whole_log,
         ).run()
         self.stats.recovered_records = self.recovery.records
         self.stats.recovered_bytes = self.recovery.end - self.recovery.begin

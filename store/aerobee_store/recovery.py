@@ -101,6 +101,7 @@ class Recovery:
         clean: bool,
         record_size_max: int,
         now_ms: Callable[[], int],
+        whole_log: bool = False,
     ) -> None:
         self._file_system = file_system
         self._directory = directory
@@ -113,6 +114,7 @@ class Recovery:
         self._checkpoint = checkpoint
         self._deleted = deleted
         self._clean = clean
+        self._whole_log = whole_log
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._now_ms = now_ms
         self._report = RecoveryReport(clean=clean)
@@ -155,7 +157,7 @@ class Recovery:
             if queue.torn:
                 _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
                 begin = min(begin, self._segment_start(queue.last_record_end()))
-        return begin
+        return self._log.min_offset if self._whole_log else begin
 
     def _begin_by_stop(self) -> int:
         queues_end, last_unit = self._queues_end()

@@ -70,6 +70,10 @@ class QueueFiles:
         """Where each file begins, in bytes."""
         return list(self._sizes)
 
+    def size_of(self, start: int) -> int:
+        """Bytes of the file that begins at `start`."""
+        return self._sizes[start]
+
     @property
     def first(self) -> int:
         """The first unit of the first file; 0 without files."""
@@ -149,6 +153,8 @@ class StoreFiles:
     state: StoreState
     disk: DiskFileSystem
     segment_size: int = 0
+    queue_file_size: int = 0
+    batch_queue_file_size: int = 0
     segments: list[MappedFile] = field(default_factory=list)
     queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
@@ -175,8 +181,8 @@ class StoreFiles:
         files = cls(directory, state, ReadOnlyDisk())
         files.not_looked_at = [name for name in names if name not in _LOOKED_AT]
         files._find_segments()
-        files._find_queues("consumequeue", UNIT_DTYPE, files.queues)
-        files._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, files.batch_queues)
+        files.queue_file_size = files._find_queues("consumequeue", UNIT_DTYPE, files.queues)
+        files.batch_queue_file_size = files._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, files.batch_queues)
         files._find_index()
         if not files.segments and any(queue.end() > queue.first for queue in files.queues.values()):
             raise StoreDirectoryError(
@@ -260,7 +266,8 @@ class StoreFiles:
         self._check_sizes(directory, "segment-file", sizes, self.segment_size)
         self.segments = [MappedFile(self.disk, directory / f"{start:020d}", start, sizes[start]) for start in sizes]
 
-    def _find_queues(self, name: str, dtype: np.dtype[Any], queues: dict[QueueKey, QueueFiles]) -> None:
+    def _find_queues(self, name: str, dtype: np.dtype[Any], queues: dict[QueueKey, QueueFiles]) -> int:
+        """Find the queues; return the size that most of their files have, 0 without files."""
         root = self.directory / name
         found: dict[QueueKey, tuple[Path, dict[int, int]]] = {}
         for topic in self.disk.list(root):
@@ -281,6 +288,7 @@ class StoreFiles:
         for key, (directory, sizes) in found.items():
             self._check_sizes(directory, "queue-file", sizes, usual, unit_size=dtype.itemsize)
             queues[key] = QueueFiles(self.disk, key, directory, dtype, sizes)
+        return usual
 
     def _find_index(self) -> None:
         directory = self.directory / "index"

@@ -1,0 +1,143 @@
+"""What a tool does to a store, or would do: one entry a thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from aerobee_store.config import StoreConfig
+from aerobee_store.errors import StoreLockedError
+from aerobee_store.file_system import DiskFileSystem, is_locked
+from aerobee_store.tools.findings import json_name
+from aerobee_store.tools.index_layout import DEFAULT_COUNTS, IndexCounts, IndexFileReader, open_index
+from aerobee_store.tools.store_files import StoreFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing that is done. `path` is relative to the store's directory, `size` bytes, `count` units or entries."""
+
+    kind: str
+    detail: str
+    path: str | None = None
+    physical_offset: int | None = None
+    size: int | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    count: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The fields that are known, under the names of the findings."""
+        return {
+            json_name(field.name): value for field in fields(self) if (value := getattr(self, field.name)) is not None
+        }
+
+    def __str__(self) -> str:
+        where = f" {self.path}" if self.path is not None else ""
+        return f"{self.kind}{where}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the files of a store do not record, found out or given. Bytes, and counts of an index file."""
+
+    segment_size: int
+    queue_file_size: int
+    batch_queue_file_size: int
+    index_slot_count: int
+    index_entry_count: int
+
+    def config(self, directory: Path) -> StoreConfig:
+        """For opening the store; what has nothing to do with files is as by default."""
+        return StoreConfig(
+            directory=directory,
+            segment_size=self.segment_size,
+            queue_file_size=self.queue_file_size,
+            batch_queue_file_size=self.batch_queue_file_size,
+            index_slot_count=self.index_slot_count,
+            index_entry_count=self.index_entry_count,
+            disk_headroom=0,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {json_name(field.name): getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenSizes:
+    """What a person says of the sizes; None is found out from the files, or else as by default."""
+
+    segment_size: int | None = None
+    queue_file_size: int | None = None
+    batch_queue_file_size: int | None = None
+    index_slot_count: int | None = None
+    index_entry_count: int | None = None
+
+
+def sizes_of(files: StoreFiles, given: GivenSizes) -> Sizes:
+    """The sizes that a store was written with, those of most of its files."""
+    default = StoreConfig(directory=files.directory)
+    counts = None
+    if given.index_slot_count is not None and given.index_entry_count is not None:
+        counts = IndexCounts(given.index_slot_count, given.index_entry_count)
+    else:
+        readers = open_index(files.index_files, files.disk.open, None)
+        for reader in readers:
+            if isinstance(reader, IndexFileReader):
+                counts = counts or reader.counts
+                reader.close()
+    counts = counts or DEFAULT_COUNTS
+    return Sizes(
+        segment_size=given.segment_size or files.segment_size or default.segment_size,
+        queue_file_size=given.queue_file_size or files.queue_file_size or default.queue_file_size,
+        batch_queue_file_size=(
+            given.batch_queue_file_size or files.batch_queue_file_size or default.batch_queue_file_size
+        ),
+        index_slot_count=counts.slots,
+        index_entry_count=counts.entries,
+    )
+
+
+@contextmanager
+def locked(directory: Path, *, create: bool) -> Iterator[None]:
+    """Hold the lock of a stopped store. StoreLockedError if a process has it open.
+
+    `create` the file of the lock if there is none; a tool that only looks does not, and then holds nothing.
+    """
+    path = directory / "lock"
+    error = StoreLockedError(f"{directory}: a process has this store open; stop it first, or work on a backup of it")
+    if not create and not path.exists():
+        yield
+        return
+    try:
+        lock = DiskFileSystem().lock(path, b"lock")
+    except BlockingIOError:
+        raise error from None
+    except PermissionError:
+        if create:
+            raise
+        if is_locked(path):
+            raise error from None
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A clock that stands still, so that what is tried and what is done have the same names."""
+
+    milliseconds: int
+
+    def now_ms(self) -> int:
+        return self.milliseconds
+
+    def monotonic(self) -> float:
+        return self.milliseconds / 1000
