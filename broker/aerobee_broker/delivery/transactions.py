@@ -222,6 +222,8 @@ class Transactions:
         for half_waiting in self._pending.values():
             seconds = self._seconds_to_check(waiting[half_waiting.key], half_waiting, now_ms)
             self._schedule(half_waiting, now + seconds)
+            if half_waiting.sender is not None:
+                self._producers.sent(half_waiting.topic, half_waiting.sender)
         _log.info("transactions restored pending=%d repaired=%d", len(self._pending), len(self._unsettled))
 
     async def run(self) -> None:

@@ -7,9 +7,11 @@ import dataclasses
 from collections.abc import AsyncIterator
 from hashlib import md5
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.half_messages import (
     GIVEN_UP_TOPIC,
     HALF_TOPIC,
@@ -21,8 +23,10 @@ from aerobee_broker.delivery.half_messages import (
     read_half,
 )
 from aerobee_broker.delivery.half_messages import Outcome as Settled
+from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.processors.send import jump_hash
 from aerobee_proto import v2
+from aerobee_store import ConfigError
 from aerobee_store import properties as p
 from aerobee_store.record import Message, TransactionType
 from tests.support.in_process_broker import message
@@ -578,6 +582,31 @@ async def test_counts_for_the_metrics(world: TransactionWorld) -> None:
     assert (count.half, count.committed, count.rolled_back, count.given_up) == (1, 1, 1, 0)
     assert (count.finish_seconds.count, count.finish_seconds.sum) == (1, 2.0)
     assert world.counters.sent[TOPIC, "transaction"].messages == 1
+
+
+def test_settings_of_rocketmq(tmp_path: Path) -> None:
+    """Its three names, whose times are in milliseconds."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text("transactionTimeOut=7000\ntransactionCheckInterval=2500\ntransactionCheckMax=4\n")
+    config = BrokerConfig.load(rocketmq_conf=conf)
+    assert config.transactions == TransactionsConfig(timeout_seconds=7.0, check_interval_seconds=2.5, check_max=4)
+    assert config.ignored_rocketmq_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout_seconds", 0.0),
+        ("check_interval_seconds", -1.0),
+        ("age_hours_max", float("nan")),
+        ("check_max", 0),
+        ("pending_max", 0),
+    ],
+)
+def test_settings_that_cannot_work(name: str, value: Any) -> None:
+    """Refused under their full name."""
+    with pytest.raises(ConfigError, match=rf"transactions\.{name}"):
+        TransactionsConfig(**{name: value})
 
 
 def test_an_op_is_readable_for_every_rocketmq() -> None:
