@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.timer_config import TimerConfig
 from aerobee_store import MessageStore, Record, StoreConfig
+from aerobee_store.file_system import FileSystem
 from aerobee_store.properties import UNIQ_KEY
 from aerobee_store.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem
@@ -35,13 +35,18 @@ class TimerWorld:
     """One life of a timer. `run` tasks begin with `start`; nothing is saved but by `stop` and `save`."""
 
     def __init__(
-        self, disk: MemoryFileSystem, clock: ManualClock, settings: TimerConfig, store: StoreConfig = STORE
+        self,
+        disk: MemoryFileSystem,
+        clock: ManualClock,
+        settings: TimerConfig,
+        store: StoreConfig = STORE,
+        file_system: FileSystem | None = None,
     ) -> None:
         self.disk = disk
         self.clock = clock
         self.settings = settings
         self.store_config = store
-        self.store = MessageStore.open(store, file_system=disk, clock=clock)
+        self.store = MessageStore.open(store, file_system=file_system or disk, clock=clock)
         self.timer = Timer(self.store, clock, settings, topics=lambda: (TOPIC,))
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,9 +57,12 @@ class TimerWorld:
         clock: ManualClock | None = None,
         *,
         store: StoreConfig = STORE,
+        file_system: FileSystem | None = None,
         **settings: Any,
     ) -> TimerWorld:
-        world = cls(disk or MemoryFileSystem(), clock or ManualClock(START_MS), replace(SETTINGS, **settings), store)
+        """`file_system`: another disk than the one in memory, for much data."""
+        clock = clock or ManualClock(START_MS)
+        world = cls(disk or MemoryFileSystem(), clock, replace(SETTINGS, **settings), store, file_system)
         await asyncio.to_thread(world.timer.open)
         world._tasks = [asyncio.create_task(world.store.run()), asyncio.create_task(world.timer.run())]
         await asyncio.sleep(0)
@@ -146,6 +154,3 @@ class TimerWorld:
 
 def _fields(settings: TimerConfig) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-
-
-Crash = Callable[[MemoryFileSystem], MemoryFileSystem]

@@ -1,0 +1,76 @@
+"""A hundred thousand delayed messages at one time."""
+
+from __future__ import annotations
+
+import tracemalloc
+from bisect import bisect_left
+from pathlib import Path
+
+import numpy as np
+
+from aerobee_store import StoreConfig
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.properties import UNIQ_KEY
+from aerobee_store.record import Message
+from tests.support.timer_world import START_MS, TOPIC, TimerWorld
+
+COUNT = 100_000
+BATCH = 2000
+WATCHED = 10_000  # the last ones, while which memory is looked at
+# Of one message that waits; a bound against keeping something of each.
+BYTES_PER_PENDING_MAX = 10
+
+
+async def test_a_hundred_thousand_pending(tmp_path: Path) -> None:
+    """None is lost, none comes twice, none is early, and while they wait they take no memory to speak of."""
+    store = StoreConfig(
+        directory=tmp_path / "store",
+        segment_size=64 << 20,
+        queue_file_size=60_000 * 20,
+        index_slot_count=50_000,
+        index_entry_count=2 * COUNT,
+        disk_headroom=0,
+        disk_full_ratio=1.0,
+    )
+    world = await TimerWorld.start(
+        store=store, file_system=DiskFileSystem(), slot_count=4096, roll_window_slots=2000, log_file_size=1 << 20
+    )
+    source = np.random.default_rng(3)
+    # Over three minutes, and a fifth of them within one second.
+    ahead = np.concatenate(
+        (source.integers(60_000, 61_000, COUNT // 5), source.integers(1000, 180_000, COUNT * 4 // 5))
+    )
+    due = (START_MS + ahead).tolist()
+    before = 0
+    for first in range(0, COUNT, BATCH):
+        if first == COUNT - WATCHED:
+            await world.save()
+            tracemalloc.start()
+            before = _timer_memory()
+        batch = [
+            world.timer.delayed(Message(TOPIC, 0, b"%d" % number, {UNIQ_KEY: str(number)}), due[number])
+            for number in range(first, first + BATCH)
+        ]
+        await world.store.wait_stored(world.store.append(batch)[-1].end)
+        await world.settle()
+        batch.clear()
+    await world.save()
+    grown = _timer_memory() - before
+    tracemalloc.stop()
+    assert world.timer.stats.pending == {TOPIC: COUNT}
+    assert grown < WATCHED * BYTES_PER_PENDING_MAX
+    ticks = []
+    while world.clock.now_ms() < START_MS + 181_000:
+        await world.advance(0.9)
+        ticks.append(world.clock.now_ms())
+    delivered = world.delivered()
+    await world.stop()
+    assert sorted(int(item.body) for item in delivered) == list(range(COUNT))
+    assert all(item.at_ms == ticks[bisect_left(ticks, due[int(item.body)])] for item in delivered)
+
+
+def _timer_memory() -> int:
+    """Bytes that the timer's own modules hold."""
+    names = ("timer.py", "timer_log.py", "timer_wheel.py", "timer_files.py")
+    filters = [tracemalloc.Filter(True, f"*/{name}") for name in names]
+    return sum(line.size for line in tracemalloc.take_snapshot().filter_traces(filters).statistics("filename"))
