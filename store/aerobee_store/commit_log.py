@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from aerobee_store import record
 from aerobee_store.errors import InvalidMessageError, RecordNotFoundError, StoreFullError
-from aerobee_store.file_system import Buffer
+from aerobee_store.file_system import NO_ROOM, Buffer
 from aerobee_store.mapped_file import MappedFile, MappedFileQueue
 from aerobee_store.record import BLANK_SIZE_MIN, Record
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class CommitLog:
             if file is not None:
                 self._reserve(file, position, headroom)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 raise StoreFullError(
                     f"no space left on the disk of {self.files.run.directory}; free some, or let old messages expire"
                 ) from error

@@ -21,6 +21,9 @@ from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
+# No room for more bytes: the disk is full, or a quota or the file size limit of the process is reached.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 # Descriptors kept open at once. A broker with 5,000 topics of 4 queues has 20,000 queue files; each is opened when it
 # is needed and the one unused for longest is closed. Well under the usual hard limit of 4096 or more.
 OPEN_FILES_MAX = 768

@@ -11,12 +11,11 @@ gives 10.4k syncs/s against 7.4k for a mapping that is written and flushed, and 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.file_system import Buffer, File, FileSystem
+from aerobee_store.file_system import NO_ROOM, Buffer, File, FileSystem
 
 # What a small append writes ahead of itself as zeros: the blocks then exist when their own data comes, and a sync of
 # that data need not commit file-system metadata as well. One sync in about 3,500 pays for it instead of every one.
@@ -98,7 +97,7 @@ class MappedFile:
             try:
                 self.file.reserve(self._reserved, target - self._reserved)
             except OSError as error:
-                if target == end or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if target == end or error.errno not in NO_ROOM:
                     raise
                 target = end  # the disk may still have room for just this
                 self.file.reserve(self._reserved, target - self._reserved)

@@ -8,7 +8,6 @@ neither delays a group commit.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import time
@@ -42,7 +41,7 @@ from aerobee_store.errors import (
     StoreFullError,
     StoreLockedError,
 )
-from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Lock
+from aerobee_store.file_system import NO_ROOM, DiskFileSystem, DiskUsage, FileSystem, Lock
 from aerobee_store.flush import FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import FileRun, MappedFileQueue
@@ -1055,6 +1054,6 @@ def _lock(file_system: FileSystem, directory: Path) -> Lock:
 def _open_error(directory: Path, error: OSError) -> StoreError:
     if isinstance(error, StoreError):
         return error
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_ROOM:
         return StoreFullError(f"{directory}: no space left on the disk; free some and start again")
     return StoreDirectoryError(f"{error.filename or directory}: {error.strerror}; the store cannot be opened")

@@ -1028,6 +1028,7 @@ class Deliveries:
             await self._snapshot_wake.wait()
             self._snapshot_wake.clear()
             await self._try_snapshot()
+            await self._tables.save()  # the replay begins at the snapshot only where the table says so
 
     async def _try_snapshot(self) -> None:
         """Without one, the next start has more to replay, and nothing else is worse."""
