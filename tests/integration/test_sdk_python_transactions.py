@@ -52,14 +52,27 @@ def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
         yield begin
 
 
+def ask_until_taken(program: SdkProgram, do: str, **arguments: Any) -> Event:
+    """A command and its answer; what fails is tried again: after a restart connections need a moment."""
+    deadline = time.monotonic() + 40
+    while True:
+        program.tell(do, **arguments)
+        try:
+            return program.answer()
+        except AssertionError:
+            assert program.running, program.logs()
+            assert time.monotonic() < deadline, program.logs()
+            time.sleep(0.2)
+
+
 def received(consumer: SdkProgram, *expected: str) -> list[Event]:
     """What comes until all of these bodies are there, and then nothing for 2 s; acknowledged."""
     found: list[Event] = []
     deadline = time.monotonic() + 40
     while True:
-        messages = consumer.ask("receive", count=10, invisible=60)["messages"]
+        messages = ask_until_taken(consumer, "receive", count=10, invisible=60)["messages"]
         if messages:
-            consumer.ask("acknowledge", bodies=[message["body"] for message in messages])
+            ask_until_taken(consumer, "acknowledge", bodies=[message["body"] for message in messages])
             found += messages
         elif len(found) >= len(expected) or time.monotonic() > deadline:
             assert sorted(message["body"] for message in found) == sorted(expected), consumer.logs()
@@ -119,14 +132,6 @@ def test_kill_of_the_broker_between_half_message_and_commit(broker: BrokerProces
     producer.ask("decide", body="first", decision="commit")
     broker.kill()
     broker.restart()
-    deadline = time.monotonic() + 40
-    while True:  # its connection may need a moment
-        producer.tell("decide", body="second", decision="commit")
-        try:
-            producer.answer()
-            break
-        except AssertionError:
-            assert time.monotonic() < deadline, producer.logs()
-            time.sleep(0.2)
-    producer.ask("decide", body="first", decision="commit")  # repeated over the restart
+    ask_until_taken(producer, "decide", body="second", decision="commit")
+    ask_until_taken(producer, "decide", body="first", decision="commit")  # repeated over the restart
     received(consumer, "first", "second")

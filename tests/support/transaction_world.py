@@ -11,8 +11,8 @@ from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, TopicsConfig
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.producers import Producers
-from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.delivery.timer import Timer
+from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
