@@ -76,14 +76,19 @@ class GivenSizes:
     index_slot_count: int | None = None
     index_entry_count: int | None = None
 
+    @property
+    def index_counts(self) -> IndexCounts | None:
+        """Both counts, or None unless both are given."""
+        if self.index_slot_count is None or self.index_entry_count is None:
+            return None
+        return IndexCounts(self.index_slot_count, self.index_entry_count)
+
 
 def sizes_of(files: StoreFiles, given: GivenSizes) -> Sizes:
     """The sizes that a store was written with, those of most of its files."""
     default = StoreConfig(directory=files.directory)
-    counts = None
-    if given.index_slot_count is not None and given.index_entry_count is not None:
-        counts = IndexCounts(given.index_slot_count, given.index_entry_count)
-    else:
+    counts = given.index_counts
+    if counts is None:
         readers = open_index(files.index_files, files.disk.open, None)
         for reader in readers:
             if isinstance(reader, IndexFileReader):

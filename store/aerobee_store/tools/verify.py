@@ -140,9 +140,20 @@ def verify(
         counts = IndexCounts(index_slot_count, index_entry_count)
     files = StoreFiles.find(directory)
     try:
-        return _Verification(files, counts, Findings(findings_max), progress).run()
+        return verify_files(files, counts, findings_max=findings_max, progress=progress)
     finally:
         files.close()
+
+
+def verify_files(
+    files: StoreFiles,
+    counts: IndexCounts | None,
+    *,
+    findings_max: int = FINDINGS_MAX,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """As `verify`, of a store that was listed by the caller, who closes it."""
+    return _Verification(files, counts, Findings(findings_max), progress).run()
 
 
 class _Verification:

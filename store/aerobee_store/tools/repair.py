@@ -1,0 +1,341 @@
+"""What opening a store mends, and what it does not, shown first and done when told to.
+
+The store is verified; what is wrong decides what is done. All of it is tried on a disk on which nothing lasts, and what
+differs then from the real one are the actions. With `apply` the same is done on the real disk, and verified again.
+
+    found                                             done
+    index: chains, entries, counts that are wrong     its files are removed, and made again from the log
+    a queue: units that name nothing, or cannot be,   its files are removed, and made again from the log
+    or a file of it is missing
+    a file of a queue or of the index whose name or   set aside in `quarantine`, as all that is moved away; what it
+    size cannot be                                    belonged to is made again
+    a checkpoint that cannot be                       removed, and written again
+    anything else of log end, queues and index        what opening does after a crash (recovery.py), but compared with
+                                                      the whole log
+
+    kind of an action                                 what it does
+    cut-log                                           bytes behind the end of the log, a torn record among them, are
+                                                      zeroed
+    set-aside                                         a file is moved to `quarantine`
+    remove-file  make-file                            a whole file
+    add-units  correct-units  drop-units              of one file of a queue
+    write-index                                       an index file is new, or linked anew
+    write-checkpoint
+    close-in-order                                    `abort` is removed: the next start need not recover
+
+Damage in the middle of the log is left as it is, and named in `left`. A blank may stand only at the end of a segment,
+so nothing could take the place of a damaged record but another record, and RocketMQ would serve that to whoever reads
+the queue. This store steps over damage; RocketMQ cuts the log there at its next start after a crash.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from aerobee_store.batch_consume_queue import BATCH_UNIT_DTYPE
+from aerobee_store.consume_queue import UNIT_DTYPE
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.file_system import DiskFileSystem, File, FileSystem
+from aerobee_store.index_file import HEADER, HEADER_SIZE
+from aerobee_store.message_store import MessageStore
+from aerobee_store.tools.actions import Action, GivenSizes, Moment, Sizes, locked, sizes_of
+from aerobee_store.tools.findings import FINDINGS_MAX, Finding
+from aerobee_store.tools.rebuild import batch_topics
+from aerobee_store.tools.store_files import Progress, QueueKey, StoreFiles, StoreState
+from aerobee_store.tools.trial_disk import LockedDisk, TrialDisk, TrialFile
+from aerobee_store.tools.verify import verify_files
+
+LOST_FOR_GOOD: Final = frozenset({"log-damaged", "segment-missing", "queue-offset-gap", "checksum-damaged"})
+"""Kinds of findings that no repair mends."""
+LEFT_TO_PEOPLE: Final = frozenset({"configuration-file", "segment-file"})
+"""Kinds of findings that only somebody who knows what happened should mend."""
+
+_QUEUE_BEYOND_OPENING: Final = frozenset({"unit-stray", "unit-invalid"})
+_INDEX_BY_OPENING: Final = frozenset({"index-behind", "index-ahead", "index-missing", "index-file"})
+_STEP: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What was wrong, what was done about it (or would be), and what is left: damage that nothing can mend."""
+
+    state: StoreState
+    applied: bool
+    sizes: Sizes
+    found: list[Finding] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, object]:
+        """One JSON object."""
+        return {
+            "applied": self.applied,
+            "state": self.state,
+            "sizes": self.sizes.to_json(),
+            "found": [finding.to_json() for finding in self.found],
+            "actions": [action.to_json() for action in self.actions],
+            "left": [finding.to_json() for finding in self.left],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What has to go before the store is opened. Absolute paths."""
+
+    set_aside: list[Path]
+    remove: list[Path]
+    forget_checkpoint: bool
+
+
+def repair(
+    directory: Path,
+    *,
+    apply: bool = False,
+    sizes: GivenSizes | None = None,
+    findings_max: int = FINDINGS_MAX,
+    progress: Progress | None = None,
+) -> RepairReport:
+    """Mend a stopped store; without `apply` only say what would be done. `progress` is told bytes of the log.
+
+    Raises StoreLockedError for a store in use, StoreDirectoryError for what is no store or cannot be one as it is (the
+    text says what to move away), OSError of the disk.
+    """
+    sizes = sizes or GivenSizes()
+    files = StoreFiles.find(directory)
+    try:
+        with locked(directory, create=apply):
+            before = verify_files(files, sizes.index_counts, findings_max=findings_max, progress=progress)
+            used = sizes_of(files, sizes)
+            left = [each for each in before.findings if each.kind in LOST_FOR_GOOD | LEFT_TO_PEOPLE]
+            plan = _plan(files, before.findings)
+            if not _is_needed(files, before.findings, plan):
+                return RepairReport(before.state, apply, used, before.findings, [], left)
+            # New index files are named by it: the same whether it is tried or done.
+            clock = Moment(max((files.disk.modified_ms(segment.path) for segment in files.segments), default=0))
+            trial = TrialDisk()
+            try:
+                _mend(trial, files, used, plan, clock)
+                actions = _actions(trial, files)
+            finally:
+                trial.close()
+            if apply:
+                _mend(LockedDisk(), files, used, plan, clock)
+                left = _errors_left(directory, sizes, findings_max)
+            return RepairReport(before.state, apply, used, before.findings, actions, left)
+    finally:
+        files.close()
+
+
+def _errors_left(directory: Path, sizes: GivenSizes, findings_max: int) -> list[Finding]:
+    files = StoreFiles.find(directory)
+    files.state = "stopped"  # the lock that makes it look live is ours
+    try:
+        report = verify_files(files, sizes.index_counts, findings_max=findings_max)
+    finally:
+        files.close()
+    return [each for each in report.findings if each.severity == "error"]
+
+
+def _is_needed(files: StoreFiles, findings: list[Finding], plan: _Plan) -> bool:
+    mended = LOST_FOR_GOOD | LEFT_TO_PEOPLE
+    return (
+        files.state == "crashed"
+        or bool(plan.set_aside or plan.remove or plan.forget_checkpoint)
+        or any(each.severity == "error" and each.kind not in mended for each in findings)
+    )
+
+
+def _plan(files: StoreFiles, findings: list[Finding]) -> _Plan:
+    set_aside: list[Path] = []
+    queues: set[tuple[str, QueueKey]] = set()
+    index = checkpoint = False
+    for each in findings:
+        path = files.directory / each.path if each.path is not None else None
+        if each.kind in ("queue-file", "index-file") and path is not None and path.is_file():
+            set_aside.append(path)
+            if each.kind == "index-file":
+                index = True
+            elif path.parent.name.isdigit():
+                name = path.relative_to(files.directory).parts[0]
+                queues.add((name, (path.parent.parent.name, int(path.parent.name))))
+        elif each.kind in _QUEUE_BEYOND_OPENING and each.topic is not None and each.queue_id is not None:
+            name = each.path.split("/")[0] if each.path is not None else "consumequeue"
+            queues.add((name, (each.topic, each.queue_id)))
+        elif each.kind.startswith("index-") and each.severity == "error":
+            index |= each.kind not in _INDEX_BY_OPENING
+        elif each.kind == "checkpoint" and each.severity == "error":
+            checkpoint = True
+    for name, found in (("consumequeue", files.queues), ("batchconsumequeue", files.batch_queues)):
+        for key, queue in found.items():
+            ends = [start + queue.size_of(start) for start in queue.starts]
+            if ends[:-1] != queue.starts[1:]:
+                queues.add((name, key))
+    remove = [
+        path
+        for name, (topic, queue_id) in sorted(queues)
+        for path in sorted((files.directory / name / topic / str(queue_id)).iterdir())
+        if path not in set_aside
+    ]
+    if index:
+        remove += [path for path in files.index_files if path not in set_aside]
+    return _Plan(sorted(set(set_aside)), remove, checkpoint)
+
+
+def _mend(disk: FileSystem, files: StoreFiles, sizes: Sizes, plan: _Plan, clock: Moment) -> None:
+    directory = files.directory
+    if (plan.set_aside or plan.remove) and not disk.exists(directory / "abort"):
+        # A start would read the whole log from now on, should this end half-way.
+        disk.write_new(directory / "abort", b"")
+        disk.sync_directory(directory)
+    if plan.set_aside or plan.remove or plan.forget_checkpoint:
+        with suppress(FileNotFoundError):
+            disk.unlink(directory / "checkpoint")
+        disk.sync_directory(directory)
+    for path in plan.set_aside:
+        _set_aside(disk, directory, path)
+    for path in plan.remove:
+        disk.unlink(path)
+    for parent in sorted({path.parent for path in plan.remove}):
+        disk.sync_directory(parent)
+    topics = batch_topics(files)
+    config = sizes.config(directory)
+    store = MessageStore.open(config, file_system=disk, clock=clock, is_batch_topic=topics.__contains__, whole_log=True)
+    store.close()
+
+
+def _set_aside(disk: FileSystem, directory: Path, path: Path) -> None:
+    quarantine = directory / "quarantine"
+    disk.make_directory(quarantine)
+    name = "-".join(path.relative_to(directory).parts)
+    target, number = quarantine / name, 0
+    while disk.exists(target):
+        number += 1
+        target = quarantine / f"{name}-{number}"
+    disk.rename(path, target)
+    disk.sync_directory(quarantine)
+    disk.sync_directory(path.parent)
+
+
+# --- what differs ---------------------------------------------------------------------------------------------------
+
+
+def _actions(disk: TrialDisk, files: StoreFiles) -> list[Action]:
+    directory = files.directory
+    actions: list[Action] = []
+    for source, target in disk.renamed:
+        actions.append(
+            Action(
+                kind="set-aside",
+                path=files.relative(source),
+                detail=f"moved to {files.relative(target)}",
+                size=source.stat().st_size,
+            )
+        )
+    moved = {source for source, _ in disk.renamed} | {target for _, target in disk.renamed}
+    real = DiskFileSystem()
+    for file in disk.changed():
+        if file.path in moved or not disk.exists(file.path):
+            continue
+        before = file.original()
+        if before is None and real.exists(file.path):
+            before = real.open(file.path, writable=False)
+        try:
+            actions += _changes(files.relative(file.path), before, file)
+        finally:
+            if before is not None:
+                before.close()
+    for path in disk.removed:
+        if disk.exists(path) or path in moved:
+            continue
+        if path == directory / "abort":
+            actions.append(
+                Action(kind="close-in-order", path="abort", detail="removed: the next start need not recover")
+            )
+        else:
+            actions.append(
+                Action(kind="remove-file", path=files.relative(path), detail="removed", size=path.stat().st_size)
+            )
+    return actions
+
+
+def _changes(path: str, before: File | None, after: TrialFile) -> list[Action]:
+    """The actions that make one file into the other."""
+    kind = path.split("/")[0]
+    if kind in ("consumequeue", "batchconsumequeue"):
+        return _unit_changes(path, before, after, UNIT_DTYPE if kind == "consumequeue" else BATCH_UNIT_DTYPE)
+    if before is not None and _same(before, after):
+        return []
+    if kind == "index":
+        entries = _entries(after)
+        was = f"; it had {_entries(before)}" if before is not None else ""
+        return [Action(kind="write-index", path=path, detail=f"{entries} entries{was}", count=entries)]
+    if kind == "checkpoint":
+        return [Action(kind="write-checkpoint", path=path, detail="all is synced up to the end of the log")]
+    if kind == "commitlog" and before is not None:
+        begin = min(begin for begin, _ in after.written)
+        end = max(end for _, end in after.written)
+        return [
+            Action(
+                kind="cut-log",
+                path=path,
+                physical_offset=int(Path(path).name) + begin,
+                size=end - begin,
+                detail="what lies behind the end of the log is zeroed",
+            )
+        ]
+    return [Action(kind="make-file", path=path, detail=f"{after.size} bytes", size=after.size)]
+
+
+def _unit_changes(path: str, before: File | None, after: TrialFile, dtype: np.dtype[np.void]) -> list[Action]:
+    _, topic, queue_id, name = path.split("/")
+    new = np.frombuffer(after.read(after.size, 0), dtype)
+    old = np.zeros(len(new), dtype)
+    if before is not None:
+        data = before.read(min(before.size, after.size), 0)
+        old[: len(data) // dtype.itemsize] = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
+    was, now = ((units["size"] > 0) & (units["physical_offset"] >= 0) for units in (old, new))
+    differs = old != new
+    first_number = int(name) // dtype.itemsize
+    actions = []
+    for kind, rows, words in (
+        ("add-units", now & ~was & differs, "that were missing"),
+        ("correct-units", now & was & differs, "that named another place"),
+        ("drop-units", ~now & differs, "of messages that the log does not have"),
+    ):
+        numbers = np.flatnonzero(rows)
+        if len(numbers):
+            number = int(numbers[0])
+            offset = first_number + number
+            if "base_offset" in (dtype.names or ()):
+                offset = int((new if kind != "drop-units" else old)[number]["base_offset"])
+            actions.append(
+                Action(
+                    kind=kind,
+                    path=path,
+                    topic=topic,
+                    queue_id=int(queue_id),
+                    queue_offset=offset,
+                    count=len(numbers),
+                    detail=f"{len(numbers)} {words}, the first of queue offset {offset}",
+                )
+            )
+    return actions
+
+
+def _same(one: File, other: File) -> bool:
+    if one.size != other.size:
+        return False
+    end = max(one.data_end(0), other.data_end(0))
+    return all(one.read(_STEP, begin) == other.read(_STEP, begin) for begin in range(0, end, _STEP))
+
+
+def _entries(file: File) -> int:
+    header = file.read(HEADER_SIZE, 0)
+    if len(header) < HEADER_SIZE:
+        raise StoreDirectoryError(f"{file.path}: too small for an index file")
+    return max(0, int(HEADER.unpack(header)[5]) - 1)
