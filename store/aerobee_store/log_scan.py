@@ -56,11 +56,12 @@ class LogScan:
         self._segments = segments
         self._record_size_max = record_size_max
 
-    def walk(self, begin: int, *, zeros_end: bool) -> Iterator[RecordBatch | DamagedRange | LogEnd]:
+    def walk(self, begin: int, *, zeros_end: int | None) -> Iterator[RecordBatch | DamagedRange | LogEnd]:
         """Everything from physical offset `begin` on.
 
-        `zeros_end`: zeros, with no used segment behind them, are taken for the end of the log without searching what
-        lies behind them, as may be after an orderly stop.
+        `zeros_end`: zeros at or behind this offset, with no used segment behind them, are taken for the end of the log
+        without searching what lies behind them, as may be after an orderly stop. Zeros before it are damage: a crash
+        before that stop has left them.
         """
         position = begin
         while True:
@@ -96,7 +97,8 @@ class LogScan:
             if stop.reason is StopReason.END_OF_DATA and position == file.end_offset:
                 continue
             # Zeros after an orderly stop are the end. Anything else may be damage with records behind it.
-            if stop.reason is StopReason.END_OF_DATA and zeros_end and not self._has_used_file_after(file):
+            may_end = stop.reason is StopReason.END_OF_DATA and zeros_end is not None and position >= zeros_end
+            if may_end and not self._has_used_file_after(file):
                 yield LogEnd(position, stop)
                 return
             found = self._find_record(position, file, stepping=stop.size)

@@ -22,7 +22,7 @@ def marked_records(store: MessageStore, mark: bytes, begin: int) -> Iterator[Rec
     if begin >= log.committed:
         return
     scan = LogScan(log.files.files, record_size_max=max(store.config.record_size_max, store.config.segment_size))
-    for part in scan.walk(begin, zeros_end=True):
+    for part in scan.walk(begin, zeros_end=log.committed):
         if not isinstance(part, RecordBatch):
             continue
         first, end = int(part.start[0]), int(part.start[-1]) + int(part.size[-1])

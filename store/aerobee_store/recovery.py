@@ -235,7 +235,8 @@ class Recovery:
 
     def _scan(self, begin: int) -> int:
         """Read on from `begin`; return where the log ends."""
-        for found in self._walker.walk(begin, zeros_end=self._clean):
+        zeros_end = (self._checkpoint.derived_offset or 0) if self._clean else None
+        for found in self._walker.walk(begin, zeros_end=zeros_end):
             if isinstance(found, RecordBatch):
                 self._take(found)
             elif isinstance(found, DamagedRange):

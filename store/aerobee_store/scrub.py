@@ -170,7 +170,7 @@ class Scrub:
         """Find the next valid record behind what is none."""
         scan = LogScan([segment], record_size_max=max(self._record_size_max, segment.size))
         start = segment.start_offset + position
-        found = next(scan.walk(start, zeros_end=False))
+        found = next(scan.walk(start, zeros_end=None))
         if isinstance(found, DamagedRange):
             return _Step(found.end - segment.start_offset, found)
         if isinstance(found, LogEnd):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import struct
+import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import pytest
 from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, StoreFailedError, StoreLockedError
 from aerobee_store.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, ConsumeQueue, QueueMisalignedError
 from aerobee_store.json_table import JsonTable
-from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem
+from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, compare, read_all, reopen
 
 SEGMENT = DIRECTORY / "commitlog" / f"{0:020d}"
@@ -374,7 +375,9 @@ def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum
             continue
         disk = world.disk.kill()
         disk.damage(SEGMENT, cut, bytes(len(content) - cut))
-        with reopen(disk, world.config, world.clock) as recovered:
+        disk.unlink(DIRECTORY / "checkpoint")  # everything is read
+        with MessageStore.open(world.config, file_system=disk, clock=world.clock) as recovered:
+            assert recovered.recovery.damaged[0].start == last.physical_offset
             held = compare(recovered, sent, [item for item in sent if item.end <= cut])
             assert last not in held
             break
@@ -450,24 +453,29 @@ def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> N
     """Closing then syncs again, successfully and in vain; it must not call the store closed in order."""
     world = World()
     store = world.open()
+    world.sender.append(store, [world.sender.message(100)])  # makes the segment
+    started, cancelled = threading.Event(), threading.Event()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync" and threading.current_thread() is not threading.main_thread():
+            started.set()
+            assert cancelled.wait(5)
 
     async def main() -> None:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        world.sender.append(store, [world.sender.message(100)])
+        world.disk.before_operation = before
         world.disk.fail_at("sync", 1, errno.EIO)
         store.request_flush()
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await asyncio.to_thread(started.wait, 5)
         services.cancel()
-        with suppress(asyncio.CancelledError, StoreFailedError):
+        with suppress(asyncio.CancelledError):
             await services
+        cancelled.set()
 
     asyncio.run(main())
-    if store.state == "open":
-        with pytest.raises(StoreFailedError):
-            store.close()
-    else:
+    assert store.state == "open"
+    with pytest.raises(StoreFailedError):
         store.close()
     assert world.disk.exists(DIRECTORY / "abort")
 
@@ -544,3 +552,24 @@ def test_an_interrupted_deletion_left_the_queues() -> None:
             states.add(found)
             assert recovered.append([Message("orders", 0, b"next")])[0].queue_offset == 5
     assert states == {0, 5}
+
+
+def test_a_half_message_behind_a_lost_one_was_cut_off_by_the_next_orderly_start() -> None:
+    """A crash leaves zeros where a record was, and behind them a record that no queue knows: it stays."""
+    world = World()
+    store = world.open()
+    sent = world.sender.append(store, [world.sender.message(100)])
+    lost = world.sender.message(1000)
+    half = Message("half", 0, b"half", {"KEYS": "h"}, sys_flag=4)
+    lost.sys_flag = 4
+    first, second = store.append([lost, half])
+    store.flush()
+    disk = world.disk.kill()
+    disk.damage(SEGMENT, first.physical_offset, bytes(first.size))
+    world.disk = disk
+    for _ in range(3):
+        with world.open() as store:
+            assert store.recovery.end == second.end
+            assert store.record_at(second.physical_offset).body == b"half"
+            assert [record.body for record in store.query("half", "h")] == [b"half"]
+            compare(store, sent, sent)

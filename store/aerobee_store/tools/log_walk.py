@@ -30,7 +30,7 @@ def walk(
     passed = 0
     while True:
         try:
-            for found in log.walk(position, zeros_end=zeros_end):
+            for found in log.walk(position, zeros_end=0 if zeros_end else None):
                 yield found
                 if isinstance(found, LogEnd):
                     return
