@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -201,6 +202,79 @@ async def test_138_case_and_blanks(client: RawClient, topic: str, group: str) ->
     """`a` is not `A`; blanks around tags and empty parts do not count."""
     await _tagged(client, topic, "a", "A", "aa", "b", "none")
     assert (await client.receive(topic, group, expression="  a ||  b||")).bodies == ["a", "b"]
+
+
+async def _with_properties(client: RawClient, topic: str) -> None:
+    """Messages whose properties differ; the body says how."""
+    await client.create_topic(topic)
+    made: dict[str, dict[str, str]] = {
+        "6x": {"a": "6", "b": "x"},
+        "10.5x": {"a": "10.5", "b": "x"},
+        "5x": {"a": "5", "b": "x"},
+        "9y": {"a": "9", "b": "y"},
+        "nine": {"a": "nine", "b": "x"},
+        "a alone": {"a": "7"},
+        "b alone": {"b": "x"},
+        "nothing": {},
+    }
+    await client.sent(*(message(topic, body, properties=properties) for body, properties in made.items()))
+    await client.sent(message(topic, "tagged", tag="x", keys=["k1", "k2"]), message(topic, "other tag", tag="y"))
+
+
+async def _chosen(client: RawClient, topic: str, group: str, expression: str) -> list[str]:
+    return (await client.receive(topic, group, expression=expression, filter_type=v2.FilterType.SQL)).bodies
+
+
+async def test_139_sql(client: RawClient, topic: str, group: str) -> None:
+    """Numbers are compared as numbers; who has no such property does not match; the rest is over for the group."""
+    await _with_properties(client, topic)
+    assert await _chosen(client, topic, group, "a > 5 AND b = 'x'") == ["6x", "10.5x"]
+    assert (await client.receive(topic, group, expression="*")).code == Code.MESSAGE_NOT_FOUND
+    assert await _chosen(client, topic, f"{group}-2", "NOT (a > 5 AND b = 'x')") == ["5x", "9y"]
+    # A few of many: one by one, and a wait goes on over those that are not wanted.
+    await client.sent(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in range(100)))
+    sql: dict[str, Any] = {"expression": "n IN ('9', '99', '101')", "filter_type": v2.FilterType.SQL, "count": 1}
+    assert (await client.receive(topic, group, **sql)).bodies == ["9"]
+    assert (await client.receive(topic, group, **sql)).bodies == ["99"]
+    waiting = asyncio.create_task(client.receive(topic, group, wait=15, **sql))
+    await client.sent(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in (100, 101)))
+    assert (await waiting).bodies == ["101"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("a IS NULL", ["b alone", "nothing", "tagged", "other tag"]),
+        ("a IS NOT NULL AND b IS NULL", ["a alone"]),
+        ("a IN ('6', 'nine')", ["6x", "nine"]),
+        ("a NOT IN ('6', 'nine')", ["10.5x", "5x", "9y", "a alone"]),
+        ("a BETWEEN 6 AND 9", ["6x", "9y", "a alone"]),
+        ("a NOT BETWEEN 6 AND 9", ["10.5x", "5x"]),
+        ("NOT b = 'x'", ["9y"]),
+        ("(a < 6 OR a > 9) AND (b = 'x')", ["10.5x", "5x"]),
+        ("TAGS = 'x'", ["tagged"]),
+        ("KEYS CONTAINS 'k2' OR TAGS = 'y'", ["tagged", "other tag"]),
+        ("a STARTSWITH 'n' OR a ENDSWITH '.5'", ["10.5x", "nine"]),
+    ],
+)
+async def test_140_operators(client: RawClient, topic: str, group: str, expression: str, expected: list[str]) -> None:
+    """Each operator, in an orderly group as well."""
+    await _with_properties(client, topic)
+    assert await _chosen(client, topic, group, expression) == expected
+    await client.create_group(f"{group}-orderly", fifo=True)
+    assert await _chosen(client, topic, f"{group}-orderly", expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression", ["", " ", "a >", "a = 'x", "a > 'x'", "a = NULL", "a BETWEEN 2 AND 1", "(" * 4000]
+)
+async def test_141_sql_errors(client: RawClient, topic: str, group: str, expression: str) -> None:
+    """ILLEGAL_FILTER_EXPRESSION, at once, and nothing is skipped by it."""
+    await client.sent(message(topic))
+    received = await client.receive(topic, group, expression=expression, filter_type=v2.FilterType.SQL, wait=10)
+    assert received.code == Code.ILLEGAL_FILTER_EXPRESSION
+    assert received.responses[0].status.message.startswith("SQL filter")
+    assert (await client.receive(topic, group, wait=5)).bodies == ["hello"]
 
 
 async def test_142_illegal_names(client: RawClient, topic: str, group: str) -> None:

@@ -245,6 +245,21 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         for s in (None, 0, *ABSURD_SECONDS)
     ),
     ("tags", "ReceiveMessage", receive(filter_expression=v2.FilterExpression(expression=" || ")), 40010, "`*` for all"),
+    *(
+        (
+            name,
+            "ReceiveMessage",
+            receive(filter_expression=v2.FilterExpression(expression=text, type=v2.FilterType.SQL)),
+            40010,
+            told,
+        )
+        for name, text, told in (
+            ("sql-empty", "", "it is empty"),
+            ("sql-half", "a > ", "column 5: found the end"),
+            ("sql-deep", "(" * 4000, "column 4001: found the end"),
+            ("sql-long", "a" * (64 << 10), "the limit is 4096"),
+        )
+    ),
     ("ack-nothing", "AckMessage", ack(), Code.BAD_REQUEST, "name a message"),
     *(
         (

@@ -197,8 +197,8 @@ async def test_tag_expressions(world: World, expression: str, expected: list[str
 
 
 async def test_filters_that_cannot_be_honoured_are_refused(world: World) -> None:
-    """SQL, and an expression of separators alone."""
-    sql = request(expression="a > 5")
+    """Half an SQL expression, and tags that are separators alone."""
+    sql = request(expression="a >")
     sql.filter_expression.type = v2.FilterType.SQL
     assert await code_of(world, sql) == Code.ILLEGAL_FILTER_EXPRESSION
     assert await code_of(world, request(expression=" || ")) == Code.ILLEGAL_FILTER_EXPRESSION

@@ -13,6 +13,7 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import DeliveredMessage, Deliveries
+from aerobee_broker.delivery.filters import MessageFilter
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.tables import Tables
@@ -156,7 +157,7 @@ class World:
             count=count,
             invisible_ms=None if seconds is None else round(seconds * 1000),
             wait_seconds=wait,
-            tags=tags,
+            wanted=MessageFilter(tags),
             attempt_id=attempt_id,
             queue_id=queue_id,
         )

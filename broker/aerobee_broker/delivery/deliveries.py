@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.events import Changed, Delivered, State
+from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.journal import (
     JOURNAL_GROUP,
     JOURNAL_QUEUE_ID,
@@ -45,7 +46,7 @@ from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError, TooManyRequestsError
 from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.topics import TopicConfig, TopicTable, dead_letter_topic
-from aerobee_store import InvalidMessageError, MessageStore, Record, StoreFullError, SyncTimeoutError
+from aerobee_store import InvalidMessageError, MessageStore, ReadResult, Record, StoreFullError, SyncTimeoutError
 from aerobee_store import properties as p
 from aerobee_store.clock import Clock
 from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
@@ -253,14 +254,14 @@ class Deliveries:
         count: int,
         invisible_ms: int | None,
         wait_seconds: float,
-        tags: frozenset[str] | None = None,
+        wanted: MessageFilter = EVERYTHING,
         attempt_id: str = "",
         queue_id: int | None = None,
     ) -> list[DeliveredMessage]:
         """At most `count` messages of any queue of the topic, as soon as there is one; empty when the wait is over.
 
-        `invisible_ms` None: invisible for as long as the client lives (auto-renew). `tags` None: all. Whoever cannot
-        hand a message over gives it to `give_back`; cancelling does so by itself.
+        `invisible_ms` None: invisible for as long as the client lives (auto-renew). What is not `wanted` is finished
+        for the group. Whoever cannot hand a message over gives it to `give_back`; cancelling does so by itself.
 
         `attempt_id`: a client that repeats it has not seen the answer before. As it lives, what it was given there
         would stay invisible for hours; so that is ready again first. Only for auto-renew, and also after a restart.
@@ -298,7 +299,7 @@ class Deliveries:
                     client_id=client_id,
                     count=count,
                     invisible_ms=invisible_ms,
-                    tags=tags,
+                    wanted=wanted,
                     attempt_max=max(group_config.retry_max_times + 1, 1),
                     attempt=attempt,
                     orderly=orderly,
@@ -379,7 +380,7 @@ class Deliveries:
         client_id: str,
         count: int,
         invisible_ms: int | None,
-        tags: frozenset[str] | None,
+        wanted: MessageFilter,
         attempt_max: int,
         attempt: int | None,
         orderly: bool,
@@ -408,7 +409,7 @@ class Deliveries:
             until_ms, owner = self._invisible_until(now_ms, invisible_ms, client_id)
             if attempt is None or not self._repeat(queues, taken, attempt, count, until_ms, owner, now_ms):
                 for queue in queues:
-                    if count > 0 and (reading := self._read_in_order(queue, taken, count, tags, attempt_max, now_ms)):
+                    if count > 0 and (reading := self._read_in_order(queue, taken, count, wanted, attempt_max, now_ms)):
                         readings[queue] = reading
                         count -= len(reading.records)
                 self._deliver(readings, taken, until_ms, owner, now_ms, attempt)
@@ -419,7 +420,7 @@ class Deliveries:
                 queue.delivery.forget_order()
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
-                taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, tags, attempt_max)
+                taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, wanted, attempt_max)
                 count -= len(reading.records)
                 if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
                     taken.more = True
@@ -429,7 +430,7 @@ class Deliveries:
             if queue.delivery.cursor < self._store.queue_range(topic, queue.key.queue_id)[1]:
                 reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
                 before = len(reading.records)
-                taken.more |= self._read_new(queue, reading, count, tags)
+                taken.more |= self._read_new(queue, reading, count, wanted)
                 count -= len(reading.records) - before
         if readings:
             until_ms, owner = self._invisible_until(now_ms, invisible_ms, client_id)
@@ -484,7 +485,7 @@ class Deliveries:
         queue: _Queue,
         taken: _Taken,
         count: int,
-        tags: frozenset[str] | None,
+        wanted: MessageFilter,
         attempt_max: int,
         now_ms: int,
     ) -> _Reading | None:
@@ -500,13 +501,13 @@ class Deliveries:
             taken.more = True
             return None
         seen: dict[int, Record] = {}
-        taken.more |= self._see(queue, count, tags, seen)
+        taken.more |= self._see(queue, count, wanted, seen)
         reading = _Reading(delivery.cursor)
-        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, tags, attempt_max, seen)
+        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, wanted, attempt_max, seen)
         taken.more |= bool(reading.finished)  # the next one of that message group may follow
         return reading
 
-    def _see(self, queue: _Queue, count: int, tags: frozenset[str] | None, seen: dict[int, Record]) -> bool:
+    def _see(self, queue: _Queue, count: int, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
         """See new messages until `count` may be delivered, or too many wait; True if only this step was too short.
 
         What is passed over here waits in `delivery.ready` and is not looked at again before it may be delivered.
@@ -521,7 +522,7 @@ class Deliveries:
             # As many as are missing first; when these had to wait there may be a long row of them.
             size = missing if turn == 0 else 4 * size
             size = min(size, budget, room)
-            result = self._store.read(queue.key.topic, queue.key.queue_id, delivery.cursor, max_count=size, tags=tags)
+            result = self._read(queue, delivery.cursor, size, wanted)
             if result.next_offset <= delivery.cursor:
                 return False
             self.stats.lost += result.lost
@@ -543,7 +544,7 @@ class Deliveries:
         queue: _Queue,
         reading: _Reading,
         count: int,
-        tags: frozenset[str] | None,
+        wanted: MessageFilter,
         attempt_max: int,
         seen: Mapping[int, Record] | None = None,
     ) -> bool:
@@ -564,7 +565,7 @@ class Deliveries:
             if record is None:
                 self.stats.lost += 1
                 reading.finished.append(offset)
-            elif tags is not None and record.tag not in tags:
+            elif not wanted.passes(record):
                 reading.finished.append(offset)
             elif delivery.ready[offset] < attempt_max:
                 reading.records.append(record)
@@ -577,10 +578,10 @@ class Deliveries:
                     stuck.add(delivery.lanes.message_group_of(offset))
         return waits
 
-    def _read_new(self, queue: _Queue, reading: _Reading, count: int, tags: frozenset[str] | None) -> bool:
+    def _read_new(self, queue: _Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
         """Read up to `count` messages that were never delivered; True if there may be more of them."""
         for _ in range(_READS_PER_STEP_MAX):
-            result = self._store.read(queue.key.topic, queue.key.queue_id, reading.cursor, max_count=count, tags=tags)
+            result = self._read(queue, reading.cursor, count, wanted)
             if result.next_offset <= reading.cursor:
                 return False
             self.stats.lost += result.lost
@@ -594,6 +595,13 @@ class Deliveries:
             if count <= 0:
                 return True
         return True
+
+    def _read(self, queue: _Queue, offset: int, count: int, wanted: MessageFilter) -> ReadResult:
+        """At most `count` messages that are wanted, from `offset` on; those that are not lie before `next_offset`."""
+        result = self._store.read(queue.key.topic, queue.key.queue_id, offset, max_count=count, tags=wanted.tags)
+        if wanted.condition is not None:
+            result = replace(result, records=list(filter(wanted.passes, result.records)))
+        return result
 
     def _read_one(self, queue: _Queue, offset: int) -> Record | None:
         """The message at a queue offset; None if the log has lost it."""

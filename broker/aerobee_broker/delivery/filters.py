@@ -1,32 +1,53 @@
-"""Which messages a receive wants."""
+"""Which messages of a topic a consumer wants: by tag, or by an SQL expression over their properties."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
+from aerobee_broker.delivery.sql_filter import Condition, compile_expression
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_proto import v2
+from aerobee_store.record import Record
 
 _SQL = v2.FilterType.SQL
 
 
-def tags_of(expression: v2.FilterExpression) -> frozenset[str] | None:
-    """The tags that a filter expression names, None for all messages.
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """What is wanted. Both None: everything.
+
+    `tags` are for the store, which finds most of them in the queue without the log; `condition` needs the record.
+    Whoever reads with `tags` has to ask `passes` about what comes back all the same, and may drop what does not.
+    """
+
+    tags: frozenset[str] | None = None
+    condition: Condition | None = None
+
+    def passes(self, record: Record) -> bool:
+        if self.condition is not None and self.condition(record.properties) is not True:
+            return False
+        return self.tags is None or record.tag in self.tags
+
+
+EVERYTHING: Final = MessageFilter()
+
+
+def filter_of(expression: v2.FilterExpression) -> MessageFilter:
+    """What a filter expression asks for. One without a type is one of tags.
 
     Raises InvalidRequestError with ILLEGAL_FILTER_EXPRESSION for one that cannot be honoured.
     """
     if expression.type == _SQL:
-        raise InvalidRequestError(
-            v2.Code.ILLEGAL_FILTER_EXPRESSION,
-            "SQL filters are not supported yet; filter by tag, as in `TagA || TagB`, or receive all and choose then",
-        )
+        return MessageFilter(condition=compile_expression(expression.expression))
     return _parse_tags(expression.expression)
 
 
 @lru_cache(maxsize=1024)
-def _parse_tags(expression: str) -> frozenset[str] | None:
+def _parse_tags(expression: str) -> MessageFilter:
     if not expression.strip() or expression.strip() == "*":
-        return None
+        return EVERYTHING
     tags = frozenset(tag.strip() for tag in expression.split("||"))
     tags -= {""}
     if not tags:
@@ -34,4 +55,4 @@ def _parse_tags(expression: str) -> frozenset[str] | None:
             v2.Code.ILLEGAL_FILTER_EXPRESSION,
             f"filter expression {expression[:80]!r} has no tag; write `TagA || TagB`, or `*` for all messages",
         )
-    return tags
+    return MessageFilter(tags)

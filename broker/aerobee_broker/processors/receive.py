@@ -8,7 +8,7 @@ from typing import Final
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.filters import tags_of
+from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import to_wire_message
@@ -66,7 +66,7 @@ class ReceiveProcessor:
                 reserve=config.poll_reserve_seconds,
                 longest=config.poll_seconds_max,
             ),
-            tags=tags_of(request.filter_expression),
+            wanted=filter_of(request.filter_expression),
             attempt_id=request.attempt_id,
             queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
         )
