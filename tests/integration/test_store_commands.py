@@ -128,3 +128,51 @@ def test_what_is_no_store(action: str, tmp_path: Path, capsys: pytest.CaptureFix
         assert str(path) in line
     assert set(tmp_path.rglob("*")) == {empty, file}
     assert file.read_bytes() == b"mine"
+
+
+def test_repairing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Announced with exit code 1 and no change, done with --apply, nothing to do after that; JSON says the same."""
+    case = golden.load("crash-tail", tmp_path)
+    before = content(case.store)
+    assert main(["store", "repair", str(case.store)]) == 1
+    announced = capsys.readouterr().out.splitlines()
+    assert announced[-1].startswith("not done")
+    assert any(line.startswith("cut-log") for line in announced)
+    assert main(["store", "repair", str(case.store), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["applied"], len(report["actions"])) == (False, len(announced) - 1)
+    assert content(case.store) == before
+    assert main(["store", "repair", str(case.store), "--apply"]) == 0
+    done = capsys.readouterr().out.splitlines()
+    assert done[:-1] == announced[:-1]
+    assert main(["store", "repair", str(case.store)]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    assert main(["store", "verify", str(case.store), "--json"]) == 0
+
+
+def test_rebuilding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --apply nothing changes; with it the files are those of RocketMQ again."""
+    case = golden.load("plain", tmp_path)
+    before = {path: data for path, (data, _) in content(case.store / "consumequeue").items()}
+    assert main(["store", "rebuild", str(case.store), "--queues"]) == 0
+    assert "0 are not as they were" in capsys.readouterr().out
+    victim = next(path for path in sorted((case.store / "consumequeue").rglob("*")) if path.is_file())
+    victim.unlink()
+    assert main(["store", "rebuild", str(case.store), "--queues", "--apply", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["applied"] is True
+    assert {action["kind"] for action in report["actions"]} == {"write-queue"}
+    assert {path: data for path, (data, _) in content(case.store / "consumequeue").items()} == before
+
+
+def test_backing_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The copy verifies; a second one into the same place is refused."""
+    case = golden.load("plain", tmp_path)
+    target = tmp_path / "copy"
+    assert main(["store", "backup", str(case.store), str(target), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["logEnd"] == case.manifest["recovery"]["lossless"]["maxPhysicalOffset"]
+    assert main(["store", "verify", str(target)]) == 0
+    capsys.readouterr()
+    assert main(["store", "backup", str(case.store), str(target)]) == 2
+    assert "not empty" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`aerobee store`: look at stores. Nothing is changed, and no lock is taken."""
+"""`aerobee store`: look at stores, mend and copy them. Nothing is changed without `--apply`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from aerobee_broker.commands.options import CommandError, new_command, with_clie
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
+    from aerobee_store.tools.actions import Action, GivenSizes
     from aerobee_store.tools.findings import Finding
 
 _EXAMPLES = """\
@@ -21,12 +22,18 @@ _EXAMPLES = """\
   aerobee store inspect --endpoint 127.0.0.1:8081     the store of a running broker
   aerobee store verify data                           check every byte; exit code 1 if something is damaged
   aerobee store dump data | jq .topic                 every record as one JSON object, in log order
+  aerobee store backup data /backup/monday            a copy, while a broker runs or not
+  aerobee store repair data                           what would be mended; with --apply it is
+  aerobee store rebuild data                          queues and index anew from the log; with --apply they are
 """
+_SIZE_HELP = "if no file shows it (default: as the broker's)"
 _CANNOT_LOOK = 2  # exit code of verify: neither clean nor damaged is known
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "store", "inspect, verify and dump stores, also RocketMQ's", examples=_EXAMPLES)
+    parser = new_command(
+        commands, "store", "inspect, verify, dump, back up and mend stores, also RocketMQ's", examples=_EXAMPLES
+    )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     inspect = new_command(
         actions,
@@ -57,8 +64,55 @@ What queues, index and the end of the log lack heals when a broker opens the sto
         details="Damaged stretches are named on standard error and stepped over.",
         examples="  aerobee store dump data\n  aerobee store dump data | jq -r .topic | sort | uniq -c",
     )
-    for action in (verify, dump):
+    repair = new_command(
+        actions,
+        "repair",
+        "mend a stopped store; without --apply only say what would be done",
+        _repair,
+        details="""\
+What is tried is shown, action by action, and done with --apply.
+Damage in the middle of the log stays: nothing can take its place, and it is stepped over. Keep a backup of what you
+mend. Exit code 0: nothing is left to mend, 1: something is, 2: it could not be looked at.""",
+        examples="  aerobee store repair data\n  aerobee store repair data --apply",
+    )
+    rebuild = new_command(
+        actions,
+        "rebuild",
+        "make queues and index anew from the log of a stopped store",
+        _rebuild,
+        details="Without --queues and --index both are made; without --apply nothing is changed.",
+        examples="  aerobee store rebuild data\n  aerobee store rebuild data --index --apply",
+    )
+    rebuild.add_argument("--queues", action="store_true", help="the consume queues")
+    rebuild.add_argument("--index", action="store_true", help="the index of keys")
+    backup = new_command(
+        actions,
+        "backup",
+        "copy a store, in use or not",
+        _backup,
+        details="""\
+The copy of a store in use opens as one that a crash has left: with all that was stored when the copy was made.
+TARGET must be empty or not exist.""",
+        examples="  aerobee store backup data /backup/monday\n  aerobee store backup data data.copy --hard-links",
+    )
+    for action in (verify, dump, repair, rebuild, backup):
         action.add_argument("directory", metavar="DIR", type=Path)
+    backup.add_argument("target", metavar="TARGET", type=Path)
+    backup.add_argument(
+        "--hard-links", action="store_true", help="link full segments of the log instead of copying them"
+    )
+    for action in (repair, rebuild):
+        action.add_argument("--apply", action="store_true", help="do it; without this only say what would be done")
+        action.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
+        action.add_argument("--batch-queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
+        action.add_argument(
+            "--index-counts",
+            metavar=("SLOTS", "ENTRIES"),
+            nargs=2,
+            type=options.count,
+            default=(None, None),
+            help="of the index files (maxHashSlotNum, maxIndexNum), if no file shows them",
+        )
     inspect.add_argument("--full", action="store_true", help="read the whole log: count records, find damage")
     verify.add_argument(
         "--index-counts",
@@ -71,7 +125,7 @@ What queues, index and the end of the log lack heals when a broker opens the sto
     dump.add_argument("--topic", help="only the records of one topic")
     dump.add_argument("--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="only those stored then")
     dump.add_argument("--bodies", action="store_true", help="bodies above 256 bytes in full, not their hashes")
-    for action in (inspect, verify):
+    for action in (inspect, verify, repair, rebuild, backup):
         options.add_json(action)
 
 
@@ -126,6 +180,77 @@ def _dump(arguments: argparse.Namespace) -> int:
         ):
             output.print_json(record, at_once=False)
     return 0
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    with _looking_at(arguments.directory) as directory, _progress("looking") as progress:
+        from aerobee_store.tools.repair import repair
+
+        report = repair(directory, apply=arguments.apply, sizes=_given_sizes(arguments), progress=progress)
+    if arguments.json:
+        output.print_json(report.to_json())
+    else:
+        _print_actions(report.actions, applied=report.applied)
+        for finding in report.left:
+            print(f"left: {finding}")
+    return 1 if report.left or (report.actions and not report.applied) else 0
+
+
+def _rebuild(arguments: argparse.Namespace) -> int:
+    both = not (arguments.queues or arguments.index)
+    with _looking_at(arguments.directory) as directory, _progress("rebuilding") as progress:
+        from aerobee_store.tools.rebuild import rebuild
+
+        report = rebuild(
+            directory,
+            queues=arguments.queues or both,
+            index=arguments.index or both,
+            apply=arguments.apply,
+            sizes=_given_sizes(arguments),
+            progress=progress,
+        )
+    if arguments.json:
+        output.print_json(report.to_json())
+    else:
+        _print_actions(report.actions, applied=report.applied)
+        for finding in report.left:
+            print(f"left: {finding}")
+    return 0
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    with _looking_at(arguments.directory) as directory, _progress("copying") as progress:
+        from aerobee_store.tools.backup import backup
+
+        report = backup(directory, arguments.target, hard_links=arguments.hard_links, progress=progress)
+    if arguments.json:
+        output.print_json(report.to_json())
+    else:
+        _print_report(report.to_json(), [])
+    return 0
+
+
+def _given_sizes(arguments: argparse.Namespace) -> GivenSizes:
+    from aerobee_store.tools.actions import GivenSizes
+
+    slots, entries = arguments.index_counts
+    return GivenSizes(
+        queue_file_size=arguments.queue_file_size,
+        batch_queue_file_size=arguments.batch_queue_file_size,
+        index_slot_count=slots,
+        index_entry_count=entries,
+    )
+
+
+def _print_actions(actions: Sequence[Action], *, applied: bool) -> None:
+    for action in actions:
+        print(action)
+    if not actions:
+        print("nothing to do")
+    elif applied:
+        print(f"done: {len(actions)} actions")
+    else:
+        print(f"not done: {len(actions)} actions; --apply does them")
 
 
 @contextmanager

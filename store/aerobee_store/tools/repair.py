@@ -30,7 +30,9 @@ the queue. This store steps over damage; RocketMQ cuts the log there at its next
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -119,7 +121,8 @@ def repair(
             clock = Moment(max((files.disk.modified_ms(segment.path) for segment in files.segments), default=0))
             trial = TrialDisk()
             try:
-                _mend(trial, files, used, plan, clock)
+                with _unlogged():  # it would say what has not happened
+                    _mend(trial, files, used, plan, clock)
                 actions = _actions(trial, files)
             finally:
                 trial.close()
@@ -206,6 +209,17 @@ def _mend(disk: FileSystem, files: StoreFiles, sizes: Sizes, plan: _Plan, clock:
     config = sizes.config(directory)
     store = MessageStore.open(config, file_system=disk, clock=clock, is_batch_topic=topics.__contains__, whole_log=True)
     store.close()
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    logger = logging.getLogger("aerobee_store")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _set_aside(disk: FileSystem, directory: Path, path: Path) -> None:

@@ -1,0 +1,418 @@
+"""A copy of a store that a start takes for what a crash has left, made while a broker writes, or of a stopped store.
+
+Of a store that no process has open everything is copied as it is, under its lock. Of one in use the files change while
+they are copied, so the order counts. What is copied earlier must never speak of what is missing later:
+
+    1. everything of `config` but topics and groups, and whatever else lies there: offsets and positions speak of
+       messages that are in the log by now, and will be in the copy
+    2. the checkpoint: what it says is synced will be found in files that are copied after it
+    3. the end of the log is fixed: behind the last valid record that is there now
+    4. the segments, each up to that end; the last one is zeros from there on
+    5. queues and index as they come: they may be ahead of that end, or half written behind the checkpoint's offset,
+       which is what recovery expects of a crash
+    6. topics and groups: those of all messages in the copy exist by now
+    7. `abort`, so that the first start recovers: it reads the log from the checkpoint's offset on
+
+If the deletion of a topic falls into this, or the checkpoint is one of RocketMQ's, which does not say up to which
+offset the derived files are synced, the copy gets no checkpoint: its first start then reads the whole log.
+
+The copy is made in `backup.partial` within the target and moved up when it is complete and synced. A target that holds
+nothing but such a directory is what an interrupted backup has left, and is taken as empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aerobee_store.errors import StoreDirectoryError, StoreFullError
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.log_scan import LogEnd
+from aerobee_store.mapped_file import MappedFile
+from aerobee_store.record import ScanStop
+from aerobee_store.record_batch import RecordBatch
+from aerobee_store.tools.actions import locked
+from aerobee_store.tools.checkpoint_check import load_checkpoint
+from aerobee_store.tools.log_walk import log_scan
+from aerobee_store.tools.rebuild import NEW, OLD
+from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
+
+PARTIAL: Final = "backup.partial"
+
+_DERIVED: Final = ("consumequeue", "batchconsumequeue", "index")
+_AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
+_NOT_COPIED: Final = frozenset({"lock", "lost+found", NEW, OLD})
+_COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
+_STEP: Final = 1 << 20
+_FICLONE: Final = 0x40049409  # Linux: share the blocks of a file; file systems that cannot do it say so
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    """A complete copy. `bytes` were written, `linked` and `cloned` files share their blocks with the store."""
+
+    state: StoreState
+    target: Path
+    log_begin: int
+    log_end: int
+    files: int
+    linked: int
+    cloned: int
+    bytes: int
+    whole_log_at_start: bool
+    """Whether the first start of the copy has to read the whole log."""
+
+    def to_json(self) -> dict[str, object]:
+        """One JSON object."""
+        return {
+            "target": str(self.target),
+            "state": self.state,
+            "logBegin": self.log_begin,
+            "logEnd": self.log_end,
+            "files": self.files,
+            "linked": self.linked,
+            "cloned": self.cloned,
+            "bytes": self.bytes,
+            "wholeLogAtStart": self.whole_log_at_start,
+        }
+
+
+def backup(
+    directory: Path, target: Path, *, hard_links: bool = False, progress: Progress | None = None
+) -> BackupReport:
+    """Copy a store, in use or not, into `target`, which must not exist or be empty. The store is only read.
+
+    Files stay sparse, and share their blocks where the file system can clone them. `hard_links`: full segments of the
+    log, which nobody writes to any more, are linked instead of copied; store and target must be on one file system.
+    `progress` is told bytes.
+
+    Raises StoreDirectoryError for what is no store or no empty target, StoreFullError if the target has no room,
+    OSError of the disk. What was copied until then stays in `target`/backup.partial.
+    """
+    files = StoreFiles.find(directory)
+    try:
+        _check_target(directory, target)
+        work = _Backup(files, target, hard_links, progress)
+        try:
+            if files.live:
+                return work.run()
+            with locked(directory, create=False):
+                return work.run()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFullError(f"{target}: no space left on its disk; remove {target / PARTIAL}") from error
+            raise
+    finally:
+        files.close()
+
+
+def _check_target(directory: Path, target: Path) -> None:
+    inside = target.resolve().is_relative_to(directory.resolve())
+    if inside or directory.resolve().is_relative_to(target.resolve()):
+        raise StoreDirectoryError(f"{target}: the copy and the store would lie in each other; name another directory")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise StoreDirectoryError(f"{target}: not a directory; name one that is empty, or does not exist")
+    names = {path.name for path in target.iterdir()} - {"lost+found", PARTIAL}
+    if names:
+        raise StoreDirectoryError(f"{target}: not empty, it holds {min(names)!r}; name an empty directory")
+
+
+class _Backup:
+    def __init__(self, files: StoreFiles, target: Path, hard_links: bool, progress: Progress | None) -> None:
+        self._files = files
+        self._source = files.directory
+        self._target = target
+        self._partial = target / PARTIAL
+        self._hard_links = hard_links
+        self._progress = progress
+        self._disk = DiskFileSystem()
+        self._directories: set[Path] = set()
+        self._done = self._total = 0
+        self._copied = self._linked = self._cloned = 0
+
+    def run(self) -> BackupReport:
+        if self._partial.exists():
+            shutil.rmtree(self._partial)
+        self._disk.make_directory(self._partial)
+        self._total = sum(_allocated(path) for path in _paths_below(self._source))
+        self._check_room()
+        if self._files.live:
+            begin, end, whole = self._copy_live()
+        else:
+            begin, end, whole = self._copy_stopped()
+        for directory in sorted(self._directories):
+            self._disk.sync_directory(directory)
+        self._disk.sync_directory(self._partial)
+        self._move_up()
+        if self._progress is not None:
+            self._progress(self._total, self._total)
+        return BackupReport(
+            state=self._files.state,
+            target=self._target,
+            log_begin=begin,
+            log_end=end,
+            files=self._copied + self._linked + self._cloned,
+            linked=self._linked,
+            cloned=self._cloned,
+            bytes=self._done,
+            whole_log_at_start=whole,
+        )
+
+    def _check_room(self) -> None:
+        available = self._disk.usage(self._target).available
+        # Links and clones need none of it: they are tried first, and the copy says if it does not fit.
+        segments = sum(_allocated(segment.path) for segment in self._files.segments)
+        needed = self._total - (segments if self._hard_links else 0)
+        if needed > available and not _can_clone(self._source, self._partial):
+            raise StoreFullError(
+                f"{self._target}: {available} bytes are left on its disk, the copy takes {needed}; name another disk"
+            )
+
+    # --- a stopped store --------------------------------------------------------------------------------------
+
+    def _copy_stopped(self) -> tuple[int, int, bool]:
+        last = self._files.segments[-1].path if self._files.segments else None
+        for path in _paths_below(self._source):
+            if path.relative_to(self._source).parts[0] not in _NOT_COPIED:
+                full = path.parent.name == "commitlog" and path != last
+                self._copy(path, link=full and self._is_full(path))
+        end = self._log_end()
+        return self._files.log_begin, end, not (self._source / "checkpoint").exists()
+
+    def _is_full(self, path: Path) -> bool:
+        """Whether a later segment is in use, so that nobody writes to this one any more."""
+        segments = self._files.segments
+        number = [segment.path for segment in segments].index(path) if path in {s.path for s in segments} else -1
+        return 0 <= number < len(segments) - 1 and segments[number + 1].file.data_end(0) > 0
+
+    # --- one in use -------------------------------------------------------------------------------------------
+
+    def _copy_live(self) -> tuple[int, int, bool]:
+        later = {self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in ("", ".bak")}
+        for path in _paths_below(self._source):
+            name = path.relative_to(self._source).parts[0]
+            if name not in _COPIED_ELSEWHERE | _NOT_COPIED and path not in later:
+                self._copy(path)
+        deleted = self._deleted_topics()
+        whole = load_checkpoint(self._files).derived_offset is None
+        if not whole:
+            self._copy(self._source / "checkpoint")
+        end = self._log_end()
+        begin = self._copy_segments(end)
+        for name in _DERIVED:
+            for path in _paths_below(self._source / name):
+                self._copy(path)
+        for path in sorted(later):
+            self._copy(path)
+        if self._deleted_topics() != deleted and not whole:
+            whole = True
+            (self._partial / "checkpoint").unlink()
+        self._disk.write_new(self._partial / "abort", b"")
+        return begin, end, whole
+
+    def _deleted_topics(self) -> bytes:
+        try:
+            return (self._source / "config" / "deletedTopics.json").read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _log_end(self) -> int:
+        """Behind the last valid record: from the last segment that begins with one on."""
+        segments = self._files.segments
+        scan = log_scan(self._files)
+        begin = self._files.log_begin
+        for segment in reversed(segments):
+            with suppress(FileNotFoundError):
+                if not isinstance(scan.peek(segment, 0), ScanStop):
+                    begin = segment.start_offset
+                    break
+        end = begin
+        for found in scan.walk(begin, zeros_end=False):
+            if isinstance(found, RecordBatch):
+                end = int(found.physical_offset[-1]) + int(found.size[-1])
+            elif isinstance(found, LogEnd):
+                end = found.position
+        return end
+
+    def _copy_segments(self, end: int) -> int:
+        """Copy the log up to `end`; return where it begins, for retention may go on meanwhile."""
+        begin = self._files.log_begin
+        copied: list[Path] = []
+        for segment in self._files.segments:
+            if segment.start_offset >= end:
+                break
+            if segment.end_offset <= end:
+                there = self._copy(segment.path, link=True)
+            else:
+                there = self._copy_part(segment, end - segment.start_offset)
+            if there:
+                copied.append(self._partial / "commitlog" / segment.path.name)
+                continue
+            # The oldest go first: if this one is gone, those before it are.
+            for path in copied:
+                path.unlink()
+            copied.clear()
+            begin = segment.end_offset
+        return begin
+
+    def _copy_part(self, segment: MappedFile, size: int) -> bool:
+        target = self._partial / "commitlog" / segment.path.name
+        self._make_directory(target.parent)
+        try:
+            source = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            self._copy_bytes(source, target, segment.size, size)
+        finally:
+            os.close(source)
+        self._copied += 1
+        return True
+
+    # --- one file ---------------------------------------------------------------------------------------------
+
+    def _copy(self, path: Path, *, link: bool = False) -> bool:
+        """Copy a file; say whether it was there. With `link` it may be shared with the store."""
+        target = self._partial / path.relative_to(self._source)
+        self._make_directory(target.parent)
+        if link and self._hard_links:
+            try:
+                self._disk.link(path, target)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                    raise
+                raise StoreDirectoryError(
+                    f"{self._target}: no hard links from {self._source} ({error.strerror}); leave out --hard-links, or "
+                    f"name a directory on the same file system"
+                ) from error
+            self._linked += 1
+            return True
+        try:
+            source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if _clone(source, target):
+                self._cloned += 1
+            else:
+                size = os.fstat(source).st_size
+                self._copy_bytes(source, target, size, size)
+                self._copied += 1
+            status = os.fstat(source)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(source)
+        return True
+
+    def _copy_bytes(self, source: int, target: Path, file_size: int, size: int) -> None:
+        """A file of `file_size` bytes, of which the first `size` are copied, holes as holes."""
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(descriptor, file_size)
+            for begin, end in _data(source, size):
+                position = begin
+                while position < end:
+                    part = os.pread(source, min(_STEP, end - position), position)
+                    if not part:
+                        break
+                    view = memoryview(part)
+                    if part.strip(b"\0"):
+                        while view:
+                            written = os.pwrite(descriptor, view, position)
+                            view = view[written:]
+                            position += written
+                    else:  # zeros that are no hole, written ahead of the messages
+                        position += len(part)
+                    self._done += len(part)
+                    if self._progress is not None:
+                        self._progress(min(self._done, self._total), self._total)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _make_directory(self, path: Path) -> None:
+        if path not in self._directories:
+            self._disk.make_directory(path)
+            self._directories.add(path)
+
+    def _move_up(self) -> None:
+        # The log last: until then this is no store, and after it a whole one.
+        names = sorted(self._disk.list(self._partial), key=lambda name: (name == "commitlog", name))
+        for name in names:
+            self._disk.rename(self._partial / name, self._target / name)
+        self._partial.rmdir()
+        self._disk.sync_directory(self._target)
+        self._disk.sync_directory(self._target.parent)
+
+
+def _paths_below(directory: Path) -> Iterator[Path]:
+    """Every file below a directory, in the order of the names; what goes away meanwhile is left out."""
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _paths_below(directory / entry.name)
+        elif entry.is_file():
+            yield directory / entry.name
+
+
+def _allocated(path: Path) -> int:
+    """Bytes that a file takes on its disk."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """The stretches of the first `size` bytes of a file that are no holes."""
+    position = 0
+    while position < size:
+        try:
+            begin = os.lseek(descriptor, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        if begin >= size:
+            return
+        position = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        yield begin, min(position, size)
+
+
+def _clone(source: int, target: Path) -> bool:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.ioctl(descriptor, _FICLONE, source)
+        os.fsync(descriptor)
+    except OSError:
+        return False  # another file system, or one that cannot; the bytes are copied then
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _can_clone(source: Path, target: Path) -> bool:
+    probe = next((path for path in _paths_below(source / "commitlog")), None)
+    if probe is None:
+        return False
+    copy = target / "probe"
+    descriptor = os.open(probe, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _clone(descriptor, copy)
+    finally:
+        os.close(descriptor)
+        copy.unlink()

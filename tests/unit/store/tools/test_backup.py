@@ -1,0 +1,246 @@
+"""backup copies a store so that the copy opens with all that was stored, whatever goes on meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import MessageStore, StoreDirectoryError, StoreFullError
+from aerobee_store.tools import backup as module
+from aerobee_store.tools.backup import PARTIAL, backup
+from aerobee_store.tools.verify import verify
+from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
+
+
+def check(directory: Path, stored: Stored, count: int) -> int:
+    """Open a copy; every one of the first `count` messages is there. Returns how many there are in all."""
+    with MessageStore.open(replace(stored.config, directory=directory)) as store:
+        for number in range(count):
+            each = message(number)
+            (found,) = store.query(each.topic, f"id{number}")
+            assert found.body == each.body
+            (read,) = store.read(found.topic, found.queue_id, found.queue_offset, max_count=1).records
+            assert read == found
+        total = sum(store.queue_range(topic, queue_id)[1] for topic, ids in store.queues().items() for queue_id in ids)
+    report = verify(directory)
+    assert report.errors == 0, report.findings
+    assert report.records == total
+    return total
+
+
+class TestStoppedStore:
+    def test_the_copy_is_the_store(self, stored: Stored, tmp_path: Path) -> None:
+        """Every file, its times and nothing else; the store is not changed, the copy opens as cleanly."""
+        (stored.directory / "config").mkdir()
+        (stored.directory / "config" / "topics.json").write_text("{}")
+        before = snapshot(stored.directory)
+        report = backup(stored.directory, tmp_path / "a" / "copy")
+        assert snapshot(stored.directory) == before
+        assert snapshot(tmp_path / "a" / "copy") == {path: state for path, state in before.items() if path != "lock"}
+        assert (report.state, report.log_end) == ("stopped", stored.places[-1].end)
+        assert report.files == len(before) - 1
+        assert not report.whole_log_at_start
+        assert check(tmp_path / "a" / "copy", stored, COUNT) == COUNT
+        json.dumps(report.to_json())
+
+    def test_what_a_crash_has_left(self, stored: Stored, tmp_path: Path) -> None:
+        """It is copied as it is, torn record and all, and recovers as the original would."""
+        (stored.directory / "abort").touch()
+        stored.patch_log(stored.places[-1].physical_offset + 50, b"\xee" * 20)
+        before = snapshot(stored.directory)
+        assert backup(stored.directory, tmp_path / "copy").state == "crashed"
+        assert snapshot(tmp_path / "copy") == {path: state for path, state in before.items() if path != "lock"}
+        assert check(tmp_path / "copy", stored, COUNT - 1) == COUNT - 1
+
+    def test_holes_stay_holes(self, stored: Stored, tmp_path: Path) -> None:
+        """A copy takes no more room than the store, however large its files."""
+        large = stored.directory / "notes"
+        with large.open("wb") as file:
+            file.truncate(64 << 20)
+            file.seek(32 << 20)
+            file.write(b"x" * 5000)
+        backup(stored.directory, tmp_path / "copy")
+        copy = tmp_path / "copy" / "notes"
+        assert copy.stat().st_size == 64 << 20
+        assert copy.stat().st_blocks <= large.stat().st_blocks + 64
+        assert copy.read_bytes() == large.read_bytes()
+
+    def test_hard_links(self, stored: Stored, tmp_path: Path) -> None:
+        """Full segments are shared, the last one is not: writing to the copy never reaches the store."""
+        report = backup(stored.directory, tmp_path / "copy", hard_links=True)
+        names = sorted(path.name for path in (stored.directory / "commitlog").iterdir())
+        assert report.linked == len(names) - 1
+        for name in names:
+            one, other = (root / "commitlog" / name for root in (stored.directory, tmp_path / "copy"))
+            assert os.path.samefile(one, other) == (name != names[-1])
+        before = snapshot(stored.directory)
+        with MessageStore.open(replace(stored.config, directory=tmp_path / "copy")) as store:
+            for number in range(200, 300):
+                store.append([message(number)])
+            store.flush()
+        assert snapshot(stored.directory) == before
+
+    def test_nobody_starts_it_meanwhile(self, stored: Stored, tmp_path: Path) -> None:
+        """A start during the copy is refused, and possible after it."""
+
+        def progress(done: int, total: int) -> None:
+            with pytest.raises(Exception, match="has this store open"):
+                MessageStore.open(stored.config)
+
+        backup(stored.directory, tmp_path / "copy", progress=progress)
+        MessageStore.open(stored.config).close()
+
+
+class TestStoreInUse:
+    @pytest.mark.parametrize("every", [1, 3, 17])
+    def test_messages_go_on_coming(
+        self, stored: Stored, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whenever the copy was made of which file: all that was stored before it is in it, and it is consistent."""
+        with MessageStore.open(stored.config) as store:
+            next_number, calls = COUNT, 0
+            real = module._Backup._copy
+
+            def copy(self: module._Backup, path: Path, *, link: bool = False) -> bool:
+                nonlocal next_number, calls
+                calls += 1
+                if calls % every == 0:
+                    for _ in range(5):
+                        store.append([message(next_number)])
+                        next_number += 1
+                    store.commit()
+                    store.dispatch()
+                    if calls % (2 * every) == 0:
+                        store.flush()
+                return real(self, path, link=link)
+
+            monkeypatch.setattr(module._Backup, "_copy", copy)
+            report = backup(stored.directory, tmp_path / "copy")
+            assert next_number > COUNT
+            assert report.state == "live"
+            assert report.log_end >= stored.places[-1].end
+            assert not report.whole_log_at_start
+        total = check(tmp_path / "copy", stored, COUNT)
+        assert COUNT <= total < next_number
+        assert verify(stored.directory).ok
+
+    @pytest.mark.parametrize("at", range(1, 14, 2))
+    async def test_retention_removes_segments(
+        self, stored: Stored, tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What expires while it is copied is left out, without a hole in the log of the copy."""
+        store = MessageStore.open(stored.config)
+        segments = sorted((stored.directory / "commitlog").iterdir())
+        assert len(segments) > 2
+        calls = 0
+        real = module._Backup._copy
+
+        def copy(self: module._Backup, path: Path, *, link: bool = False) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                for segment in segments[:2]:
+                    segment.unlink()
+            return real(self, path, link=link)
+
+        monkeypatch.setattr(module._Backup, "_copy", copy)
+        report = backup(stored.directory, tmp_path / "copy")
+        store.close()
+        names = [int(path.name) for path in sorted((tmp_path / "copy" / "commitlog").iterdir())]
+        assert names == list(range(report.log_begin, report.log_end, 16384))
+        opened = MessageStore.open(replace(stored.config, directory=tmp_path / "copy"))
+        with opened:
+            assert opened.status().min_offset == report.log_begin
+            assert opened.positions[0] == report.log_end == stored.places[-1].end
+            assert opened.recovery.damaged == []
+            for each, place in zip(stored.messages, stored.places, strict=True):
+                if place.physical_offset >= report.log_begin:
+                    (found,) = opened.read(each.topic, each.queue_id, place.queue_offset, max_count=1).records
+                    assert found.body == each.body
+
+    @pytest.mark.parametrize("at", range(1, 16, 3))
+    def test_a_topic_is_deleted(self, stored: Stored, tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Wherever in the copy it falls, the topic is there whole or not at all, and the others are whole."""
+        with MessageStore.open(stored.config) as store:
+            calls = 0
+            real = module._Backup._copy
+
+            def copy(self: module._Backup, path: Path, *, link: bool = False) -> bool:
+                nonlocal calls
+                calls += 1
+                if calls == at:
+                    store.delete_topic("A")
+                return real(self, path, link=link)
+
+            monkeypatch.setattr(module._Backup, "_copy", copy)
+            backup(stored.directory, tmp_path / "copy")
+        with MessageStore.open(replace(stored.config, directory=tmp_path / "copy")) as opened:
+            ranges = {(topic, queue_id): opened.queue_range(topic, queue_id) for topic in "AB" for queue_id in (0, 1)}
+            assert ranges["B", 0] == ranges["B", 1] == (0, 30)
+            assert (ranges["A", 0], ranges["A", 1]) in (((0, 30), (0, 30)), ((30, 30), (30, 30)))
+
+    def test_positions_are_copied_before_the_log(self, stored: Stored, tmp_path: Path) -> None:
+        """Committed offsets never speak of messages that the copy lacks; topics are those of all its messages."""
+        config = stored.directory / "config"
+        config.mkdir()
+        for name in ("consumerOffset.json", "topics.json"):
+            (config / name).write_text("before")
+        changed = False
+
+        def progress(done: int, total: int) -> None:
+            nonlocal changed
+            if (tmp_path / "copy" / PARTIAL / "commitlog").exists() and not changed:
+                changed = True
+                for name in ("consumerOffset.json", "topics.json"):
+                    (config / name).write_text("after")
+
+        with MessageStore.open(stored.config):
+            backup(stored.directory, tmp_path / "copy", progress=progress)
+        assert changed
+        assert (tmp_path / "copy" / "config" / "consumerOffset.json").read_text() == "before"
+        assert (tmp_path / "copy" / "config" / "topics.json").read_text() == "after"
+
+
+class TestTarget:
+    @pytest.mark.parametrize("name", ["file", "full", "data", "data/inside", "."])
+    def test_what_is_no_empty_directory(self, stored: Stored, tmp_path: Path, name: str) -> None:
+        """It is refused with its name, before anything is written."""
+        (tmp_path / "file").write_text("mine")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "something").write_text("mine")
+        before = snapshot(tmp_path)
+        with pytest.raises(StoreDirectoryError, match="name"):
+            backup(stored.directory, tmp_path / name)
+        assert snapshot(tmp_path) == before
+
+    def test_an_interrupted_copy(self, stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is left of it is no store, and the next backup into the same place replaces it."""
+        target = tmp_path / "copy"
+
+        def killed(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(module._Backup, "_move_up", killed)
+        with pytest.raises(KeyboardInterrupt):
+            backup(stored.directory, target)
+        monkeypatch.undo()
+        assert [path.name for path in target.iterdir()] == [PARTIAL]
+        with pytest.raises(StoreDirectoryError, match="nothing of a store"):
+            MessageStore.open(replace(stored.config, directory=target))
+        backup(stored.directory, target)
+        assert check(target, stored, COUNT) == COUNT
+
+    def test_a_disk_that_is_full(self, stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error names the target and what to remove."""
+
+        def full(*arguments: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(StoreFullError, match=PARTIAL):
+            backup(stored.directory, tmp_path / "copy")

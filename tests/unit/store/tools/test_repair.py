@@ -1,0 +1,273 @@
+"""repair mends what is derived and cuts what is torn, says so before, and touches nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import MessageStore, StoreLockedError
+from aerobee_store.consume_queue import UNIT
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.tools.actions import GivenSizes
+from aerobee_store.tools.rebuild import rebuild
+from aerobee_store.tools.repair import repair
+from aerobee_store.tools.trial_disk import LockedDisk
+from aerobee_store.tools.verify import verify
+from tests.unit.store.tools.conftest import COUNT, Stored, snapshot
+
+SIZES = GivenSizes(queue_file_size=400, index_slot_count=50, index_entry_count=100)
+
+Damage = Callable[[Stored], None]
+
+
+def wrong_unit(stored: Stored) -> None:
+    stored.patch_unit("A", 0, 3, UNIT.pack(7, 91, 5))
+
+
+def zeroed_unit(stored: Stored) -> None:
+    stored.patch_unit("A", 0, 3, bytes(20))
+
+
+def stray_units(stored: Stored) -> None:
+    stored.patch_unit("B", 1, 35, UNIT.pack(stored.places[2].physical_offset, stored.places[2].size, 0))
+
+
+def missing_queue_file(stored: Stored) -> None:
+    directory = stored.directory / "consumequeue" / "A" / "0"
+    (directory / f"{400:020d}").rename(directory / f"{800:020d}")
+
+
+def missing_queue(stored: Stored) -> None:
+    for path in (stored.directory / "consumequeue" / "A" / "1").iterdir():
+        path.unlink()
+
+
+def misnamed_queue_file(stored: Stored) -> None:
+    (stored.directory / "consumequeue" / "B" / "0" / "notes.txt").write_text("mine")
+
+
+def short_queue_file(stored: Stored) -> None:
+    with (stored.directory / "consumequeue" / "B" / "0" / f"{400:020d}").open("r+b") as file:
+        file.truncate(123)
+
+
+def broken_chain(stored: Stored) -> None:
+    first = min((stored.directory / "index").iterdir())
+    stored.patch(first, 40, b"\0\0\0\0" * 50)
+
+
+def wrong_entry(stored: Stored) -> None:
+    first = min((stored.directory / "index").iterdir())
+    stored.patch(first, 40 + 200 + 20 * 7 + 4, b"\0\0\0\0\0\0\0\x01")
+
+
+def misnamed_index_file(stored: Stored) -> None:
+    (stored.directory / "index" / "index.bak").write_bytes(b"x")
+
+
+def no_index(stored: Stored) -> None:
+    for path in (stored.directory / "index").iterdir():
+        path.unlink()
+
+
+def broken_checkpoint(stored: Stored) -> None:
+    stored.patch(stored.directory / "checkpoint", 0, b"\xff" * 8)
+
+
+def torn_record(stored: Stored) -> None:
+    stored.patch_log(stored.places[-1].physical_offset + 50, b"\xee" * 20)
+    (stored.directory / "abort").touch()
+
+
+def crashed(stored: Stored) -> None:
+    (stored.directory / "abort").touch()
+
+
+DAMAGES: list[tuple[Damage, set[str]]] = [
+    (wrong_unit, {"correct-units"}),
+    (zeroed_unit, {"add-units"}),
+    (stray_units, {"drop-units"}),
+    (missing_queue_file, {"add-units"}),
+    (missing_queue, {"add-units"}),
+    (misnamed_queue_file, {"set-aside"}),
+    (short_queue_file, {"set-aside"}),
+    (broken_chain, {"write-index"}),
+    (wrong_entry, {"write-index"}),
+    (misnamed_index_file, {"set-aside"}),
+    (no_index, {"write-index"}),
+    (broken_checkpoint, {"write-checkpoint"}),
+    (torn_record, {"cut-log", "drop-units", "close-in-order"}),
+    (crashed, {"close-in-order"}),
+]
+
+
+@pytest.mark.parametrize(("damage", "expected"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_damage_is_mended(stored: Stored, damage: Damage, expected: set[str]) -> None:
+    """It is announced without a change, done as announced, and nothing is left; every message is served again."""
+    log = snapshot(stored.directory / "commitlog")
+    damage(stored)
+    before = snapshot(stored.directory)
+    announced = repair(stored.directory, sizes=SIZES)
+    assert snapshot(stored.directory) == before
+    assert not announced.applied
+    assert expected <= {action.kind for action in announced.actions}
+    done = repair(stored.directory, sizes=SIZES, apply=True)
+    assert (done.actions, done.left, done.applied) == (announced.actions, [], True)
+    report = verify(stored.directory)
+    assert report.errors == 0
+    assert report.state == "stopped"
+    count = COUNT - (damage is torn_record)
+    assert (report.records, report.units) == (count, count)
+    if damage is not torn_record:
+        assert {path: state[0] for path, state in snapshot(stored.directory / "commitlog").items()} == {
+            path: state[0] for path, state in log.items()
+        }
+    assert repair(stored.directory, sizes=SIZES).actions == []
+    with MessageStore.open(stored.config) as store:
+        assert (store.recovery.units_added, store.recovery.units_corrected, store.recovery.units_dropped) == (0, 0, 0)
+        for message, place in list(zip(stored.messages, stored.places, strict=True))[:count]:
+            (found,) = store.read(message.topic, message.queue_id, place.queue_offset, max_count=1).records
+            assert found.body == message.body
+            assert [each.physical_offset for each in store.query(message.topic, message.properties["UNIQ_KEY"])] == [
+                place.physical_offset
+            ]
+
+
+def test_nothing_is_wrong(stored: Stored) -> None:
+    """A clean store is left alone, with apply too."""
+    before = snapshot(stored.directory)
+    assert repair(stored.directory, apply=True).actions == []
+    assert snapshot(stored.directory) == before
+
+
+def test_damage_in_the_log_is_left(stored: Stored) -> None:
+    """Its bytes stay as they are; the report says where."""
+    lost = stored.places[40]
+    stored.patch_log(lost.physical_offset + 95, b"\xff\xff")
+    before = snapshot(stored.directory)
+    report = repair(stored.directory, apply=True)
+    assert report.actions == []
+    assert [(each.kind, each.physical_offset) for each in report.left] == [("log-damaged", lost.physical_offset)]
+    assert snapshot(stored.directory) == before
+    wrong_unit(stored)
+    report = repair(stored.directory, apply=True)
+    assert {each.kind for each in report.actions} >= {"correct-units"}
+    assert [(each.kind, each.physical_offset) for each in report.left] == [("log-damaged", lost.physical_offset)]
+    json.dumps(report.to_json())
+
+
+@pytest.mark.parametrize("apply", [False, True])
+def test_a_store_in_use_is_refused(stored: Stored, apply: bool) -> None:
+    """Whatever is asked for, as long as somebody has it open; nothing is changed."""
+    with MessageStore.open(stored.config):
+        before = snapshot(stored.directory)
+        for tool in (repair, rebuild):
+            with pytest.raises(StoreLockedError, match="stop it first"):
+                tool(stored.directory, apply=apply)
+        assert snapshot(stored.directory) == before
+
+
+def test_the_lock_is_let_go(stored: Stored) -> None:
+    """After a repair or rebuild, planned or done, the store can be opened; during it nobody else can."""
+    seen: list[bool] = []
+
+    def progress(done: int, total: int) -> None:
+        with pytest.raises(BlockingIOError):
+            DiskFileSystem().lock(stored.directory / "lock", b"lock")
+        seen.append(True)
+
+    crashed(stored)
+    repair(stored.directory, apply=True, progress=progress)
+    rebuild(stored.directory, apply=True, progress=progress)
+    assert seen
+    MessageStore.open(stored.config).close()
+
+
+def test_a_repair_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended after any of its steps, the next start still finds everything in the log."""
+    stray_units(stored)
+    wrong_entry(stored)
+
+    def killed(*arguments: object, **keywords: object) -> None:
+        raise KeyboardInterrupt
+
+    real = MessageStore.open
+    monkeypatch.setattr(LockedDisk, "sync_directory", lambda disk, path: killed() if path.name == "index" else None)
+    with pytest.raises(KeyboardInterrupt):
+        repair(stored.directory, sizes=SIZES, apply=True)
+    monkeypatch.undo()
+    with real(stored.config) as store:
+        assert not store.recovery.clean
+    assert verify(stored.directory).ok
+
+
+def test_a_deleted_topic_stays_deleted(stored: Stored) -> None:
+    """Neither repair nor rebuild brings its messages back, and its offsets go on."""
+    with MessageStore.open(stored.config) as store:
+        store.delete_topic("A")
+        _, end = store.queue_range("A", 0)
+    assert end == 30
+    crashed(stored)
+    repair(stored.directory, sizes=SIZES, apply=True)
+    rebuild(stored.directory, sizes=SIZES, apply=True)
+    with MessageStore.open(stored.config) as store:
+        assert "A" not in store.queues()
+        assert store.append([stored.messages[0]])[0].queue_offset == 30
+
+
+def test_the_end_of_a_queue_outlives_its_messages(tmp_path: Path, stored: Stored) -> None:
+    """A queue of which the log has nothing any more keeps its last file: its offsets must not begin anew."""
+    with MessageStore.open(stored.config) as store:
+        ends = {topic: store.queue_range(topic, 0)[1] for topic in "AB"}
+        while store.status().segments < 8:
+            store.append([stored.messages[1]] * 50)
+        store.flush()
+    for path in sorted((stored.directory / "commitlog").iterdir())[:6]:
+        path.unlink()
+    report = rebuild(stored.directory, apply=True)
+    assert "keep-queue" in {action.kind for action in report.actions}
+    with MessageStore.open(stored.config) as store:
+        assert store.queue_range("A", 0) == (ends["A"], ends["A"])
+        assert store.append([stored.messages[0]])[0].queue_offset == ends["A"]
+        assert store.queue_range("B", 0)[1] > ends["B"]
+
+
+def test_a_first_file_that_is_missing(stored: Stored) -> None:
+    """It may have gone with its messages, or their topic: a rebuild decides by the log, and brings it back."""
+    path = stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}"
+    before = path.read_bytes()
+    path.unlink()
+    assert repair(stored.directory).actions == []
+    rebuild(stored.directory, apply=True)
+    assert path.read_bytes() == before
+    assert verify(stored.directory).findings == []
+
+
+@pytest.mark.parametrize("step", ["write_new", "unlink", "rename-1", "rename-2", "rename-3", "rename-4"])
+def test_a_rebuild_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """After any step of putting the new files in place, the next start has every message in its queue and index."""
+    name, _, count = step.partition("-")
+    left = int(count or 1)
+    real = getattr(DiskFileSystem, name)
+
+    def killed(disk: DiskFileSystem, *arguments: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        real(disk, *arguments)
+
+    monkeypatch.setattr(DiskFileSystem, name, killed)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(stored.directory, apply=True)
+    monkeypatch.undo()
+    with MessageStore.open(stored.config) as store:
+        assert {topic: len(ids) for topic, ids in store.queues().items()} == {"A": 2, "B": 2}
+        assert store.queue_range("A", 0) == (0, 30)
+    assert verify(stored.directory).ok
+    rebuild(stored.directory, apply=True)
+    assert {path.name for path in stored.directory.iterdir()}.isdisjoint({"rebuild.new", "rebuild.old"})
+    assert verify(stored.directory).findings == []
