@@ -1,0 +1,28 @@
+"""The map in docs/ARCHITECTURE.md names every room that there is, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAP = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PACKAGES = ("store/aerobee_store", "broker/aerobee_broker")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_is_on_the_map(package: str) -> None:
+    """A module or folder of the package is named; whoever adds one says there what it is for."""
+    rooms = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py", "__main__.py"}
+    rooms |= {f"{path.name}/" for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
+    assert [room for room in sorted(rooms) if room not in MAP] == []
+
+
+def test_nothing_on_the_map_is_gone() -> None:
+    """Every module that the map names exists."""
+    named = set(re.findall(r"\b[a-z_]+\.py\b", MAP))
+    there = {path.name for folder in ("store", "broker", "client", "proto") for path in (ROOT / folder).rglob("*.py")}
+    assert len(named) > 40
+    assert named - there == set()
