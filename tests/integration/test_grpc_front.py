@@ -1,4 +1,4 @@
-"""A broker's ports, as strange and as hostile clients see them."""
+"""A broker's ports, as strange and as hostile clients see them; tests/conformance has the rules of the protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aerobee_broker import server
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig
 from aerobee_broker.errors import ListenError
 from aerobee_proto import admin_v1, v2
-from aerobee_store import StoreConfig, StoreFailedError
+from aerobee_store import StoreFailedError
 from aerobee_store.message_store import MessageStore
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
 
@@ -46,97 +46,7 @@ def receive_request(**fields: Any) -> v2.ReceiveMessageRequest:
     return request
 
 
-# --- Who calls ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("metadata", [(), (("x-mq-client-id", "  "),)])
-async def test_calls_without_a_client_id(broker: InProcessBroker, metadata: tuple[tuple[str, str], ...]) -> None:
-    """CLIENT_ID_REQUIRED in the response itself, on a connection that stays; on Telemetry once, then the end."""
-    response = await broker.messaging.Heartbeat(v2.HeartbeatRequest(), metadata=metadata, timeout=5)
-    assert response.status.code == Code.CLIENT_ID_REQUIRED
-    received = [answer async for answer in broker.messaging.ReceiveMessage(receive_request(), metadata=metadata)]
-    assert [answer.status.code for answer in received] == [Code.CLIENT_ID_REQUIRED]
-    telemetry = broker.messaging.Telemetry(metadata=metadata, timeout=5)
-    assert [answer.status.code async for answer in telemetry] == [Code.CLIENT_ID_REQUIRED]
-
-
-async def test_strange_headers_are_no_obstacle(broker: InProcessBroker) -> None:
-    """Any language, protocol, date and empty credentials, as the official clients send them."""
-    metadata = (
-        ("x-mq-client-id", "a"),
-        ("x-mq-language", "KLINGON"),
-        ("x-mq-protocol-version", "2.0.0"),
-        ("x-mq-date-time", "yesterday"),
-        ("authorization", "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature="),
-    )
-    response = await broker.messaging.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=metadata, timeout=5)
-    assert response.status.code == Code.OK
-
-
-async def test_routes_name_what_was_dialled(broker: InProcessBroker) -> None:
-    """A client behind a mapped port is sent back through it; one that says nothing to the port listened on."""
-    request = v2.QueryRouteRequest(topic=TOPIC)
-    response = await broker.messaging.QueryRoute(request, metadata=METADATA, timeout=5)
-    (address,) = response.message_queues[0].broker.endpoints.addresses
-    assert f"{address.host}:{address.port}" == broker.endpoint
-    request.endpoints.addresses.add(host="mapped.example", port=1234)
-    response = await broker.messaging.QueryRoute(request, metadata=METADATA, timeout=5)
-    endpoints = response.message_queues[0].broker.endpoints
-    assert endpoints.scheme == v2.AddressScheme.DOMAIN_NAME
-    assert [(address.host, address.port) for address in endpoints.addresses] == [("mapped.example", 1234)]
-
-
 # --- Telemetry ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("language", "strategy"), [("PYTHON", "customized_backoff"), ("HTTP", "exponential_backoff")])
-async def test_settings_are_answered_at_once(broker: InProcessBroker, language: str, strategy: str) -> None:
-    """Each client in the form that it knows, as often as it asks; half-closing ends the stream with OK."""
-    stream = broker.messaging.Telemetry(metadata=(("x-mq-client-id", "a"), ("x-mq-language", language)), timeout=10)
-    for _ in range(2):
-        await stream.write(settings(subscription=v2.Subscription(group=GROUP)))
-        answer = await asyncio.wait_for(stream.read(), 5)
-        assert answer.status.code == Code.OK
-        assert answer.settings.backoff_policy.WhichOneof("strategy") == strategy
-    await stream.done_writing()
-    assert await asyncio.wait_for(stream.read(), 5) is EOF
-    assert await stream.code() == grpc.StatusCode.OK
-
-
-async def test_headers_come_before_the_first_answer(broker: InProcessBroker) -> None:
-    """Rust's client waits for them before it writes anything."""
-    stream = broker.messaging.Telemetry(metadata=METADATA, timeout=10)
-    await asyncio.wait_for(stream.initial_metadata(), 5)
-    await stream.done_writing()
-    assert await asyncio.wait_for(stream.read(), 5) is EOF
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        settings(),
-        settings(publishing=v2.Publishing(topics=[v2.Resource(name="not a topic")])),
-        settings(subscription=v2.Subscription(group=v2.Resource(name="not a group"))),
-        settings(publishing=v2.Publishing(), client_properties={"1": "x"}),
-    ],
-)
-async def test_wrong_settings_end_the_stream(broker: InProcessBroker, command: v2.TelemetryCommand) -> None:
-    """INVALID_ARGUMENT with a text that names the protocol's code; limits of client properties also as a status."""
-    stream = broker.messaging.Telemetry(metadata=METADATA, timeout=10)
-    await stream.write(command)
-    statuses = []
-
-    async def read_all() -> None:
-        async for answer in stream:
-            statuses.append(answer.status.code)
-
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await read_all()
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    name = caught.value.details()
-    assert name is not None
-    assert name.partition(":")[0] in v2.Code.keys()  # noqa: SIM118 - an enum of protobuf is no mapping
-    assert statuses == ([Code.INVALID_CLIENT_PROPERTIES] if command.settings.client_properties else [])
 
 
 async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker) -> None:
@@ -224,18 +134,6 @@ async def test_a_failure_of_ours_is_logged_and_not_told(
 
 
 # --- Large, small and garbage -------------------------------------------------------------------------------
-
-
-async def test_bodies_at_the_limit(tmp_path: Path) -> None:
-    """4 MiB are accepted; 5 MiB get MESSAGE_BODY_TOO_LARGE and not a transport error."""
-    store = StoreConfig(
-        directory=tmp_path, segment_size=16 << 20, queue_file_size=2000, index_slot_count=10, index_entry_count=10
-    )
-    async with in_process_broker(tmp_path, store=store) as broker:
-        for size, code in ((4 << 20, Code.OK), (5 << 20, Code.MESSAGE_BODY_TOO_LARGE)):
-            request = v2.SendMessageRequest(messages=[message(body=b"x" * size)])
-            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=20)
-            assert response.status.code == code
 
 
 async def test_garbage_on_the_port(broker: InProcessBroker) -> None:
