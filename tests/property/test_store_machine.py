@@ -225,6 +225,7 @@ class AsyncFlushStoreMachine(StoreMachine):
     flush_mode = "async"
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("machine", [StoreMachine, AsyncFlushStoreMachine])
 def test_a_store_holds_what_the_lists_say(machine: type[StoreMachine]) -> None:
     """After any sequence of appends, flushes, crashes and reopenings the store is what the model is."""
