@@ -91,7 +91,7 @@ class TimerLog:
         self._pending: list[bytes] = []
         self._pending_at = 0  # all of it belongs into one file
         self._dirty: set[int] = set()
-        self._last_slot: dict[int, int] = {}  # the latest slot that a file has units for
+        self._last_slot: dict[int, int] = {}  # the latest slot that a file has units for, where known
         self._block = b""
         self._block_at = 0
         self.end = 0
@@ -138,6 +138,7 @@ class TimerLog:
             start = self.end
             self._files[start] = self._run.create(start)
             self._starts.append(start)
+            self._last_slot[start] = 0
         position = self.end
         self._gather(
             UNIT.pack(
@@ -153,7 +154,8 @@ class TimerLog:
             )
         )
         start = self._starts[-1]
-        self._last_slot[start] = max(self._last_slot.get(start, 0), slot_time_ms)
+        if start in self._last_slot:
+            self._last_slot[start] = max(self._last_slot[start], slot_time_ms)
         return position
 
     def write(self) -> None:

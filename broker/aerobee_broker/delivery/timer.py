@@ -56,7 +56,8 @@ from aerobee_store.timer_log import DEFAULT, DELETE, ROLL, TimerUnit
 _log = logging.getLogger(__name__)
 
 TIMER_ORIGIN: Final = "__AEROBEE_TIMER"
-"""On what left the timer topic: the queue offset that it had there."""
+"""On what left the timer topic: the queue offset that it had there. Behind a blank, if it left before the time of its
+slot: that time."""
 
 _MARK: Final = f"{TIMER_ORIGIN}\x01".encode()
 _ENQUEUE_BATCH: Final = 256  # messages read between two turns of the event loop
@@ -136,6 +137,10 @@ class _LoadedSlot:
             due.append(self._late[0].due_ms)
         return min(due, default=None)
 
+    def offsets(self) -> set[int]:
+        """The physical offsets of all that is left."""
+        return {*self._offsets[self._next :].tolist(), *(entry.physical_offset for entry in self._late)}
+
     def take(self, now_ms: int) -> Iterator[_Due]:
         """What is due, one by one: each is gone from here once it was yielded."""
         while True:
@@ -191,7 +196,9 @@ class Timer:
         self._deleted: dict[_Key, int] = {}  # taken back -> the time of the slot
         self._deleted_texts: dict[str, int] = {}  # the same, as RocketMQ names them
         self._done: set[int] = set()  # queue offsets of what left the timer topic before the crash
-        self._moved: set[int] = set()  # of what is pending in another place, too, for the log in front had to go
+        # Of what was stored again before the time of its slot, for the log had to go -> that time.
+        self._moved: dict[int, int] = {}
+        self._moved_begin = 0  # these copies lie in the log behind here
         self._recovered_until_ms = 0  # slots up to here may have been read before
         self._skip_before = (0, 0)  # (queue offset, slot time): done, although the timer topic is read again
         self._moved_before = 0  # physical offset; pending messages in front of it were stored again
@@ -230,13 +237,14 @@ class Timer:
             self._queue_offset = min(max(checkpoint.queue_offset, begin), end)
         else:
             self._queue_offset = begin
-            self._begin = 0  # also the marks of what was rolled, which no slot tells
+            self._begin = 0 if begin < end else log_end  # also the marks of what was rolled, which no slot tells
             if checkpoint is not None:
                 self._skip_before = (checkpoint.queue_offset, self._read_time_ms)
         self._recovered_until_ms = max(store.recovery.last_timestamp, self._read_time_ms)
         if begin < end:
             for record in marked_records(store, _MARK, self._begin):
                 self._mark_done(record)
+        self._moved_begin = self._begin
         self._count_pending()
         if self._files.used:
             checkpoint = self._written(clean=False)
@@ -407,7 +415,7 @@ class Timer:
         values = record.properties
         topic = values.get(p.REAL_TOPIC)
         due_ms = self._due_ms(values)
-        if record.queue_offset in self._done:
+        if record.queue_offset in self._done or record.queue_offset in self._moved:
             return
         if topic is None or due_ms is None or _integer(values.get(p.REAL_QUEUE_ID)) is None:
             _log.error("message of topic=%s offset=%d has no destination", TIMER_TOPIC, record.queue_offset)
@@ -513,6 +521,9 @@ class Timer:
         if time_ms > self._recovered_until_ms:
             self._begin = self._store.positions[0]
             self._done.clear()
+        if self._moved:
+            self._moved = {offset: slot_ms for offset, slot_ms in self._moved.items() if slot_ms >= time_ms}
+            self._begin = min(self._begin, self._moved_begin)  # their marks have to be found until then
         if self._deleted or self._deleted_texts:
             self._deleted = {key: slot_ms for key, slot_ms in self._deleted.items() if slot_ms >= time_ms}
             self._deleted_texts = {text: slot_ms for text, slot_ms in self._deleted_texts.items() if slot_ms >= time_ms}
@@ -581,7 +592,6 @@ class Timer:
             return None
         is_request = p.TIMER_DELETE_UNIQ_KEY in values
         if record.queue_offset in self._moved:
-            self._moved.discard(record.queue_offset)
             return None
         if not is_request:
             _increment(self.stats.pending, topic, -1)
@@ -589,7 +599,7 @@ class Timer:
             return None
         if entry.roll:
             self.stats.rolled += 1
-            return self._rolled(record, entry.write_time_ms, now_ms)
+            return self._rolled(record, entry.write_time_ms, now_ms, str(record.queue_offset))
         if self._is_deleted(topic, values.get(p.UNIQ_KEY, "")):
             self.stats.recalled += 1
             return None
@@ -602,12 +612,12 @@ class Timer:
         values[TIMER_ORIGIN] = str(record.queue_offset)
         return _copy(record, topic, queue_id, values)
 
-    def _rolled(self, record: Record, write_time_ms: int, now_ms: int) -> Message:
+    def _rolled(self, record: Record, write_time_ms: int, now_ms: int, origin: str) -> Message:
         values = dict(record.properties)
         values[p.TIMER_ROLL_TIMES] = str((_integer(values.get(p.TIMER_ROLL_TIMES)) or 0) + 1)
         values[p.TIMER_ENQUEUE_MS] = str(write_time_ms)
         values[p.TIMER_DEQUEUE_MS] = str(now_ms)
-        values[TIMER_ORIGIN] = str(record.queue_offset)
+        values[TIMER_ORIGIN] = origin
         return _copy(record, TIMER_TOPIC, TIMER_QUEUE_ID, values)
 
     async def _append(self, messages: list[Message]) -> None:
@@ -662,16 +672,28 @@ class Timer:
         return bool(self._deleted_texts) and not self._deleted_texts.keys().isdisjoint(_delete_names(topic, message_id))
 
     def _mark_done(self, record: Record) -> None:
-        origin = _integer(record.properties.get(TIMER_ORIGIN))
-        if origin is not None and p.TIMER_DEQUEUE_MS in record.properties:
+        text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
+        origin, slot_ms = _integer(text), _integer(slot)
+        if origin is None or p.TIMER_DEQUEUE_MS not in record.properties:
+            return
+        if blank and slot_ms is not None and slot_ms >= self._read_time_ms:
+            self._moved[origin] = slot_ms
+        else:
             self._done.add(origin)
 
     def _count_pending(self) -> None:
         """How many messages wait for which topic, from the hashes in the timer log."""
         counts: dict[int, int] = {}
+        twice = [
+            record.physical_offset
+            for offset in self._moved
+            for record in self._store.read(TIMER_TOPIC, TIMER_QUEUE_ID, offset, max_count=1).records
+        ]
         for _, units in self._files.log.scan():
             times = units["write_time"] + units["delay"]
             waiting = times - times % self._precision_ms >= self._read_time_ms
+            if twice:
+                waiting &= ~np.isin(units["physical_offset"], twice)
             kinds = units["magic"]
             hashes, numbers = np.unique(units["topic_hash"][waiting & (kinds & DELETE == 0)], return_counts=True)
             for value, number in zip(hashes.tolist(), numbers.tolist(), strict=True):
@@ -690,29 +712,37 @@ class Timer:
         """
         if physical_offset <= self._moved_before:
             return physical_offset
-        offsets: list[int] = []
+        found: list[tuple[int, int]] = []  # physical offset, time of the slot
         for _, units in self._files.log.scan():
             times = units["write_time"] + units["delay"]
-            waiting = times - times % self._precision_ms >= self._read_time_ms
-            found = units["physical_offset"][waiting]
-            offsets += found[(found < physical_offset) & (found >= self._moved_before)].tolist()
-            if len(units) and int(units["physical_offset"][-1]) >= physical_offset:
+            times = times - times % self._precision_ms
+            offsets = units["physical_offset"]
+            waiting = (times >= self._read_time_ms) & (offsets < physical_offset) & (offsets >= self._moved_before)
+            found += zip(offsets[waiting].tolist(), times[waiting].tolist(), strict=True)
+            if len(units) and int(offsets[-1]) >= physical_offset:
                 break
         unread = self._store.read(TIMER_TOPIC, TIMER_QUEUE_ID, self._queue_offset, max_count=1)
         if unread.records and unread.records[0].physical_offset < physical_offset:
             return unread.records[0].physical_offset  # it has to be enqueued first
+        if self._slot is not None:  # of the slot that is being read, what it still has
+            left = self._slot.offsets()
+            found = [item for item in found if item[1] > self._read_time_ms or item[0] in left]
         now_ms = self._clock.now_ms()
-        for first in range(0, len(offsets), _DELIVER_BATCH):
+        if found and not self._moved:
+            self._moved_begin = self._store.positions[0]
+        for first in range(0, len(found), _DELIVER_BATCH):
             messages = []
-            for offset in offsets[first : first + _DELIVER_BATCH]:
+            for offset, slot_ms in found[first : first + _DELIVER_BATCH]:
                 record = self._record(offset)
                 if record is None or record.queue_offset in self._done or record.queue_offset in self._moved:
                     continue
-                messages.append(self._rolled(record, self._floor(now_ms), now_ms))
-                self._moved.add(record.queue_offset)
+                origin = f"{record.queue_offset} {slot_ms}"
+                messages.append(self._rolled(record, self._floor(now_ms), now_ms, origin))
+                self._moved[record.queue_offset] = slot_ms
                 if p.TIMER_DELETE_UNIQ_KEY not in record.properties:
                     _increment(self.stats.pending, record.properties.get(p.REAL_TOPIC, ""), -1)
             if messages:
+                self._begin = min(self._begin, self._moved_begin)
                 end = self._store.append(messages, essential=True)[-1].end
                 await self._store.wait_stored(end, durable=True)
         self._moved_before = physical_offset

@@ -274,6 +274,23 @@ def test_done_files_of_the_log_go(disk: MemoryFileSystem) -> None:
     assert numbers(again, NOW + 50_000) == [30]
 
 
+def test_file_that_was_filled_in_two_lives_stays_until_all_of_it_is_done(disk: MemoryFileSystem) -> None:
+    """What the first life put into it counts as well; it was removed when only the second's was done."""
+    files = timer_files(disk)
+    files.open()
+    for number in range(3):
+        files.add(NOW + 50_000, unit(number, NOW + 50_000))
+    save(files, clean=True)
+    again = timer_files(disk)
+    again.open()
+    for number in range(3, 8):
+        again.add(NOW + 1000, unit(number, NOW + 1000))
+    again.write(NOW + 10_000)
+    assert numbers(again, NOW + 50_000) == [0, 1, 2]
+    again.write(NOW + 51_000)
+    assert numbers(again, NOW + 50_000) == []
+
+
 def test_foreign_files_are_refused(disk: MemoryFileSystem) -> None:
     """The directory belongs to something else, or the size is not the one it was written with."""
     disk.make_directory(ROOT / "timerlog")

@@ -182,6 +182,30 @@ async def test_retention_stores_pending_messages_again(start: Start) -> None:
     assert world.timer.stats.pending == {TOPIC: 0}
 
 
+@pytest.mark.parametrize("saved", [False, True])
+async def test_what_retention_stored_again_comes_once_after_a_kill(start: Start, saved: bool) -> None:
+    """The old segments may still be there then, and both copies with them; also of the second that was running."""
+    world = await start()
+    for body, delay in (("early", 1.2), ("now", 1.8), ("a", 30), ("b", 150)):
+        await world.send(body, delay)
+    due = await world.send("recalled", 40)
+    assert await recall(world, "recalled", due)
+    await world.advance(1.5)
+    await world.timer.keep_from(world.store.positions[0])
+    await world.settle()
+    if saved:
+        await world.advance(10)
+        await world.save()
+    for _ in range(2):
+        world = await world.next_life(world.disk.kill())
+        await world.settle()
+        assert world.timer.stats.pending == {TOPIC: 2 + 1 + (not saved)}
+    for _ in range(20):
+        await world.advance(10)
+    assert world.bodies() == ["early", "now", "a", "b"]
+    assert world.timer.stats.pending == {TOPIC: 0}
+
+
 async def test_many_moments_at_random(start: Start) -> None:
     """Thousands of messages over minutes: all, once, in their millisecond or, with a clock that jumps, right after."""
     world = await start()
