@@ -157,3 +157,18 @@ def test_chinese_comments_in_a_broker_conf(tmp_path: Path) -> None:
     assert config.store.flush == "async"
     (ignored,) = config.ignored_rocketmq_keys
     assert ignored.isprintable()
+
+
+@pytest.mark.parametrize(("asked_ms", "step_ms"), [(1000, 1000), (5000, 1000), (999, 500), (150, 100), (1, 100)])
+def test_the_timer_of_a_broker_conf(tmp_path: Path, asked_ms: int, step_ms: int) -> None:
+    """Its names are ours; RocketMQ rounds the precision to a step that it knows."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        f"timerPrecisionMs={asked_ms}\ntimerRollWindowSlot=1000\ntimerFlushIntervalMs=500\n"
+        "mappedFileSizeTimerLog=1048576\ntimerMaxDelaySec=3600\ntimerStopEnqueue=false\n"
+    )
+    config = BrokerConfig.load(rocketmq_conf=conf)
+    timer = config.timer
+    assert (timer.precision_ms, timer.roll_window_slots, timer.flush_interval_seconds) == (step_ms, 1000, 0.5)
+    assert (timer.log_file_size, config.limits.delay_seconds_max) == (1 << 20, 3600)
+    assert config.ignored_rocketmq_keys == ("timerStopEnqueue",)
