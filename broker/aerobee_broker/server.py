@@ -29,6 +29,7 @@ from aerobee_broker.metrics import Metrics
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration import Administration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
+from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
@@ -231,6 +232,7 @@ async def _listen(
         telemetry=TelemetryProcessor(config, tables),
         send=SendProcessor(config, store, tables, counters, clock, transactions, timer),
         receive=ReceiveProcessor(config, tables, deliveries, clock),
+        pull=PullProcessor(config, store, tables, deliveries),
         recall=RecallProcessor(tables, timer),
         acknowledge=AcknowledgeProcessor(config, deliveries),
         transaction=TransactionProcessor(transactions, counters),

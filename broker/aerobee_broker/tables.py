@@ -123,6 +123,9 @@ class Tables:
     async def save_groups(self) -> None:
         await self._saved_groups.save()
 
+    async def save_offsets(self) -> None:
+        await self._saved_offsets.save()
+
     async def save(self) -> None:
         """Everything that changed is on disk when this returns."""
         await self._saved_topics.save()
@@ -130,7 +133,7 @@ class Tables:
         await self._saved_offsets.save()
 
     async def run(self) -> None:
-        """Save what need not be on disk at once, until cancelled: offsets, which the delivery journal has, too."""
+        """Save what need not be on disk at once, until cancelled: offsets that the delivery journal has, too."""
         while True:
             await asyncio.sleep(SAVE_INTERVAL_SECONDS)
             await self.save()

@@ -290,7 +290,6 @@ class Missing:
 MISSING: Final[dict[str, Missing]] = {
     "authentication": Missing("there is no authentication yet", tuple(range(7, 14))),
     "tls": Missing("there is no TLS yet", (212,)),
-    "pull": Missing("PullMessage and its offsets are not implemented; no SDK uses them", (190, 191, 192)),
     "lite": Missing("lite topics are not implemented yet", tuple(range(193, 199))),
     "priority": Missing("messages are delivered by age, not by priority, yet", (199,)),
     "commands": Missing("no command is sent to clients yet but the check of a transaction", (61, 62)),

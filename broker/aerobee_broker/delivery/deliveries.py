@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol
 
@@ -43,10 +43,15 @@ from aerobee_broker.delivery.journal import (
     highest_offset,
 )
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
-from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError, TooManyRequestsError
+from aerobee_broker.errors import (
+    BrokerError,
+    GroupReceivesError,
+    InvalidReceiptHandleError,
+    TooManyRequestsError,
+)
 from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.topics import TopicConfig, TopicTable, dead_letter_topic
-from aerobee_store import InvalidMessageError, MessageStore, ReadResult, Record, StoreFullError, SyncTimeoutError
+from aerobee_store import InvalidMessageError, MessageStore, Record, StoreFullError, SyncTimeoutError
 from aerobee_store import properties as p
 from aerobee_store.clock import Clock
 from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
@@ -522,7 +527,7 @@ class Deliveries:
             # As many as are missing first; when these had to wait there may be a long row of them.
             size = missing if turn == 0 else 4 * size
             size = min(size, budget, room)
-            result = self._read(queue, delivery.cursor, size, wanted)
+            result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, delivery.cursor, size)
             if result.next_offset <= delivery.cursor:
                 return False
             self.stats.lost += result.lost
@@ -581,7 +586,7 @@ class Deliveries:
     def _read_new(self, queue: _Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
         """Read up to `count` messages that were never delivered; True if there may be more of them."""
         for _ in range(_READS_PER_STEP_MAX):
-            result = self._read(queue, reading.cursor, count, wanted)
+            result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, reading.cursor, count)
             if result.next_offset <= reading.cursor:
                 return False
             self.stats.lost += result.lost
@@ -595,13 +600,6 @@ class Deliveries:
             if count <= 0:
                 return True
         return True
-
-    def _read(self, queue: _Queue, offset: int, count: int, wanted: MessageFilter) -> ReadResult:
-        """At most `count` messages that are wanted, from `offset` on; those that are not lie before `next_offset`."""
-        result = self._store.read(queue.key.topic, queue.key.queue_id, offset, max_count=count, tags=wanted.tags)
-        if wanted.condition is not None:
-            result = replace(result, records=list(filter(wanted.passes, result.records)))
-        return result
 
     def _read_one(self, queue: _Queue, offset: int) -> Record | None:
         """The message at a queue offset; None if the log has lost it."""
@@ -818,6 +816,17 @@ class Deliveries:
             queue.delivery.release_client(client_id, until_ms)
             self._schedule(queue)
         self.long_polling.end_client(client_id)
+
+    def set_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Where a group that pulls goes on in a queue, also backwards; durable once the offsets table is saved.
+
+        A start replays the journal over that table. All groups and queues that the journal speaks of are in memory, and
+        those are refused, so no replay ever contradicts what was set here. Raises GroupReceivesError.
+        """
+        subscription = self._subscriptions.get(group, {}).get(topic)
+        if subscription is not None and queue_id in subscription.queues:
+            raise GroupReceivesError(topic, group)
+        self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
 
     async def delete_topic(self, topic: str) -> None:
         """Forget everything about a topic, and its offsets; durable in the journal when this returns."""

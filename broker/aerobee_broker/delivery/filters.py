@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 from aerobee_broker.delivery.sql_filter import Condition, compile_expression
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_proto import v2
-from aerobee_store.record import Record
+from aerobee_store import MessageStore, ReadResult, Record
 
 _SQL = v2.FilterType.SQL
 
@@ -19,7 +19,6 @@ class MessageFilter:
     """What is wanted. Both None: everything.
 
     `tags` are for the store, which finds most of them in the queue without the log; `condition` needs the record.
-    Whoever reads with `tags` has to ask `passes` about what comes back all the same, and may drop what does not.
     """
 
     tags: frozenset[str] | None = None
@@ -29,6 +28,16 @@ class MessageFilter:
         if self.condition is not None and self.condition(record.properties) is not True:
             return False
         return self.tags is None or record.tag in self.tags
+
+    def read(self, store: MessageStore, topic: str, queue_id: int, queue_offset: int, count: int) -> ReadResult:
+        """At most `count` messages that pass, from the offset on; those that do not lie before `next_offset`.
+
+        Looks at a bounded number of messages, so that it may bring nothing though there is more. StoreAccessError.
+        """
+        result = store.read(topic, queue_id, queue_offset, max_count=count, tags=self.tags)
+        if self.condition is not None:
+            result = replace(result, records=list(filter(self.passes, result.records)))
+        return result
 
 
 EVERYTHING: Final = MessageFilter()

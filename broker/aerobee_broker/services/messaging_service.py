@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from aerobee_broker.errors import BrokerError, InvalidRequestError
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
@@ -41,6 +42,7 @@ class MessagingService:
         telemetry: TelemetryProcessor,
         send: SendProcessor,
         receive: ReceiveProcessor,
+        pull: PullProcessor,
         recall: RecallProcessor,
         acknowledge: AcknowledgeProcessor,
         transaction: TransactionProcessor,
@@ -53,6 +55,7 @@ class MessagingService:
         self._telemetry_processor = telemetry
         self._send = send
         self._receive_processor = receive
+        self._pull_processor = pull
         self._recall = recall
         self._acknowledge = acknowledge
         self._transaction = transaction
@@ -73,8 +76,11 @@ class MessagingService:
                 "AckMessage": self._acknowledge.acknowledge,
                 "ChangeInvisibleDuration": self._acknowledge.change_invisible,
                 "ForwardMessageToDeadLetterQueue": self._acknowledge.forward,
+                "QueryOffset": self._pull_processor.query_offset,
+                "GetOffset": self._pull_processor.get_offset,
+                "UpdateOffset": self._pull_processor.update_offset,
             },
-            streams={"ReceiveMessage": self._receive},
+            streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
             ready_made={
                 "Telemetry": grpc.stream_stream_rpc_method_handler(
                     self._telemetry,
@@ -95,16 +101,37 @@ class MessagingService:
     async def _receive(
         self, request: v2.ReceiveMessageRequest, client: Client, context: Context
     ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
-        received: ReceivedCounters | None = None
+        count = self._message_count(request, client)
         async with aclosing(self._receive_processor.process(request, client, context.time_remaining())) as responses:
             async for response in responses:
-                if response.HasField("message"):
-                    if received is None:
-                        topic = topic_name(request.message_queue.topic, client)
-                        received = self._counters.received_by(topic, group_name(request.group, client))
-                    received.messages += 1
-                    received.bytes += response.ByteSize()
+                count(response)
                 yield response
+
+    async def _pull(
+        self, request: v2.PullMessageRequest, client: Client, context: Context
+    ) -> AsyncGenerator[v2.PullMessageResponse, None]:
+        count = self._message_count(request, client)
+        async with aclosing(self._pull_processor.pull(request, client, context.time_remaining())) as responses:
+            async for response in responses:
+                count(response)
+                yield response
+
+    def _message_count(
+        self, request: v2.ReceiveMessageRequest | v2.PullMessageRequest, client: Client
+    ) -> Callable[[v2.ReceiveMessageResponse | v2.PullMessageResponse], None]:
+        """What counts the messages among responses for the topic and group of the request."""
+        received: ReceivedCounters | None = None
+
+        def count(response: v2.ReceiveMessageResponse | v2.PullMessageResponse) -> None:
+            nonlocal received
+            if response.HasField("message"):
+                if received is None:
+                    topic = topic_name(request.message_queue.topic, client)
+                    received = self._counters.received_by(topic, group_name(request.group, client))
+                received.messages += 1
+                received.bytes += response.ByteSize()
+
+        return count
 
     async def _telemetry(self, requests: AsyncIterator[v2.TelemetryCommand | Unreadable], context: Context) -> None:
         """One conversation: a task reads what the client says, this one writes what it is told.

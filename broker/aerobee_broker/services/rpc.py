@@ -1,8 +1,8 @@
 """gRPC methods from plain coroutines: parse, identify the client, call, count, and turn errors into a Status.
 
 Application errors travel in the response; the status of gRPC itself stays OK, as RocketMQ's clients expect. Handlers
-are made from the descriptors, so that no method of a service can be forgotten: those without a coroutine answer
-NOT_IMPLEMENTED.
+are made from the descriptors, so that no method of a service can be forgotten: unary ones without a coroutine answer
+NOT_IMPLEMENTED, and every stream must have its own.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def service_handler(
             continue
         request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
         if method.server_streaming:
-            stream = streams.get(name) or _stream_not_implemented(name, response_type)
             handlers[name] = grpc.unary_stream_rpc_method_handler(
-                _stream(service, name, response_type, identify, counters, stream),
+                _stream(service, name, response_type, identify, counters, streams[name]),
                 request_deserializer=readable(request_type),
                 response_serializer=response_type.SerializeToString,
             )
@@ -168,15 +167,6 @@ def code_name(code: int) -> str:
 def _not_implemented(name: str) -> UnaryCall:
     async def call(request: Any, client: Client) -> Message:
         raise InvalidRequestError(v2.Code.NOT_IMPLEMENTED, f"{name} is not supported by this broker yet")
-
-    return call
-
-
-def _stream_not_implemented(name: str, response_type: type[Message]) -> StreamCall:
-    async def call(request: Any, client: Client, context: Context) -> AsyncGenerator[Message, None]:
-        yield response_type(
-            status=v2.Status(code=v2.Code.NOT_IMPLEMENTED, message=f"{name} is not supported by this broker yet")
-        )
 
     return call
 

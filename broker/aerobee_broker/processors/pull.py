@@ -1,0 +1,193 @@
+"""PullMessage and the offsets of those who pull: they name a queue and an offset, and keep count themselves.
+
+Nothing is delivered here in the sense of `delivery/`: no receipt handles, no attempts, no invisible time, and what a
+filter leaves out stays where it is. The committed offset is the one thing that pulling and receiving share. As long as
+a group receives from a queue, the offset follows from what it acknowledges, and UpdateOffset is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.filters import MessageFilter, filter_of
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.long_polling import poll_seconds
+from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.processors.receive import duration_ms
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig
+from aerobee_proto import v2
+from aerobee_store import MessageStore, Record
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+_NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
+_READS_PER_STEP_MAX: Final = 16  # before other calls get their turn, when a filter leaves out all
+_TIME_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One pull. Times are of the event loop."""
+
+    topic: str
+    queue_id: int
+    offset: int  # where to read next
+    # Everyone who pulls gets every message, so each waits in a line of its own, and one arrival wakes all of them. No
+    # group has the name of such a line, for there is a space in it.
+    line: str
+    client_id: str
+    wait_until: float  # for messages that are not there
+    look_until: float  # among those that are there, for what passes the filter
+
+
+class PullProcessor:
+    """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises what `services.errors` knows as codes."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
+        self._config = config
+        self._store = store
+        self._tables = tables
+        self._deliveries = deliveries
+        self._waits = itertools.count()
+
+    async def pull(
+        self, request: v2.PullMessageRequest, client: Client, remaining_seconds: float | None
+    ) -> AsyncGenerator[v2.PullMessageResponse, None]:
+        """The stream of responses: a status, the messages, and the offset from which to pull next.
+
+        With ILLEGAL_OFFSET that is the nearest offset that the queue has; with MESSAGE_NOT_FOUND it is behind what the
+        filter left out, which need not be the end of the queue.
+        """
+        group = group_name(request.group, client)
+        topic, queue_id = await self._queue(request.message_queue, client)
+        if group not in self._tables.groups:
+            await self._tables.group_in_use(group, [topic])
+        if not self._tables.groups.require(group).consume_enabled:
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN,
+                f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
+            )
+        wanted = filter_of(request.filter_expression)
+        low, high = self._store.queue_range(topic, queue_id)
+        if not low <= request.offset <= high:
+            text = f"offset {request.offset} is not within the queue's {low}..{high}; go on at next_offset"
+            yield v2.PullMessageResponse(status=v2.Status(code=v2.Code.ILLEGAL_OFFSET, message=text))
+            yield v2.PullMessageResponse(next_offset=min(max(request.offset, low), high))
+            return
+        count = max(1, min(request.batch_size, self._config.delivery.receive_count_max))
+        polling = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
+        now = asyncio.get_running_loop().time()
+        reading = _Reading(
+            topic,
+            queue_id,
+            offset=request.offset,
+            line=f"{group} pull {next(self._waits)}",
+            client_id=client.client_id,
+            wait_until=now + self._poll_seconds(polling, remaining_seconds),
+            look_until=now + self._poll_seconds(None, remaining_seconds),
+        )
+        records = await self._read(reading, wanted, count)
+        yield v2.PullMessageResponse(status=_OK if records else _NOTHING)
+        for record in records:
+            yield v2.PullMessageResponse(message=to_wire_message(record, request.message_queue.topic))
+        yield v2.PullMessageResponse(next_offset=reading.offset)
+
+    def _poll_seconds(self, requested: float | None, remaining: float | None) -> float:
+        config = self._config.delivery
+        return poll_seconds(requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max)
+
+    async def _read(self, reading: _Reading, wanted: MessageFilter, count: int) -> list[Record]:
+        """The first messages that pass, none when the time is over; `reading.offset` is behind what was looked at."""
+        loop = asyncio.get_running_loop()
+        topic, queue_id = reading.topic, reading.queue_id
+        while True:
+            self._tables.topics.require(topic)  # it may have been deleted meanwhile
+            for _ in range(_READS_PER_STEP_MAX):
+                result = wanted.read(self._store, topic, queue_id, reading.offset, count)
+                at_end = result.next_offset == reading.offset
+                reading.offset = result.next_offset
+                if at_end or result.records:
+                    break
+            if result.records:
+                return result.records
+            if at_end:
+                seconds = reading.wait_until - loop.time()
+                polling = self._deliveries.long_polling
+                if not await polling.wait(topic, reading.line, reading.client_id, seconds, queue_id=queue_id):
+                    return []
+            elif loop.time() < reading.look_until:
+                await asyncio.sleep(0)
+            else:
+                return []
+
+    async def query_offset(self, request: v2.QueryOffsetRequest, client: Client) -> v2.QueryOffsetResponse:
+        topic, queue_id = await self._queue(request.message_queue, client)
+        low, high = self._store.queue_range(topic, queue_id)
+        match request.query_offset_policy:
+            case v2.QueryOffsetPolicy.BEGINNING:
+                offset = low
+            case v2.QueryOffsetPolicy.END:
+                offset = high
+            case v2.QueryOffsetPolicy.TIMESTAMP:
+                if not request.HasField("timestamp"):
+                    raise InvalidRequestError(
+                        v2.Code.BAD_REQUEST, "policy TIMESTAMP needs a timestamp; give the time to begin at"
+                    )
+                timestamp = request.timestamp.seconds * 1000 + request.timestamp.nanos // 1_000_000
+                offset = self._store.offset_by_time(topic, queue_id, min(max(timestamp, 0), _TIME_MAX))
+            case other:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST, f"query_offset_policy {other} is none; choose BEGINNING, END or TIMESTAMP"
+                )
+        return v2.QueryOffsetResponse(status=_OK, offset=offset)
+
+    async def get_offset(self, request: v2.GetOffsetRequest, client: Client) -> v2.GetOffsetResponse:
+        group = group_name(request.group, client)
+        topic, queue_id = await self._queue(request.message_queue, client)
+        offset = self._tables.offsets.get(topic, group, queue_id)
+        if offset is None:
+            raise InvalidRequestError(
+                v2.Code.OFFSET_NOT_FOUND,
+                f"consumer group {group!r} has no offset in queue {queue_id} of topic {topic!r}; "
+                "begin at one of QueryOffset, and commit with UpdateOffset",
+            )
+        return v2.GetOffsetResponse(status=_OK, offset=offset)
+
+    async def update_offset(self, request: v2.UpdateOffsetRequest, client: Client) -> v2.UpdateOffsetResponse:
+        """Also backwards. On disk, in consumerOffset.json, when this returns."""
+        group = group_name(request.group, client)
+        topic, queue_id = await self._queue(request.message_queue, client)
+        if group not in self._tables.groups:
+            await self._tables.group_in_use(group, [topic])
+        high = self._store.queue_range(topic, queue_id)[1]
+        if not 0 <= request.offset <= high:
+            raise InvalidRequestError(
+                v2.Code.ILLEGAL_OFFSET, f"offset {request.offset} cannot be committed: the queue has offsets 0..{high}"
+            )
+        self._deliveries.set_offset(topic, group, queue_id, request.offset)
+        await self._tables.save_offsets()
+        return v2.UpdateOffsetResponse(status=_OK)
+
+    async def _queue(self, queue: v2.MessageQueue, client: Client) -> tuple[str, int]:
+        """The stored name of the topic, and the id of a queue that it has."""
+        name = topic_name(queue.topic, client)
+        topic: TopicConfig = self._tables.topics.get(name) or await self._tables.topic_in_use(name)
+        if not topic.readable:
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN, f"topic {name!r} may not be read; allow it with: aerobee topic update {name}"
+            )
+        if not 0 <= queue.id < topic.read_queue_count:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"topic {name!r} has {topic.read_queue_count} queues to read, counted from 0, but no queue {queue.id}; "
+                "QueryRoute lists them",
+            )
+        return name, queue.id

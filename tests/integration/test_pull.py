@@ -1,0 +1,359 @@
+"""Pulling through a real broker: what PullMessage brings, and what becomes of committed offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.processors import pull
+from aerobee_broker.processors.pull import PullProcessor
+from aerobee_proto import v2
+from aerobee_store import java_json
+from tests.conformance.raw_client import RawClient, duration, message, resource, timestamp
+from tests.integration.test_retention import expire
+from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
+from tests.support.in_process_broker import in_process_broker
+
+Code = v2.Code
+SQL = v2.FilterType.SQL
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[RawClient]:
+    """Of a broker on which topics and groups come into being with their first use."""
+    async with in_process_broker(tmp_path / "store") as broker:
+        yield RawClient(broker.channel)
+
+
+def queue_of(topic: str, queue_id: int = 0) -> v2.MessageQueue:
+    return v2.MessageQueue(topic=resource(topic), id=queue_id)
+
+
+async def pulled(
+    client: RawClient,
+    topic: str,
+    offset: int,
+    *,
+    group: str = "pullers",
+    count: int = 32,
+    wait: float = 0.0,
+    expression: str = "*",
+    filter_type: v2.FilterType.ValueType = v2.FilterType.TAG,
+    queue_id: int = 0,
+) -> tuple[int, list[str], int]:
+    """Code, bodies and next offset; the stream has them in this order."""
+    request = v2.PullMessageRequest(
+        group=resource(group),
+        message_queue=queue_of(topic, queue_id),
+        offset=offset,
+        batch_size=count,
+        filter_expression=v2.FilterExpression(type=filter_type, expression=expression),
+        long_polling_timeout=duration(wait),
+    )
+    call = client.stub.PullMessage(request, metadata=client.metadata, timeout=20)
+    first, *others = [response async for response in call]
+    assert first.WhichOneof("content") == "status"
+    if others:
+        assert [each.WhichOneof("content") for each in others] == ["message"] * (len(others) - 1) + ["next_offset"]
+    bodies = [each.message.body.decode() for each in others[:-1]]
+    return first.status.code, bodies, others[-1].next_offset if others else -1
+
+
+async def updated(client: RawClient, topic: str, group: str, offset: int, queue_id: int = 0) -> v2.Status:
+    request = v2.UpdateOffsetRequest(group=resource(group), message_queue=queue_of(topic, queue_id), offset=offset)
+    status: v2.Status = (await client.call("UpdateOffset", request)).status
+    return status
+
+
+async def committed(client: RawClient, topic: str, group: str, queue_id: int = 0) -> tuple[int, int]:
+    """Code and offset."""
+    request = v2.GetOffsetRequest(group=resource(group), message_queue=queue_of(topic, queue_id))
+    response = await client.call("GetOffset", request)
+    return response.status.code, response.offset
+
+
+async def test_pull_leaves_everything_where_it_is(client: RawClient) -> None:
+    """Any offset, any number of times, whoever pulls; in batches, until the end."""
+    topic = await client.create_topic("orders")
+    await client.sent(*(message(topic, f"{n}") for n in range(5)))
+    assert await pulled(client, topic, 0, count=2) == (Code.OK, ["0", "1"], 2)
+    assert await pulled(client, topic, 2, count=2) == (Code.OK, ["2", "3"], 4)
+    assert await pulled(client, topic, 4) == (Code.OK, ["4"], 5)
+    assert await pulled(client, topic, 5) == (Code.MESSAGE_NOT_FOUND, [], 5)
+    assert await pulled(client, topic, 0, count=0) == (Code.OK, ["0"], 1)
+    assert await pulled(client, topic, 0) == (Code.OK, ["0", "1", "2", "3", "4"], 5)
+    assert (await client.receive(topic, "pullers")).bodies == ["0", "1", "2", "3", "4"]
+
+
+async def test_what_a_pulled_message_has(client: RawClient) -> None:
+    """Queue and offset, and no receipt handle: there is nothing to acknowledge."""
+    topic = await client.create_topic("orders")
+    await client.sent(message(topic, "a", tag="t", properties={"k": "v"}))
+    request = v2.PullMessageRequest(group=resource("g"), message_queue=queue_of(topic), batch_size=1)
+    call = client.stub.PullMessage(request, metadata=client.metadata, timeout=20)
+    found = [response.message async for response in call if response.HasField("message")]
+    assert len(found) == 1
+    system = found[0].system_properties
+    assert (found[0].topic.name, dict(found[0].user_properties), system.tag) == (topic, {"k": "v"}, "t")
+    assert (system.queue_id, system.queue_offset, system.HasField("receipt_handle")) == (0, 0, False)
+
+
+@pytest.mark.parametrize(("offset", "next_offset"), [(-1, 0), (-(1 << 63), 0), (4, 3), ((1 << 63) - 1, 3)])
+async def test_an_offset_that_the_queue_does_not_have(client: RawClient, offset: int, next_offset: int) -> None:
+    """ILLEGAL_OFFSET at once, also for those who would wait, and the nearest one that is there."""
+    topic = await client.create_topic("orders")
+    await client.sent(*(message(topic, f"{n}") for n in range(3)))
+    assert await pulled(client, topic, offset, wait=15) == (Code.ILLEGAL_OFFSET, [], next_offset)
+
+
+async def test_filters(client: RawClient) -> None:
+    """By tag and by SQL; `next_offset` is behind what was left out."""
+    topic = await client.create_topic("orders")
+    for n in range(6):
+        await client.sent(message(topic, f"{n}", tag="even" if n % 2 == 0 else "odd", properties={"n": f"{n}"}))
+    assert await pulled(client, topic, 0, expression="odd", count=2) == (Code.OK, ["1", "3"], 5)
+    assert await pulled(client, topic, 5, expression="odd || x") == (Code.OK, ["5"], 6)
+    assert await pulled(client, topic, 0, expression="none") == (Code.MESSAGE_NOT_FOUND, [], 6)
+    code, bodies, _ = await pulled(client, topic, 0, expression="n > 3 OR n = 1", filter_type=SQL)
+    assert (code, bodies) == (Code.OK, ["1", "4", "5"])
+    assert await pulled(client, topic, 0, expression="n > 9", filter_type=SQL) == (Code.MESSAGE_NOT_FOUND, [], 6)
+    assert (await pulled(client, topic, 0, expression="n >", filter_type=SQL))[0] == Code.ILLEGAL_FILTER_EXPRESSION
+
+
+async def test_one_arrival_ends_the_wait_of_all(client: RawClient) -> None:
+    """Two of one group and one of another wait for the same queue, and somebody for another queue."""
+    topic = await client.create_topic("orders", queues=2)
+    waiting = [
+        asyncio.create_task(pulled(each, topic, 0, wait=15, group=group, queue_id=queue_id))
+        for each, group, queue_id in (
+            (client, "a", 0),
+            (client.other(), "a", 0),
+            (client, "b", 0),
+            (client.other(), "a", 1),
+        )
+    ]
+    await asyncio.sleep(0.2)
+    assert not any(each.done() for each in waiting)
+    sent = 0
+    while not (waiting[0].done() and waiting[3].done()):  # the broker chooses the queue
+        sent += len(await client.sent(message(topic, "m")))
+        await asyncio.sleep(0.05)
+        assert sent < 50
+    for code, bodies, next_offset in await asyncio.gather(*waiting):
+        assert (code, bodies, next_offset) == (Code.OK, ["m"], 1)
+
+
+async def test_a_wait_goes_on_over_what_the_filter_leaves_out(client: RawClient) -> None:
+    """An arrival that does not pass does not end it; the next does, and the offset is behind both."""
+    topic = await client.create_topic("orders")
+    waiting = asyncio.create_task(pulled(client, topic, 0, wait=15, expression="a"))
+    await asyncio.sleep(0.1)
+    await client.sent(message(topic, "no", tag="b"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await client.sent(message(topic, "yes", tag="a"))
+    assert await waiting == (Code.OK, ["yes"], 2)
+
+
+async def test_a_goodbye_ends_the_wait(client: RawClient) -> None:
+    """With MESSAGE_NOT_FOUND, long before its time."""
+    topic = await client.create_topic("orders")
+    waiting = asyncio.create_task(pulled(client, topic, 0, wait=19))
+    await asyncio.sleep(0.2)
+    assert await client.goodbye() == Code.OK
+    async with asyncio.timeout(10):
+        assert await waiting == (Code.MESSAGE_NOT_FOUND, [], 0)
+
+
+@pytest.mark.parametrize("method", ["QueryOffset", "GetOffset", "UpdateOffset", "PullMessage"])
+async def test_queues_that_are_none(client: RawClient, method: str) -> None:
+    """An illegal topic, and queue ids that the topic does not have."""
+    topic = await client.create_topic("orders", queues=2)
+    await client.create_topic("closed", permission=v2.Permission.WRITE)
+    for queue, expected in (
+        (queue_of("a b"), Code.ILLEGAL_TOPIC),
+        (queue_of(topic, 2), Code.BAD_REQUEST),
+        (queue_of(topic, -1), Code.BAD_REQUEST),
+        (queue_of("closed"), Code.FORBIDDEN),
+    ):
+        request: Any = getattr(v2, f"{method}Request")(message_queue=queue)
+        if method != "QueryOffset":
+            request.group.CopyFrom(resource("g"))
+        if method == "PullMessage":
+            call = client.stub.PullMessage(request, metadata=client.metadata, timeout=20)
+            status = (await call.read()).status
+        else:
+            status = (await client.call(method, request)).status
+        assert status.code == expected, status
+
+
+async def test_query_offset(client: RawClient) -> None:
+    """The ends of a queue, and the first message stored at a time or after it."""
+    topic = await client.create_topic("orders")
+    stored: list[int] = []
+
+    async def offset(policy: v2.QueryOffsetPolicy.ValueType, ms: int | None = None) -> int:
+        request = v2.QueryOffsetRequest(message_queue=queue_of(topic), query_offset_policy=policy)
+        if ms is not None:
+            request.timestamp.CopyFrom(timestamp(ms))
+        response = await client.call("QueryOffset", request)
+        return int(response.offset) if response.status.code == Code.OK else -int(response.status.code)
+
+    policies = v2.QueryOffsetPolicy
+    assert [await offset(policies.BEGINNING), await offset(policies.END), await offset(policies.TIMESTAMP, 5)] == [
+        0
+    ] * 3
+    for n in range(3):
+        await client.sent(message(topic, f"{n}"))
+        await asyncio.sleep(0.01)
+    for each in (await client.receive(topic, "g", wait=5)).messages:
+        stored.append(each.system_properties.store_timestamp.ToMilliseconds())
+    assert len(set(stored)) == 3
+    assert [await offset(policies.BEGINNING), await offset(policies.END)] == [0, 3]
+    assert [await offset(policies.TIMESTAMP, ms) for ms in (0, stored[0], stored[1], stored[1] + 1)] == [0, 0, 1, 2]
+    assert [await offset(policies.TIMESTAMP, ms) for ms in (stored[2], stored[2] + 1, -5)] == [2, 3, 0]
+    assert await offset(policies.TIMESTAMP) == -Code.BAD_REQUEST
+    assert await offset(7) == -Code.BAD_REQUEST  # type: ignore[arg-type]  # a policy that nobody knows
+
+
+async def test_committed_offsets(client: RawClient) -> None:
+    """Each group and queue has its own; forwards and backwards; within the queue."""
+    topic = await client.create_topic("orders", queues=2)
+    await client.sent(*(message(topic, f"{n}") for n in range(8)))
+    ends = [(await pulled(client, topic, 0, queue_id=queue_id))[2] for queue_id in (0, 1)]
+    assert await committed(client, topic, "g") == (Code.OFFSET_NOT_FOUND, 0)
+    for offset in (ends[0], 0, 1):
+        assert (await updated(client, topic, "g", offset)).code == Code.OK
+        assert await committed(client, topic, "g") == (Code.OK, offset)
+    assert (await updated(client, topic, "g", -1)).code == Code.ILLEGAL_OFFSET
+    assert (await updated(client, topic, "g", ends[0] + 1)).code == Code.ILLEGAL_OFFSET
+    assert await committed(client, topic, "g") == (Code.OK, 1)
+    assert (await committed(client, topic, "g", queue_id=1))[0] == Code.OFFSET_NOT_FOUND
+    assert (await committed(client, topic, "h"))[0] == Code.OFFSET_NOT_FOUND
+
+
+async def test_an_answered_offset_is_on_disk(tmp_path: Path) -> None:
+    """The file has it when the answer comes, and a broker that starts from a copy of the files goes on there."""
+    async with in_process_broker(tmp_path / "store") as broker:
+        client = RawClient(broker.channel)
+        topic = await client.create_topic("orders")
+        await client.sent(*(message(topic, f"{n}") for n in range(4)))
+        for offset in (3, 2):
+            assert (await updated(client, topic, "g", offset)).code == Code.OK
+            table = java_json.loads((tmp_path / "store" / "config" / "consumerOffset.json").read_bytes())
+            assert isinstance(table, dict)
+            assert table["offsetTable"]["orders@g"] == {"0": offset}
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    async with in_process_broker(tmp_path / "copy") as broker:
+        client = RawClient(broker.channel)
+        assert await committed(client, topic, "g") == (Code.OK, 2)
+        assert (await client.receive(topic, "g", wait=5)).bodies == ["2", "3"], "who receives goes on there, too"
+
+
+async def test_a_group_that_receives_keeps_its_offset(client: RawClient) -> None:
+    """It is what was acknowledged, and cannot be set; another group is free."""
+    topic = await client.create_topic("orders")
+    await client.sent(*(message(topic, f"{n}") for n in range(3)))
+    received = await client.receive(topic, "g", count=2, wait=5)
+    await client.acknowledge(topic, "g", received.messages[0])
+    assert await committed(client, topic, "g") == (Code.OK, 1)
+    status = await updated(client, topic, "g", 3)
+    assert (status.code, "pull with another group" in status.message) == (Code.BAD_REQUEST, True)
+    assert await committed(client, topic, "g") == (Code.OK, 1)
+    assert (await updated(client, topic, "h", 3)).code == Code.OK
+    assert (await client.receive(topic, "g", wait=5)).bodies == ["2"]
+
+
+async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
+    """A group that received long ago pulls back to the beginning; events of before the snapshot do not return."""
+    world = await World.start(tmp_path / "store", MovableClock())
+    try:
+        await world.send("a", "b", "c")
+        await world.acknowledge(*await world.receive())
+        world = await world.restart()
+        world.deliveries.set_offset(TOPIC, GROUP, 0, 1)
+        await world.tables.save_offsets()
+        world = await world.crash()
+        assert world.tables.offsets.get(TOPIC, GROUP, 0) == 1
+        assert sorted(each.record.body for each in await world.receive()) == [b"b", b"c"]
+    finally:
+        await world.stop()
+
+
+async def test_an_offset_that_expired(tmp_path: Path) -> None:
+    """ILLEGAL_OFFSET, and the new beginning of the queue, which is what QueryOffset says."""
+    world = await World.start(tmp_path / "store", MovableClock())
+    processor = PullProcessor(world.config, world.store, world.tables, world.deliveries)
+    client = Client("c")
+    try:
+        await world.send("old")
+        await expire(world, 3)
+        await world.send("later")
+        begin = await processor.query_offset(v2.QueryOffsetRequest(message_queue=queue_of(TOPIC)), client)
+        assert begin.offset == 1
+        request = v2.PullMessageRequest(group=resource(GROUP), message_queue=queue_of(TOPIC), offset=0, batch_size=9)
+        status, end = [each async for each in processor.pull(request, client, None)]
+        assert (status.status.code, end.next_offset) == (Code.ILLEGAL_OFFSET, 1)
+        request.offset = end.next_offset
+        status, found, end = [each async for each in processor.pull(request, client, None)]
+        assert (status.status.code, found.message.body, end.next_offset) == (Code.OK, b"later", 2)
+    finally:
+        await world.stop()
+
+
+async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many that do not pass: MESSAGE_NOT_FOUND in time, and the next pull goes on behind what was looked at."""
+    monkeypatch.setattr(pull, "_READS_PER_STEP_MAX", 1)
+    async with in_process_broker(tmp_path / "store") as broker:
+        client = RawClient(broker.channel)
+        topic = await client.create_topic("orders")
+        await client.sent(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in range(20)))
+        config = BrokerConfig.tiny(tmp_path / "other")
+        assert config.delivery.poll_reserve_seconds > 0
+        request = v2.PullMessageRequest(
+            group=resource("g"),
+            message_queue=queue_of(topic),
+            batch_size=2,
+            filter_expression=v2.FilterExpression(type=SQL, expression="n = 19"),
+        )
+        # Less than the reserve is left: one look, and an answer.
+        call = client.stub.PullMessage(
+            request, metadata=client.metadata, timeout=config.delivery.poll_reserve_seconds * 0.9
+        )
+        answers = [response async for response in call]
+        assert [each.WhichOneof("content") for each in answers] == ["status", "next_offset"]
+        assert (answers[0].status.code, answers[1].next_offset) == (Code.MESSAGE_NOT_FOUND, 2)
+        assert await pulled(client, topic, 2, expression="n = 19", filter_type=SQL) == (Code.OK, ["19"], 20)
+
+
+async def test_too_many_wait(tmp_path: Path) -> None:
+    """TOO_MANY_REQUESTS for the one too many."""
+    async with in_process_broker(tmp_path / "store", delivery=DeliveryConfig(waiting_max=2)) as broker:
+        client = RawClient(broker.channel)
+        topic = await client.create_topic("orders")
+        waiting = [asyncio.create_task(pulled(client, topic, 0, wait=15)) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        assert (await pulled(client, topic, 0, wait=15))[0] == Code.TOO_MANY_REQUESTS
+        await client.goodbye()
+        await asyncio.gather(*waiting)
+
+
+async def test_strict(tmp_path: Path) -> None:
+    """Where nothing comes into being by itself, topic and group must be there; asking for an offset needs no group."""
+    async with in_process_broker(tmp_path / "store", dev=False) as broker:
+        client = RawClient(broker.channel)
+        assert (await pulled(client, "orders", 0))[0] == Code.TOPIC_NOT_FOUND
+        topic = await client.create_topic("orders")
+        assert (await pulled(client, topic, 0))[0] == Code.CONSUMER_GROUP_NOT_FOUND
+        assert (await updated(client, topic, "g", 0)).code == Code.CONSUMER_GROUP_NOT_FOUND
+        assert (await committed(client, topic, "g"))[0] == Code.OFFSET_NOT_FOUND
+        await client.create_group("g")
+        assert await pulled(client, topic, 0, group="g") == (Code.MESSAGE_NOT_FOUND, [], 0)
