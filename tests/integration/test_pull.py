@@ -13,7 +13,6 @@ import pytest
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.config import DeliveryConfig
-from aerobee_broker.processors import pull
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
 from aerobee_store import java_json
@@ -309,9 +308,8 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
         await world.stop()
 
 
-async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> None:
     """Among many that do not pass: MESSAGE_NOT_FOUND in time, and the next pull goes on behind what was looked at."""
-    monkeypatch.setattr(pull, "_READS_PER_STEP_MAX", 1)
     async with in_process_broker(tmp_path / "store") as broker:
         client = RawClient(broker.channel)
         topic = await client.create_topic("orders")
@@ -324,14 +322,14 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkey
             batch_size=2,
             filter_expression=v2.FilterExpression(type=SQL, expression="n = 19"),
         )
-        # Less than the reserve is left: one look, and an answer.
+        # Less than the reserve is left: one step of four reads, and an answer.
         call = client.stub.PullMessage(
             request, metadata=client.metadata, timeout=config.delivery.poll_reserve_seconds * 0.9
         )
         answers = [response async for response in call]
         assert [each.WhichOneof("content") for each in answers] == ["status", "next_offset"]
-        assert (answers[0].status.code, answers[1].next_offset) == (Code.MESSAGE_NOT_FOUND, 2)
-        assert await pulled(client, topic, 2, expression="n = 19", filter_type=SQL) == (Code.OK, ["19"], 20)
+        assert (answers[0].status.code, answers[1].next_offset) == (Code.MESSAGE_NOT_FOUND, 8)
+        assert await pulled(client, topic, 8, expression="n = 19", filter_type=SQL) == (Code.OK, ["19"], 20)
 
 
 async def test_too_many_wait(tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
 _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
-_READS_PER_STEP_MAX: Final = 16  # of one queue, before other calls get their turn; a filter may skip 800 in each
 _SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group looks at before others get their turn
 _UNRECORDED_MAX: Final = 128  # messages that were seen and not delivered, before the journal is told of them
 _LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, as above
@@ -519,7 +518,7 @@ class Deliveries:
         """
         delivery = queue.delivery
         budget = size = _SEEN_PER_STEP_MAX
-        for turn in range(_READS_PER_STEP_MAX):
+        for turn in range(wanted.reads_per_step):
             missing = count - len(delivery.take_ready(count))
             room = self._config.fifo_waiting_max - len(delivery.ready)
             if missing <= 0 or room <= 0:
@@ -533,13 +532,13 @@ class Deliveries:
             self.stats.lost += result.lost
             if result.status == "offset-too-small":
                 self.stats.lost += result.next_offset - delivery.cursor
+            budget -= len(result.records) if wanted.condition is None else result.next_offset - delivery.cursor
             seen.update((record.queue_offset, record) for record in result.records)
             delivery.see(
                 [(record.queue_offset, _message_group(record)) for record in result.records], result.next_offset
             )
             if result.next_offset >= result.max_offset:
                 return False
-            budget -= len(result.records)
             if budget <= 0:
                 break
         return len(delivery.take_ready(count)) < count
@@ -585,7 +584,7 @@ class Deliveries:
 
     def _read_new(self, queue: _Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
         """Read up to `count` messages that were never delivered; True if there may be more of them."""
-        for _ in range(_READS_PER_STEP_MAX):
+        for _ in range(wanted.reads_per_step):
             result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, reading.cursor, count)
             if result.next_offset <= reading.cursor:
                 return False

@@ -24,6 +24,11 @@ class MessageFilter:
     tags: frozenset[str] | None = None
     condition: Condition | None = None
 
+    @property
+    def reads_per_step(self) -> int:
+        """How often a queue may be read before others get their turn: tags skip 800 messages a read, and cheaply."""
+        return 16 if self.condition is None else 4
+
     def passes(self, record: Record) -> bool:
         if self.condition is not None and self.condition(record.properties) is not True:
             return False

@@ -29,7 +29,6 @@ from aerobee_store import MessageStore, Record
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
-_READS_PER_STEP_MAX: Final = 16  # before other calls get their turn, when a filter leaves out all
 _TIME_MAX: Final = (1 << 63) - 1
 
 
@@ -110,7 +109,7 @@ class PullProcessor:
         topic, queue_id = reading.topic, reading.queue_id
         while True:
             self._tables.topics.require(topic)  # it may have been deleted meanwhile
-            for _ in range(_READS_PER_STEP_MAX):
+            for _ in range(wanted.reads_per_step):
                 result = wanted.read(self._store, topic, queue_id, reading.offset, count)
                 at_end = result.next_offset == reading.offset
                 reading.offset = result.next_offset
