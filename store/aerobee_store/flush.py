@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.checkpoint import Checkpoint
@@ -25,6 +26,9 @@ from aerobee_store.file_system import File
 from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.stats import StoreStats
+
+# How long a group may gather. With 16 and 64 sends in flight on two cores, 3 ms gave 1.3 times the sends of none.
+_GATHER_SECONDS_MAX = 0.003
 
 
 def sync_all(files: Sequence[MappedFile | File]) -> float:
@@ -60,6 +64,8 @@ class GroupCommit:
         self._on_failure = on_failure
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
+        self._gathered = asyncio.Event()
+        self._gather_count = 1
         self.sync_error: OSError | None = None  # of a sync that nobody may have waited for to its end
         self._messages_before = 0
         self._failure: StoreFailedError | None = None
@@ -78,12 +84,15 @@ class GroupCommit:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((end, waiter))
         self._wake.set()
+        if len(self._waiters) >= self._gather_count:
+            self._gathered.set()
         await waiter
 
     def fail(self, error: StoreFailedError) -> None:
         """Fail everybody who waits, and end `run`: nothing is written or synced after a failure."""
         self._failure = self._failure or error
         self._wake.set()
+        self._gathered.set()
         while self._waiters:
             _, waiter = self._waiters.popleft()
             if not waiter.done():
@@ -94,6 +103,8 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
+            if self._gather_count > 1:
+                await self._gather()
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
@@ -107,6 +118,7 @@ class GroupCommit:
                 end = self._log.committed
                 timestamp = self.last_appended_timestamp
                 appended = self._stats.messages_appended
+                waited = len(self._waiters)
                 seconds = await self._sync(loop, files)
             except OSError as error:
                 self._stats.sync_failures += 1
@@ -116,8 +128,23 @@ class GroupCommit:
             self._stats.sync_seconds.observe(seconds)
             self._stats.messages_per_sync.observe(appended - self._messages_before)
             self._messages_before = appended
+            # One more than came this time: so the group grows to what is in flight, and shrinks at once when less is.
+            self._gather_count = waited + 1 if waited > 1 else 1
             self._resolve()
             self._after_sync()
+
+    async def _gather(self) -> None:
+        """Let a group that had several waiters become as large again, for a moment at the most.
+
+        A sync costs the processor more than a send does; with many sends in flight, fewer and larger groups raise
+        throughput and, as the processor is what they wait for, lower their latency too. Who sends alone never waits.
+        After PostgreSQL's `commit_delay` and `commit_siblings`.
+        """
+        if len(self._waiters) < self._gather_count:
+            self._gathered.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_SECONDS_MAX):
+                    await self._gathered.wait()
 
     async def _sync(self, loop: asyncio.AbstractEventLoop, files: list[MappedFile]) -> float:
         running = loop.run_in_executor(self._disk, self._sync_files, files)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from aerobee_store import MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError
+from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, flush
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
@@ -79,6 +79,36 @@ async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
         await asyncio.gather(*waiters)
         assert log_syncs(hanging.disk) - before == 2
         assert store.stats.messages_per_sync.last == 49
+
+
+async def send(store: MessageStore, number: int) -> None:
+    (appended,) = store.append([Message("orders", 0, b"%d" % number)])
+    await store.wait_stored(appended.end)
+
+
+async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight waited together; the next nine, who come one after the other, share one sync too, without a time-out."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 30.0)
+    async with asyncio.timeout(20), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(8)))
+        before = log_syncs(disk)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(9):
+                tasks.create_task(send(store, number))
+                for _ in range(20):
+                    await asyncio.sleep(0)
+        assert log_syncs(disk) == before + 1
+
+
+async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When fewer come than the last time, they wait for the gathering time once, and whoever sends alone not at all."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 0.05)
+    async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(8)))
+        await send(store, 8)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        for number in range(3):
+            await send(store, number)
 
 
 async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
