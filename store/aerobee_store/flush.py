@@ -151,9 +151,7 @@ class GroupCommit:
         missing = self._gather_count - waited
         if waited <= 1:
             return 1
-        if (
-            missing == 1
-        ):  # just the one more did not come: there are no more in flight, so do not wait for it again soon
+        if missing == 1:  # the one more did not come, so no more are in flight; do not ask for it again soon
             self._groups_before_growth = _GROUPS_BEFORE_GROWTH
             return waited
         if missing > 1:
