@@ -168,7 +168,10 @@ class Recovery:
         derived = self._checkpoint.derived_offset
         if derived is not None:
             self._index.distrust(derived)
-            return self._segment_start(min(derived, queues_end)) if self._index.files else self._log.min_offset
+            if not self._index.files:
+                return self._log.min_offset
+            # The index is believed for what is in it, and not for where it is said to end.
+            return self._segment_start(min(derived, queues_end, self._index.last_offset))
         begin = self._begin_by_checkpoint()
         begin = min(begin, self._segment_start(queues_end))
         synced = self._synced_index_end()
