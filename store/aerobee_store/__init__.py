@@ -19,7 +19,9 @@ from aerobee_store.errors import (
     StoreLockedError,
     SyncTimeoutError,
 )
-from aerobee_store.message_store import Appended, AppendedBatch, MessageStore, ReadResult, StoreStatus
+from aerobee_store.message_reader import ReadResult
+from aerobee_store.message_store import MessageStore, StoreStatus
+from aerobee_store.message_writer import Appended, AppendedBatch
 from aerobee_store.record import Message, Record
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags

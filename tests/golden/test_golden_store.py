@@ -117,7 +117,7 @@ def test_units_are_those_of_the_manifest(case: GoldenCase) -> None:
         for topic, queues in case.manifest["queues"].items():
             for queue_id, content in queues.items():
                 low, high = expected["queues"].get(topic, {}).get(queue_id, (0, 0))
-                queue = store._queues.get((topic, int(queue_id)))
+                queue = store._queues.simple.get((topic, int(queue_id)))
                 for number, unit in enumerate(content["units"], content["firstUnit"]):
                     if queue is not None and low <= number < high and unit[1] != 0x7FFFFFFF:
                         assert queue.units(number, 1).tolist()[0] == tuple(unit)
@@ -128,7 +128,7 @@ def test_batch_units_are_those_of_the_manifest(case: GoldenCase) -> None:
     with MessageStore.open(config_of(case)) as store:
         for topic, queues in case.manifest.get("batchQueues", {}).items():
             for queue_id, content in queues.items():
-                queue = store._batch_queues[topic, int(queue_id)]
+                queue = store._queues.batch[topic, int(queue_id)]
                 units = queue.units(0, 1 << 16)
                 assert [list(unit)[:6] for unit in units.tolist()] == content
                 for place, _, _, _, base, count in content:

@@ -54,6 +54,7 @@ from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.errors import InvalidTransactionError, TooManyRequestsError
 from aerobee_broker.topics import TopicConfig, TopicTable
 from aerobee_store import (
+    Appended,
     CorruptRecordError,
     InvalidMessageError,
     MessageStore,
@@ -65,7 +66,6 @@ from aerobee_store import (
 )
 from aerobee_store import properties as p
 from aerobee_store.clock import Clock
-from aerobee_store.message_store import Appended
 from aerobee_store.record import Message, TransactionType
 from aerobee_store.stats import Histogram
 

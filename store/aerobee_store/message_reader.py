@@ -1,0 +1,234 @@
+"""Reads messages of a store: of a queue, at a physical offset, by key, by time."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from aerobee_store import inner_batch, properties
+from aerobee_store.batch_consume_queue import BatchConsumeQueue
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.consume_queue import FILLER_SIZE
+from aerobee_store.deleted_topics import DeletedTopics
+from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
+from aerobee_store.index_file import IndexService
+from aerobee_store.queue_table import QueueTable
+from aerobee_store.record import Record, TransactionType
+from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+# Units looked at by one read, as RocketMQ (maxFilterMessageSize): bounds the work of a filter that matches little.
+_SCAN_UNITS_MAX: Final = 800
+
+ReadStatus = Literal["found", "empty", "no-match", "offset-too-small", "offset-at-end", "offset-too-large"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Messages of one queue. `next_offset` is where to read on; `lost` counts units without a readable record."""
+
+    status: ReadStatus
+    records: list[Record]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    lost: int = 0
+
+
+class MessageReader:
+    """The reading half of `MessageStore`, which says what each call promises."""
+
+    def __init__(
+        self, log: CommitLog, queues: QueueTable, index: IndexService, deleted: DeletedTopics, stats: StoreStats
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._deleted = deleted
+        self._stats = stats
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_count: int = 32,
+        max_bytes: int = 4 << 20,
+        tags: frozenset[str] | None = None,
+    ) -> ReadResult:
+        """As MessageStore.read, which has looked whether the store may be read."""
+        queue = self._queues.simple.get((topic, queue_id))
+        if queue is None:
+            batch_queue = self._queues.batch.get((topic, queue_id))
+            if batch_queue is not None:
+                return self._read_inner_batches(batch_queue, queue_offset, max_count, max_bytes, tags)
+            return ReadResult("empty", [], 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if queue_offset < low:
+            return ReadResult("offset-too-small", [], low, low, high)
+        if queue_offset >= high:
+            if not high:
+                return ReadResult("empty", [], 0, 0, 0)
+            status: ReadStatus = "offset-at-end" if queue_offset == high else "offset-too-large"
+            return ReadResult(status, [], high, low, high)
+        units = queue.units(queue_offset, max(_SCAN_UNITS_MAX, max_count) if tags is not None else max_count)
+        codes = None if tags is None else {properties.tags_code(tag) for tag in tags}
+        records: list[Record] = []
+        size = lost = taken = 0
+        for physical_offset, unit_size, code in units.tolist():
+            if codes is not None and code not in codes:
+                taken += 1
+                continue
+            if records and (len(records) >= max_count or size + unit_size > max_bytes):
+                break
+            taken += 1
+            if unit_size == FILLER_SIZE:
+                lost += 1
+                continue
+            try:
+                found = self.record_at(physical_offset)
+            except (RecordNotFoundError, CorruptRecordError) as error:
+                lost += 1
+                _log.error(
+                    "message lost topic=%s queue=%d offset=%d cause=%s",
+                    topic,
+                    queue_id,
+                    queue_offset + taken - 1,
+                    error,
+                )
+                continue
+            if (found.queue_offset, found.queue_id, found.topic) != (queue_offset + taken - 1, queue_id, topic) and (
+                properties.INNER_MULTI_DISPATCH not in found.properties
+            ):
+                lost += 1
+                _log.error(
+                    "unit names another message topic=%s queue=%d offset=%d found=%s/%d/%d",
+                    topic,
+                    queue_id,
+                    queue_offset + taken - 1,
+                    found.topic,
+                    found.queue_id,
+                    found.queue_offset,
+                )
+                continue
+            if tags is not None and found.tag not in tags:
+                continue
+            records.append(found)
+            size += unit_size
+        self._stats.messages_read += len(records)
+        return ReadResult("found" if records else "no-match", records, queue_offset + taken, low, high, lost)
+
+    def _read_inner_batches(
+        self, queue: BatchConsumeQueue, queue_offset: int, max_count: int, max_bytes: int, tags: frozenset[str] | None
+    ) -> ReadResult:
+        """As `read`, each message of a batch for itself. Filtered by its own tag: the unit's is that of the record."""
+        low, high = queue.min_offset, queue.max_offset
+        if queue_offset < low:
+            return ReadResult("offset-too-small", [], low, low, high)
+        if queue_offset >= high:
+            if not high:
+                return ReadResult("empty", [], 0, 0, 0)
+            status: ReadStatus = "offset-at-end" if queue_offset == high else "offset-too-large"
+            return ReadResult(status, [], high, low, high)
+        records: list[Record] = []
+        size = lost = 0
+        position = queue_offset
+        scan_end = high if tags is None else queue_offset + _SCAN_UNITS_MAX
+        units = queue.units(queue.number_at(queue_offset), _SCAN_UNITS_MAX if tags is not None else max_count)
+        for physical_offset, _, _, _, base, count, _, _ in units.tolist():
+            if len(records) >= max_count or position >= scan_end:
+                break
+            lost += max(0, base - position)  # no unit says where these were
+            position = max(position, base)
+            try:
+                messages = inner_batch.unpack(self.record_at(physical_offset))
+                if messages[0].queue_offset != base or len(messages) != count or messages[0].topic != queue.topic:
+                    raise CorruptRecordError(
+                        f"it holds {messages[0].topic}/{messages[0].queue_id} from offset {messages[0].queue_offset} "
+                        f"on, its unit says {queue.topic}/{queue.queue_id} from {base} on",
+                        physical_offset=physical_offset,
+                    )
+            except (RecordNotFoundError, CorruptRecordError) as error:
+                lost += base + count - position
+                _log.error(
+                    "messages lost topic=%s queue=%d offset=%d count=%d cause=%s",
+                    queue.topic,
+                    queue.queue_id,
+                    position,
+                    base + count - position,
+                    error,
+                )
+                position = base + count
+                continue
+            for message in messages[position - base :]:
+                if tags is None or message.tag in tags:
+                    if records and (len(records) >= max_count or size + message.size > max_bytes):
+                        scan_end = position
+                        break
+                    records.append(message)
+                    size += message.size
+                position += 1
+        self._stats.messages_read += len(records)
+        return ReadResult("found" if records else "no-match", records, position, low, high, lost)
+
+    def record_at(self, physical_offset: int) -> Record:
+        """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""
+        try:
+            return self._log.record_at(physical_offset)
+        except CorruptRecordError:
+            self._stats.checksum_failures += 1
+            raise
+
+    def query(self, topic: str, key: str, *, max_count: int, begin: int, end: int) -> list[Record]:
+        """As MessageStore.query."""
+        found: list[Record] = []
+        seen: set[int] = set()
+        deleted_before = self._deleted.end_of(topic)
+        for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
+            if physical_offset in seen:
+                continue
+            seen.add(physical_offset)
+            try:
+                candidate = self.record_at(physical_offset)
+            except (RecordNotFoundError, CorruptRecordError):
+                continue
+            if physical_offset < deleted_before or candidate.topic != topic:
+                continue
+            if not begin <= candidate.store_timestamp <= end:
+                continue
+            if candidate.transaction_type is TransactionType.ROLLBACK:
+                continue
+            if key == candidate.unique_key or key in candidate.keys:
+                found.append(candidate)
+                if len(found) >= max_count:
+                    break
+        return sorted(found, key=lambda item: item.physical_offset)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """As MessageStore.offset_by_time."""
+        queue = self._queues.find(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.offset_by_time(timestamp, boundary)
+        return queue.offset_by_time(timestamp, boundary, self._log.store_timestamp_at) if queue is not None else 0
+
+    def store_timestamp_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
+        """When the message of this queue offset was stored, or None if there is none."""
+        physical_offset = self.physical_offset_at(topic, queue_id, queue_offset)
+        return None if physical_offset is None else self._log.store_timestamp_at(physical_offset)
+
+    def physical_offset_at(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
+        """Where in the log the message of this queue offset begins, or None if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return None
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.physical_offset_at(queue_offset)
+        unit = queue.units(queue_offset, 1)
+        if not len(unit) or int(unit[0]["size"]) == FILLER_SIZE:
+            return None
+        return int(unit[0]["physical_offset"])

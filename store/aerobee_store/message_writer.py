@@ -1,0 +1,309 @@
+"""Appends messages to the log, and moves what one tick of the event loop gathered to the page cache at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aerobee_store import inner_batch, properties, record
+from aerobee_store.batch_consume_queue import AnyQueue
+from aerobee_store.clock import Clock
+from aerobee_store.commit_log import CommitLog
+from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import UNIT_DTYPE, ConsumeQueue
+from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
+from aerobee_store.errors import InvalidMessageError, StoreError, StoreFailedError
+from aerobee_store.flush import GroupCommit
+from aerobee_store.queue_table import QueueTable
+from aerobee_store.record import (
+    SYS_FLAG_INNER_BATCH,
+    SYS_FLAG_PREPARED,
+    SYS_FLAG_TRANSACTION,
+    Draft,
+    Message,
+    TransactionType,
+)
+from aerobee_store.record_batch import RecordBatch, place
+from aerobee_store.stats import StoreStats
+
+# What one tick may gather before it is written without waiting for the tick's end.
+_GATHER_SIZE_MAX: Final = 4 << 20
+
+
+class Appended(NamedTuple):
+    """Where a message went."""
+
+    queue_offset: int
+    physical_offset: int
+    size: int
+    store_timestamp: int
+
+    @property
+    def end(self) -> int:
+        """The physical offset behind it, for `MessageStore.wait_stored`."""
+        return self.physical_offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedBatch:
+    """Where records went that were appended together, with consecutive queue offsets."""
+
+    first_queue_offset: int
+    count: int
+    end: int
+    store_timestamp: int
+
+
+class MessageWriter:
+    """The writing half of `MessageStore`, which says what each call promises. Event loop only."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        queues: QueueTable,
+        dispatch: Dispatch,
+        group_commit: GroupCommit,
+        stats: StoreStats,
+        clock: Clock,
+        *,
+        on_failure: Callable[[BaseException], StoreFailedError],
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._queues = queues
+        self._dispatch = dispatch
+        self._group_commit = group_commit
+        self._stats = stats
+        self._clock = clock
+        self._on_failure = on_failure
+        self.loop: asyncio.AbstractEventLoop | None = None  # None: no services, `flush` or `close` does all
+        self._ended = False
+        self._commit_scheduled = False
+        self._commit_waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    def append(
+        self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
+    ) -> list[Appended]:
+        """As MessageStore.append, which has looked whether the store may be written to."""
+        config, queues = self._config, self._queues
+        if any(message.sys_flag & SYS_FLAG_INNER_BATCH for message in messages):
+            return self._append_inner_batches(messages)
+        drafts = []
+        for message in messages:
+            if len(message.body) > config.body_size_max:
+                raise InvalidMessageError(
+                    f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
+                )
+            if not message.sys_flag & SYS_FLAG_PREPARED and (message.topic, message.queue_id) not in queues.simple:
+                queues.simple_queue(message.topic, message.queue_id)  # refuses a topic of inner batches, nothing stored
+            drafts.append(
+                Draft(message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch)
+            )
+        log = self._log
+        sizes = [draft.size for draft in drafts]
+        self._prepare([sum(sizes)] if split_batch else sizes, essential=essential)
+        if split_batch:
+            log.next_offset(sum(sizes))
+        now = self._clock.now_ms()
+        appended = []
+        entries = []
+        for message, draft in zip(messages, drafts, strict=True):
+            size = draft.size
+            physical_offset = log.next_offset(size)
+            queue = queue_offset = None
+            if not message.sys_flag & SYS_FLAG_PREPARED:
+                queue = queues.simple[message.topic, message.queue_id]
+                queue_offset = queue.next_offset
+                queue.next_offset = queue_offset + 1
+            log.append(draft.encode(queue_offset or 0, physical_offset, now))
+            entries.append(_entry(message, queue, queue_offset or 0, physical_offset, size, now))
+            appended.append(Appended(queue_offset or 0, physical_offset, size, now))
+        self._stats.messages_appended += len(appended)
+        self._stats.bytes_appended += sum(sizes)
+        self._appended(entries, now)
+        return appended
+
+    def _append_inner_batches(self, messages: Sequence[Message]) -> list[Appended]:
+        """They come with their whole content from a store of RocketMQ's, seldom and few: one by one is fast enough."""
+        config = self._config
+        if len(messages) != 1:
+            raise InvalidMessageError("an inner batch is appended alone")
+        (message,) = messages
+        if len(message.body) > config.body_size_max:
+            raise InvalidMessageError(
+                f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
+            )
+        if message.sys_flag & SYS_FLAG_TRANSACTION:
+            raise InvalidMessageError("an inner batch cannot be part of a transaction")
+        queue = self._queues.batch_queue_unless_simple(message.topic, message.queue_id)
+        if queue is None:
+            raise InvalidMessageError(
+                f"topic {message.topic!r} has no batch consume queues, so it takes no inner batch"
+            )
+        message, count = inner_batch.placed(message, queue.next_offset)
+        draft = Draft(message, store_host=config.store_host, property_crc=config.property_crc)
+        size = draft.size
+        self._prepare([size])
+        now = self._clock.now_ms()
+        physical_offset = self._log.next_offset(size)
+        queue_offset = queue.next_offset
+        queue.next_offset += count
+        self._log.append(draft.encode(queue_offset, physical_offset, now))
+        self._stats.messages_appended += count
+        self._stats.bytes_appended += size
+        self._appended([_entry(message, queue, queue_offset, physical_offset, size, now, count)], now)
+        return [Appended(queue_offset, physical_offset, size, now)]
+
+    def append_records(self, topic: str, queue_id: int, batch: RecordBatch) -> AppendedBatch:
+        """As MessageStore.append_records, likewise."""
+        count = len(batch)
+        if not count:
+            raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
+        if batch.topics != (topic,) or (batch.queue_id != queue_id).any():
+            raise InvalidMessageError(f"the records are not all of queue {queue_id} of topic {topic!r}")
+        if (batch.sys_flag & SYS_FLAG_TRANSACTION).any():
+            raise InvalidMessageError("a transactional record cannot be appended in store layout")
+        if (batch.sys_flag & SYS_FLAG_INNER_BATCH).any():
+            raise InvalidMessageError("an inner batch cannot be appended in store layout")
+        self._prepare(batch.size.tolist())
+        queue = self._queues.simple_queue(topic, queue_id)
+        now = self._clock.now_ms()
+        first = 0
+        first_queue_offset = queue.next_offset
+        while first < count:
+            # What fits into the segment goes in as one copy.
+            physical_offset = self._log.next_offset(int(batch.size[first]))
+            room = self._log.segment_size - physical_offset % self._log.segment_size - record.BLANK_SIZE_MIN
+            ends = batch.start[first:] + batch.size[first:] - batch.start[first]
+            last = first + int(np.searchsorted(ends, room, side="right"))
+            self._append_slice(queue, batch, first, last, physical_offset, now)
+            first = last
+        self._stats.messages_appended += count
+        return AppendedBatch(first_queue_offset, count, self._log.wrote, now)
+
+    def _append_slice(
+        self, queue: ConsumeQueue, batch: RecordBatch, first: int, last: int, physical_offset: int, now: int
+    ) -> None:
+        begin = int(batch.start[first])
+        data = bytearray(batch.buffer[begin : int(batch.start[last - 1] + batch.size[last - 1])])
+        part = batch.slice(first, last)
+        queue_offset = queue.next_offset
+        queue.next_offset += last - first
+        placed = place(
+            part,
+            data,
+            np.arange(queue_offset, queue.next_offset),
+            physical_offset,
+            now,
+            self._config.store_host,
+        )
+        self._log.append(data)
+        units = np.zeros(last - first, UNIT_DTYPE)
+        units["physical_offset"] = placed.physical_offset
+        units["size"] = placed.size
+        units["tags_code"] = placed.tags_codes()
+        rows, hashes = placed.index_hashes()
+        self._stats.bytes_appended += len(data)
+        self._appended(
+            EntryBatch(
+                queue=queue,
+                queue_offset=queue_offset,
+                units=units.tobytes(),
+                count=last - first,
+                last_store_timestamp=now,
+                key_hashes=hashes,
+                key_physical_offsets=placed.physical_offset[rows],
+                key_timestamps=placed.store_timestamp[rows],
+            ),
+            now,
+        )
+
+    async def wait_committed(self, end: int) -> None:
+        """Return once the bytes before physical offset `end` are in the page cache. StoreFailedError."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commit_waiters.append((end, waiter))
+        await waiter
+
+    def commit(self) -> None:
+        """Move what was appended to the page cache now. What fails, fails the store and is not raised."""
+        try:
+            self._log.commit()
+            self._stats.commits += 1
+            if self._config.flush == "async":
+                self._dispatch.follow(self._log.committed)
+        except (OSError, StoreError) as error:
+            self._on_failure(error)
+            return
+        committed = self._log.committed
+        waiters, self._commit_waiters = self._commit_waiters, []
+        for end, waiter in waiters:
+            if end > committed:
+                self._commit_waiters.append((end, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+
+    def fail(self, error: StoreFailedError) -> None:
+        """Fail everybody who waits for the page cache; nothing is committed any more."""
+        self._ended = True
+        for _, waiter in self._commit_waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._commit_waiters.clear()
+
+    def close(self) -> None:
+        """Nothing is committed any more."""
+        self._ended = True
+
+    def _prepare(self, sizes: list[int], *, essential: bool = False) -> None:
+        try:
+            self._log.prepare(sizes, essential=essential)
+        except OSError as error:
+            raise self._on_failure(error) from error
+
+    def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int) -> None:
+        self._dispatch.add(self._log.wrote, entries)
+        self._group_commit.last_appended_timestamp = now
+        if self.loop is None:
+            return  # no services: `flush` or `close` does it
+        if self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
+            self.commit()
+        elif not self._commit_scheduled:
+            self._commit_scheduled = True
+            self.loop.call_soon(self._commit_scheduled_now)
+
+    def _commit_scheduled_now(self) -> None:
+        self._commit_scheduled = False
+        if not self._ended:
+            self.commit()
+
+
+def _entry(
+    message: Message,
+    queue: AnyQueue | None,
+    queue_offset: int,
+    physical_offset: int,
+    size: int,
+    store_timestamp: int,
+    message_count: int = 0,
+) -> Entry:
+    raw = message.raw_properties
+    values = message.properties if raw is None else properties.decode_properties(raw)
+    topic = message.topic
+    code = properties.tags_code(values.get(properties.TAGS))
+    if topic == SCHEDULE_TOPIC:
+        code = unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
+    index_keys: tuple[str, ...] = ()
+    if message.sys_flag & SYS_FLAG_TRANSACTION != TransactionType.ROLLBACK:
+        unique_key = values.get(properties.UNIQ_KEY)
+        keys = values.get(properties.KEYS)
+        if unique_key:
+            index_keys = (unique_key,)
+        if keys:
+            index_keys += tuple(properties.split_keys(keys))
+    return Entry(queue, queue_offset, physical_offset, size, code, store_timestamp, topic, index_keys, message_count)

@@ -1,0 +1,142 @@
+"""The consume queues of a store, by topic and queue id: the usual ones and those of inner batches.
+
+A topic has queues of one kind. They come into being with their first message, and a topic that was deleted and comes
+again goes on where it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
+from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import ConsumeQueue
+from aerobee_store.deleted_topics import DeletedTopics
+from aerobee_store.errors import InvalidMessageError, StoreDirectoryError
+from aerobee_store.file_system import FileSystem
+
+SIMPLE_DIRECTORY: Final = "consumequeue"
+BATCH_DIRECTORY: Final = "batchconsumequeue"
+
+
+class QueueTable:
+    """All queues of a store. Single-threaded, as the queues."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        config: StoreConfig,
+        deleted: DeletedTopics,
+        is_batch_topic: Callable[[str], bool],
+    ) -> None:
+        self._file_system = file_system
+        self._config = config
+        self._deleted = deleted
+        self._is_batch_topic = is_batch_topic
+        self._batch_topics: set[str] = set()  # those seen in the store; the caller may know more
+        self.simple: dict[tuple[str, int], ConsumeQueue] = {}
+        self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
+
+    def __len__(self) -> int:
+        return len(self.simple) + len(self.batch)
+
+    def load(self, *, suspect: bool) -> None:
+        """Find the queues in the directory. StoreDirectoryError: something is no queue, or a topic has both kinds."""
+        for topic, queue_id in self._names(BATCH_DIRECTORY):
+            self._batch_topics.add(topic)
+            self._batch_queue(topic, queue_id).load(suspect=suspect)
+        for topic, queue_id in self._names(SIMPLE_DIRECTORY):
+            if self._is_batch(topic):
+                raise StoreDirectoryError(
+                    f"{self._config.directory / SIMPLE_DIRECTORY / topic}: topic {topic!r} has batch consume queues, "
+                    f"or the attribute for them, and these as well; `aerobee store rebuild` makes them from the log"
+                )
+            self.simple_queue(topic, queue_id).load(suspect=suspect)
+
+    def all(self) -> list[AnyQueue]:
+        """Every queue, of both kinds."""
+        return [*self.simple.values(), *self.batch.values()]
+
+    def find(self, topic: str, queue_id: int) -> AnyQueue | None:
+        """The queue, of whichever kind, or None."""
+        key = topic, queue_id
+        return self.simple.get(key) or self.batch.get(key)
+
+    def of_topic(self, topic: str) -> list[AnyQueue]:
+        """The queues of one topic."""
+        return [queue for queue in self.all() if queue.topic == topic]
+
+    def ids(self) -> dict[str, list[int]]:
+        """Topic -> queue ids, of every queue that has ever had a message."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in sorted((queue.topic, queue.queue_id) for queue in self.all() if queue.files):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
+    def simple_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made if there is none. InvalidMessageError for a topic of inner batches."""
+        queue = self.simple.get((topic, queue_id))
+        if queue is None:
+            if self._is_batch(topic):
+                raise InvalidMessageError(
+                    f"topic {topic!r} has batch consume queues (queue.type=BatchCQ): it takes inner batches only"
+                )
+            directory = self._config.directory / SIMPLE_DIRECTORY / topic / str(queue_id)
+            queue = ConsumeQueue(self._file_system, directory, topic, queue_id, self._config.queue_file_size)
+            self.simple[topic, queue_id] = queue
+            queue.begin_at(self._deleted.next_offset(topic, queue_id))
+        return queue
+
+    def simple_queue_unless_batch(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The same, but None for a topic of inner batches."""
+        return None if self._is_batch(topic) else self.simple_queue(topic, queue_id)
+
+    def batch_queue_unless_simple(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
+        """The queue of inner batches, made if there is none; None for a topic that has queues of the other kind."""
+        if not self._is_batch(topic) and any(name == topic and queue.files for (name, _), queue in self.simple.items()):
+            return None
+        return self._batch_queue(topic, queue_id)
+
+    def destroy(self, queues: Sequence[AnyQueue], log_end: int) -> None:
+        """Remove all queues of one topic, after noting where they ended. OSError."""
+        topic = queues[0].topic
+        self._deleted.add(topic, log_end, {queue.queue_id: queue.next_offset for queue in queues})
+        for queue in queues:
+            next_offset = queue.next_offset
+            queue.destroy()
+            queue.begin_at(next_offset)
+        self._file_system.remove_directory(queues[0].directory.parent)
+        if topic in self._batch_topics:
+            # A topic of that name that comes later may be of the other kind.
+            self._batch_topics.remove(topic)
+            for queue in queues:
+                del self.batch[topic, queue.queue_id]
+
+    def close(self) -> None:
+        """Close every queue."""
+        for queue in self.all():
+            queue.close()
+
+    def _is_batch(self, topic: str) -> bool:
+        return topic in self._batch_topics or self._is_batch_topic(topic)
+
+    def _batch_queue(self, topic: str, queue_id: int) -> BatchConsumeQueue:
+        queue = self.batch.get((topic, queue_id))
+        if queue is None:
+            directory = self._config.directory / BATCH_DIRECTORY / topic / str(queue_id)
+            queue = BatchConsumeQueue(self._file_system, directory, topic, queue_id, self._config.batch_queue_file_size)
+            self.batch[topic, queue_id] = queue
+            self._batch_topics.add(topic)
+            queue.begin_at(self._deleted.next_offset(topic, queue_id))
+        return queue
+
+    def _names(self, name: str) -> list[tuple[str, int]]:
+        root = self._config.directory / name
+        found = []
+        for topic in self._file_system.list(root):
+            for queue_id in self._file_system.list(root / topic):
+                if not (queue_id.isascii() and queue_id.isdigit()):
+                    raise StoreDirectoryError(f"{root / topic / queue_id}: not a queue of this store; move it away")
+                found.append((topic, int(queue_id)))
+        return found

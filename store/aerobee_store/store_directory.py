@@ -1,0 +1,56 @@
+"""The directory of a store: what it may hold before it is opened, and the lock that keeps it to one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from aerobee_store.errors import StoreDirectoryError, StoreError, StoreFullError, StoreLockedError
+from aerobee_store.file_system import NO_ROOM, FileSystem, Lock
+
+# A directory with any of these is a store; one with other things and none of these belongs to somebody else.
+_STORE_NAMES: Final = frozenset(
+    {
+        "commitlog",
+        "consumequeue",
+        "batchconsumequeue",
+        "index",
+        "checkpoint",
+        "abort",
+        "abort.bak",
+        "lock",
+        "config",
+        "store",
+        "lost+found",
+    }
+)
+
+
+def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
+    """Lock the directory of a store, made if it is not there. StoreLockedError, StoreDirectoryError, OSError."""
+    if file_system.exists(directory):
+        if not file_system.is_directory(directory):
+            raise StoreDirectoryError(f"{directory}: not a directory; name one that is empty or holds a store")
+        names = set(file_system.list(directory))
+        if names and not names & _STORE_NAMES:
+            example = min(names)
+            raise StoreDirectoryError(
+                f"{directory}: holds {example!r} and nothing of a store; name an empty directory, or one with a store"
+            )
+    else:
+        file_system.make_directory(directory)
+    try:
+        return file_system.lock(directory / "lock", b"lock")
+    except BlockingIOError as error:
+        raise StoreLockedError(
+            f"{directory}: another process has this store open; stop it, or name another directory"
+        ) from error
+
+
+def open_error(directory: Path, error: OSError) -> StoreError:
+    """What to say of a disk that refused when a store was opened."""
+    if isinstance(error, StoreError):
+        return error
+    if error.errno in NO_ROOM:
+        return StoreFullError(f"{directory}: no space left on the disk; free some and start again")
+    return StoreDirectoryError(f"{error.filename or directory}: {error.strerror}; the store cannot be opened")
