@@ -6,11 +6,11 @@ Groups have the same stored names as topics: `<namespace>%<name>`, or the bare n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from aerobee_broker.data_version import DataVersion, Revision
+from aerobee_broker.data_version import DataVersion, NamedTable
 from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
 from aerobee_broker.json_fields import INT64_MAX, JsonFields
 from aerobee_broker.topics import split_stored_name
@@ -175,15 +175,8 @@ def _policy_to_json(policy: CustomizedRetry | ExponentialRetry, raw: dict[str, o
     return written
 
 
-class GroupTable:
-    """All consumer groups, by stored name. Changes are in memory; they are saved like those of a TopicTable."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._groups: dict[str, GroupConfig] = {}
-        self._version = DataVersion()
-        self._revision = Revision()
-        self._extra: Mapping[str, object] = {}
+class GroupTable(NamedTable[GroupConfig]):
+    """All consumer groups, by stored name."""
 
     @classmethod
     def from_json(cls, value: object | None, clock: Clock) -> GroupTable:
@@ -194,7 +187,7 @@ class GroupTable:
         fields = JsonFields("subscriptionGroup.json", value)
         table._version = DataVersion.from_json(fields.full_name("dataVersion"), fields.mapping("dataVersion"))
         for name, item in fields.mapping("subscriptionGroupTable").items():
-            table._groups[name] = GroupConfig.from_json(name, item)
+            table._items[name] = GroupConfig.from_json(name, item)
         table._extra = fields.rest()
         return table
 
@@ -203,41 +196,12 @@ class GroupTable:
         return Bean(
             {"forbiddenTable": {}, **self._extra},
             dataVersion=self._version.to_json(),
-            subscriptionGroupTable={name: group.to_json() for name, group in self._groups.items()},
+            subscriptionGroupTable={name: group.to_json() for name, group in self._items.items()},
         )
-
-    @property
-    def version(self) -> DataVersion:
-        return self._version
-
-    @property
-    def revision(self) -> int:
-        """Changes so far in this process; give `mark_saved` the one that the snapshot had."""
-        return self._revision.current
-
-    @property
-    def dirty(self) -> bool:
-        """Whether there are changes that `mark_saved` has not confirmed."""
-        return self._revision.dirty
-
-    def mark_saved(self, revision: int) -> None:
-        self._revision.mark_saved(revision)
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[GroupConfig]:
-        return iter(tuple(self._groups.values()))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._groups
-
-    def get(self, name: str) -> GroupConfig | None:
-        return self._groups.get(name)
 
     def require(self, name: str) -> GroupConfig:
         """Return the group with this stored name, or raise GroupNotFoundError."""
-        group = self._groups.get(name)
+        group = self._items.get(name)
         if group is None:
             raise GroupNotFoundError(name)
         return group
@@ -246,7 +210,7 @@ class GroupTable:
         """Add a group for a user. Raises IllegalGroupError, GroupExistsError."""
         check_group_name(group.name)
         _check_retries(group)
-        if group.name in self._groups:
+        if group.name in self._items:
             raise GroupExistsError(group.name)
         self._put(group)
 
@@ -262,16 +226,7 @@ class GroupTable:
         self.require(name)
         if is_system_group(name):
             raise IllegalGroupError(f"consumer group {name!r} belongs to the broker and cannot be deleted; leave it")
-        del self._groups[name]
-        self._changed()
-
-    def _put(self, group: GroupConfig) -> None:
-        self._groups[group.name] = group
-        self._changed()
-
-    def _changed(self) -> None:
-        self._version = self._version.next(self._clock.now_ms())
-        self._revision.advance()
+        self._remove(name)
 
 
 def _check_retries(group: GroupConfig) -> None:

@@ -6,10 +6,9 @@ The offset is that of the next message to consume: all before it are finished. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from aerobee_broker.data_version import DataVersion, Revision
+from aerobee_broker.data_version import DataVersion, VersionedTable
 from aerobee_broker.errors import TableFormatError
 from aerobee_broker.json_fields import INT32_MAX, INT64_MAX, JsonFields, checked_integer
 from aerobee_store.clock import Clock
@@ -19,20 +18,17 @@ _CHANGES_PER_VERSION: Final = 500  # RocketMQ makes a new data version for every
 _SEPARATOR: Final = "@"  # neither a topic nor a group may have it
 
 
-class OffsetTable:
+class OffsetTable(VersionedTable):
     """Consumer offsets, by stored names of topic and group. Changes are in memory until a snapshot of them is saved.
 
     A lost save costs redeliveries and no messages, so it is enough to save every few seconds while `dirty`.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" -> queue id -> offset
         self._topics_of_group: dict[str, dict[str, None]] = {}  # the inner dict is an ordered set
-        self._version = DataVersion()
-        self._revision = Revision()
         self._changes_since_version = 0
-        self._extra: Mapping[str, object] = {}
 
     @classmethod
     def from_json(cls, value: object | None, clock: Clock) -> OffsetTable:
@@ -60,23 +56,6 @@ class OffsetTable:
             groupTopicMap={group: list[object](topics) for group, topics in self._topics_of_group.items()},
             offsetTable={key: IntegerMap.of(queues) for key, queues in self._offsets.items()},
         )
-
-    @property
-    def version(self) -> DataVersion:
-        return self._version
-
-    @property
-    def revision(self) -> int:
-        """Changes so far in this process; give `mark_saved` the one that the snapshot had."""
-        return self._revision.current
-
-    @property
-    def dirty(self) -> bool:
-        """Whether there are changes that `mark_saved` has not confirmed."""
-        return self._revision.dirty
-
-    def mark_saved(self, revision: int) -> None:
-        self._revision.mark_saved(revision)
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         """The offset of the next message to consume; None if nothing was ever committed."""
@@ -141,7 +120,7 @@ class OffsetTable:
         self._changes_since_version += count
         if self._changes_since_version >= _CHANGES_PER_VERSION:
             self._changes_since_version = 0
-            self._version = self._version.next(self._clock.now_ms())
+            self._note_version()
 
 
 def _take_group_topic_map(fields: JsonFields, topics_of_group: dict[str, dict[str, None]]) -> None:

@@ -1,10 +1,14 @@
-"""How RocketMQ numbers the states of a table, and how ours know what is not on disk yet."""
+"""What the tables in RocketMQ's configuration files share: how it numbers their states, and how ours know what is not
+on disk yet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from aerobee_broker.json_fields import INT64_MAX, JsonFields
+from aerobee_store.clock import Clock
 from aerobee_store.java_json import Bean
 
 
@@ -56,3 +60,80 @@ class Revision:
     @property
     def dirty(self) -> bool:
         return self.current != self._saved
+
+
+class VersionedTable:
+    """A table that is kept in one of RocketMQ's files. Changes are in memory until a snapshot of them is saved:
+
+    revision = table.revision
+    value = table.snapshot()            # event loop
+    json_table.save(value)              # disk thread
+    table.mark_saved(revision)          # event loop
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._version = DataVersion()
+        self._revision = Revision()
+        self._extra: Mapping[str, object] = {}  # fields of the file that we do not know, written back as they came
+
+    @property
+    def version(self) -> DataVersion:
+        return self._version
+
+    @property
+    def revision(self) -> int:
+        """Changes so far in this process; give `mark_saved` the one that the snapshot had."""
+        return self._revision.current
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there are changes that `mark_saved` has not confirmed."""
+        return self._revision.dirty
+
+    def mark_saved(self, revision: int) -> None:
+        self._revision.mark_saved(revision)
+
+    def _note_version(self) -> None:
+        self._version = self._version.next(self._clock.now_ms())
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Item = TypeVar("_Item", bound=_Named)
+
+
+class NamedTable(VersionedTable, Generic[_Item]):
+    """Topics or groups, by stored name. Every change is a new version; whoever makes one has it saved before it is
+    answered."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._items: dict[str, _Item] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[_Item]:
+        return iter(tuple(self._items.values()))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def get(self, name: str) -> _Item | None:
+        return self._items.get(name)
+
+    def _put(self, item: _Item) -> None:
+        self._items[item.name] = item
+        self._changed()
+
+    def _remove(self, name: str) -> None:
+        del self._items[name]
+        self._changed()
+
+    def _changed(self) -> None:
+        self._note_version()
+        self._revision.advance()

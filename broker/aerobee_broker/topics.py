@@ -8,12 +8,12 @@ namespace, else `<namespace>%<name>`, and for the topics that belong to a group 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import Final
 
-from aerobee_broker.data_version import DataVersion, Revision
+from aerobee_broker.data_version import DataVersion, NamedTable
 from aerobee_broker.errors import (
     IllegalNamespaceError,
     IllegalTopicError,
@@ -243,21 +243,8 @@ class TopicConfig:
 # All of them
 
 
-class TopicTable:
-    """All topics, by stored name. Changes are in memory; whoever makes one has `snapshot` saved before it is answered.
-
-    revision = table.revision
-    value = table.snapshot()            # event loop
-    json_table.save(value)              # disk thread
-    table.mark_saved(revision)          # event loop
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._topics: dict[str, TopicConfig] = {}
-        self._version = DataVersion()
-        self._revision = Revision()
-        self._extra: Mapping[str, object] = {}
+class TopicTable(NamedTable[TopicConfig]):
+    """All topics, by stored name."""
 
     @classmethod
     def from_json(cls, value: object | None, clock: Clock) -> TopicTable:
@@ -268,7 +255,7 @@ class TopicTable:
         fields = JsonFields("topics.json", value)
         table._version = DataVersion.from_json("topics.json.dataVersion", fields.mapping("dataVersion"))
         for name, item in fields.mapping("topicConfigTable").items():
-            table._topics[name] = TopicConfig.from_json(name, item)
+            table._items[name] = TopicConfig.from_json(name, item)
         table._extra = fields.rest()
         return table
 
@@ -277,41 +264,12 @@ class TopicTable:
         return Bean(
             self._extra,
             dataVersion=self._version.to_json(),
-            topicConfigTable={name: topic.to_json() for name, topic in self._topics.items()},
+            topicConfigTable={name: topic.to_json() for name, topic in self._items.items()},
         )
-
-    @property
-    def version(self) -> DataVersion:
-        return self._version
-
-    @property
-    def revision(self) -> int:
-        """Changes so far in this process; give `mark_saved` the one that the snapshot had."""
-        return self._revision.current
-
-    @property
-    def dirty(self) -> bool:
-        """Whether there are changes that `mark_saved` has not confirmed."""
-        return self._revision.dirty
-
-    def mark_saved(self, revision: int) -> None:
-        self._revision.mark_saved(revision)
-
-    def __len__(self) -> int:
-        return len(self._topics)
-
-    def __iter__(self) -> Iterator[TopicConfig]:
-        return iter(tuple(self._topics.values()))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._topics
-
-    def get(self, name: str) -> TopicConfig | None:
-        return self._topics.get(name)
 
     def require(self, name: str) -> TopicConfig:
         """Return the topic with this stored name, or raise TopicNotFoundError."""
-        topic = self._topics.get(name)
+        topic = self._items.get(name)
         if topic is None:
             raise TopicNotFoundError(name)
         return topic
@@ -320,13 +278,13 @@ class TopicTable:
         """Add a topic for a user. Raises IllegalTopicError, TopicExistsError."""
         check_new_topic_name(topic.name)
         _check_queue_counts(topic)
-        if topic.name in self._topics:
+        if topic.name in self._items:
             raise TopicExistsError(topic.name)
         self._put(topic)
 
     def create_internal(self, topic: TopicConfig) -> TopicConfig:
         """Add a topic that the broker needs (system, retry, dead letters), unless it exists; return what is there."""
-        existing = self._topics.get(topic.name)
+        existing = self._items.get(topic.name)
         if existing is not None:
             return existing
         _check_form(topic.name, INTERNAL_TOPIC_NAME_SIZE_MAX)
@@ -345,16 +303,7 @@ class TopicTable:
         self.require(name)
         if is_system_topic(name):
             raise IllegalTopicError(f"topic {name!r} belongs to the broker and cannot be deleted; leave it")
-        del self._topics[name]
-        self._changed()
-
-    def _put(self, topic: TopicConfig) -> None:
-        self._topics[topic.name] = topic
-        self._changed()
-
-    def _changed(self) -> None:
-        self._version = self._version.next(self._clock.now_ms())
-        self._revision.advance()
+        self._remove(name)
 
 
 def _check_queue_counts(topic: TopicConfig) -> None:

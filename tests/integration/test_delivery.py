@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aerobee_broker.consumer_groups import GroupConfig
-from aerobee_broker.delivery.deliveries import DeliveredMessage
 from aerobee_broker.delivery.journal import JOURNAL_GROUP, JOURNAL_TOPIC
+from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.errors import (
     GroupNotFoundError,
     InvalidReceiptHandleError,

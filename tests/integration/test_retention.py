@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.journal import JOURNAL_TOPIC
+from aerobee_broker.delivery.journal import JOURNAL_TOPIC, Journal
 from aerobee_proto import admin_v1, v2
 from aerobee_store import Message, RunningFlags, StoreConfig, StoreFullError
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World, bodies
@@ -92,14 +92,14 @@ async def test_the_log_is_kept_where_a_snapshot_cannot_be_written(
     await world.send("a")
     begin = world.store.queue_range(JOURNAL_TOPIC, 0)[1]
     await world.receive()
-    await world.store.wait_stored(world.deliveries._journal.end)
+    await world.store.wait_stored(world.store.positions[0])
     needed = world.store.physical_offset_at(JOURNAL_TOPIC, 0, begin)
     assert needed is not None
 
     def full(*_: object, **__: object) -> None:
         raise StoreFullError("not a byte left")
 
-    monkeypatch.setattr(world.deliveries._journal, "append", full)
+    monkeypatch.setattr(Journal, "append", full)
     await expire(world, 3)
     assert world.store.status().min_offset <= needed < world.store.status().min_offset + SEGMENT
     monkeypatch.undo()

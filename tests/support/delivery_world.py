@@ -12,8 +12,9 @@ from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.config import DeliveryConfig
-from aerobee_broker.delivery.deliveries import DeliveredMessage, Deliveries
+from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter
+from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.tables import Tables

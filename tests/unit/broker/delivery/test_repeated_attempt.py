@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.deliveries import DeliveredMessage
+from aerobee_broker.delivery.receiving import DeliveredMessage
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World, bodies
 
 

@@ -1,0 +1,56 @@
+"""Messages that a group could not consume, copied to the topic of its dead letters."""
+
+from __future__ import annotations
+
+from aerobee_broker.delivery.stats import DeliveryStats
+from aerobee_broker.delivery.subscriptions import DeliveryTables
+from aerobee_broker.topics import TopicConfig, dead_letter_topic
+from aerobee_store import InvalidMessageError, MessageStore, Record
+from aerobee_store import properties as p
+from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
+
+
+class DeadLetters:
+    """The dead letters of all groups."""
+
+    def __init__(self, store: MessageStore, tables: DeliveryTables, stats: DeliveryStats) -> None:
+        self._store = store
+        self._tables = tables
+        self._stats = stats
+
+    def has_topic(self, group: str) -> bool:
+        """Whether `append` may be called for the group."""
+        return dead_letter_topic(group) in self._tables.topics
+
+    async def create_topic(self, group: str) -> None:
+        """On disk when this returns."""
+        self._tables.topics.create_internal(TopicConfig.of_type(dead_letter_topic(group), queue_count=1))
+        await self._tables.save_topics()
+
+    def append(self, record: Record, group: str) -> None:
+        """The event that finishes the message must be appended in the same step: it then follows in the log."""
+        origin_id = record.unique_key or p.offset_message_id(record.store_host, record.physical_offset)
+        properties = {
+            **record.properties,
+            p.DLQ_ORIGIN_TOPIC: record.topic,
+            p.DLQ_ORIGIN_MESSAGE_ID: origin_id,
+        }
+        message = Message(
+            topic=dead_letter_topic(group),
+            queue_id=0,
+            body=record.body,
+            properties=properties,
+            flag=record.flag,
+            sys_flag=record.sys_flag & ~SYS_FLAG_TRANSACTION,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+        )
+        try:
+            self._store.append([message], essential=True)
+        except InvalidMessageError:
+            # Properties that were at their limit already: better a dead letter without its origin than none.
+            message.raw_properties = record.raw_properties
+            self._store.append([message], essential=True)
+        self._store.request_flush()  # with sync flush nobody can read it before, and nobody may be waiting for it
+        self._stats.dead_letters += 1

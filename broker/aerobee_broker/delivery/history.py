@@ -1,0 +1,177 @@
+"""The delivery journal in use: events as they happen, snapshots that bound a replay, and the replay itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.events import Delivered, State
+from aerobee_broker.delivery.journal import (
+    JOURNAL_GROUP,
+    JOURNAL_QUEUE_ID,
+    JOURNAL_TOPIC,
+    VERSION,
+    EventKind,
+    Journal,
+    JournalEntry,
+    QueueKey,
+    Removed,
+    encode_state,
+    highest_offset,
+)
+from aerobee_broker.delivery.stats import DeliveryStats
+from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, Subscriptions
+from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
+from aerobee_store.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+
+class History:
+    """What makes the state of all queues durable. Event loop only, but for `replay`."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        tables: DeliveryTables,
+        clock: Clock,
+        config: DeliveryConfig,
+        subscriptions: Subscriptions,
+        stats: DeliveryStats,
+    ) -> None:
+        self._store = store
+        self._tables = tables
+        self._clock = clock
+        self._config = config
+        self._subscriptions = subscriptions
+        self._stats = stats
+        self._journal = Journal(store, store.config.body_size_max)
+        self._snapshot_wake = asyncio.Event()
+        self._events_at_snapshot = 0
+
+    # Events
+
+    def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> None:
+        """Append events of one kind, in the step that changes the state. Raises StoreError."""
+        self._journal.append(kind, events, now_ms, version=version)
+        if self._journal.event_count - self._events_at_snapshot >= self._config.snapshot_event_count:
+            self._snapshot_wake.set()
+
+    async def wait_logged(self) -> None:
+        """Return once all events so far are in the log: what a crash of the process leaves."""
+        await self._store.wait_stored(self._journal.end, durable=False)
+
+    async def wait_stored(self) -> None:
+        """Return once all events so far are as safe as a message that was sent."""
+        await self._store.wait_stored(self._journal.end)
+
+    # Snapshots
+
+    @property
+    def is_new_since_snapshot(self) -> bool:
+        """Whether a replay from the latest snapshot would have anything to do."""
+        return self._journal.event_count != self._events_at_snapshot
+
+    async def snapshot(self) -> None:
+        """Write everything into the journal; once that is durable, a replay begins there."""
+        position = self._journal.next_queue_offset
+        events = [
+            encode_state(queue.encoded_key, state)
+            for queue in self._subscriptions
+            if not queue.delivery.is_trivial
+            for state in queue.delivery.states(self._journal.state_entry_count_max)
+        ]
+        for queue in self._subscriptions:
+            self._subscriptions.note_commit(queue)
+        if events:
+            self._journal.append(EventKind.STATE, events, self._clock.now_ms())
+        self._events_at_snapshot = self._journal.event_count
+        self._stats.snapshots += 1
+        await self._store.wait_stored(self._journal.end, durable=True)
+        self._tables.offsets.commit(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID, position)
+
+    async def try_snapshot(self) -> None:
+        """Without one, the next start has more to replay, and nothing else is worse."""
+        try:
+            await self.snapshot()
+        except (StoreFullError, SyncTimeoutError) as error:
+            _log.warning("no snapshot of deliveries cause=%s", error)
+
+    async def run(self) -> None:
+        """A snapshot every so many events, until cancelled."""
+        while True:
+            await self._snapshot_wake.wait()
+            self._snapshot_wake.clear()
+            await self.try_snapshot()
+            await self._tables.save()  # the replay begins at the snapshot only where the table says so
+
+    async def keep_from(self, end: int) -> int:
+        """From which physical offset the log must be kept, when all before `end` is about to go.
+
+        What a replay would need of that is written anew: everything into the journal, and then the committed offsets,
+        which are all there is of queues without anything in flight, into their file. Raises OSError, StoreError.
+        """
+        begin = self._replay_begin()
+        if begin is not None and begin < end:
+            await self.try_snapshot()
+            begin = self._replay_begin()
+        await self._tables.save()  # with a position that is at least as late as `begin`
+        return end if begin is None else min(begin, end)
+
+    def _replay_begin(self) -> int | None:
+        """The physical offset of the first record that a replay would read; None if there is none."""
+        low, high = self._store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)
+        start = self._tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID) or 0
+        for queue_offset in range(max(start, low), high):
+            found = self._store.physical_offset_at(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, queue_offset)
+            if found is not None:  # damaged ones have no place in the log
+                return found
+        return None
+
+    # Replay
+
+    def replay(self) -> int:
+        """Apply the journal to the committed offsets; returns how many events that were. JournalFormatError."""
+        start = self._tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID)
+        ends: dict[QueueKey, int] = {}
+        count = ignored = 0
+        for entry in self._journal.replay(start):
+            count += 1
+            if not self._replay(entry, ends):
+                ignored += 1
+        if ignored:  # usually of a topic that was deleted later
+            _log.warning("journal events ignored count=%d cause=%r", ignored, "the log does not have their messages")
+        self._events_at_snapshot = -count  # they count for the next one: a replay stays bounded over restarts
+        return count
+
+    def _replay(self, entry: JournalEntry, ends: dict[QueueKey, int]) -> bool:
+        """Apply one event; False if it speaks of messages that the log does not have."""
+        if isinstance(entry.event, Removed):
+            self._subscriptions.drop(entry.event.topic, entry.event.group)
+            return True
+        key, event = entry.key, entry.event
+        assert key is not None, "only Removed has no queue"
+        end = ends.get(key)
+        if end is None:
+            end = ends[key] = self._store.queue_range(key.topic, key.queue_id)[1]
+        if highest_offset(event) > end:
+            return False
+        queues = self._subscriptions.add(key.topic, key.group).queues
+        queue = queues.get(key.queue_id)
+        if queue is None:
+            commit_offset = self._tables.offsets.get(key.topic, key.group, key.queue_id)
+            if commit_offset is None:
+                # Nothing is known of what is before the oldest event: that it was delivered is the safe guess only
+                # where the event itself says so.
+                match event:
+                    case State():
+                        commit_offset = event.commit_offset
+                    case Delivered():
+                        commit_offset = event.begin
+                    case _:
+                        commit_offset = 0
+            queue = queues[key.queue_id] = Queue(key, min(commit_offset, end))
+        queue.delivery.apply(event)
+        return True

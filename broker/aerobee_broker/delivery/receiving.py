@@ -1,0 +1,377 @@
+"""What a receive takes: which messages of which queues, in which order, and what becomes of those that it finds lost.
+
+Reading changes nothing but where a filter or an order has to look again; `_deliver` then changes the state of all
+queues together with the journal, in the same step of the loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
+
+from aerobee_broker.delivery import receipt_handle
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.dead_letters import DeadLetters
+from aerobee_broker.delivery.events import Delivered
+from aerobee_broker.delivery.filters import MessageFilter
+from aerobee_broker.delivery.history import History
+from aerobee_broker.delivery.holders import Holders
+from aerobee_broker.delivery.journal import (
+    VERSION,
+    VERSION_WITH_PASSED,
+    EventKind,
+    encode_acknowledged,
+    encode_delivered,
+)
+from aerobee_broker.delivery.stats import DeliveryStats
+from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
+from aerobee_broker.delivery.visibility import Visibility
+from aerobee_broker.errors import TooManyRequestsError
+from aerobee_store import MessageStore, Record
+from aerobee_store import properties as p
+from aerobee_store.clock import Clock
+
+_SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group looks at before others get their turn
+_UNRECORDED_MAX: Final = 128  # messages that were seen and not delivered, before the journal is told of them
+_LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, as above
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredMessage:
+    """One message on its way to a client. `attempt` is 1 for the first delivery."""
+
+    record: Record
+    receipt_handle: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a receive asks for."""
+
+    group: str
+    client_id: str
+    count: int
+    invisible_ms: int | None  # None: as long as the client lives
+    wanted: MessageFilter
+    attempt: int | None  # the nonce of queue 0 that stands for the attempt
+    attempt_max: int  # deliveries before a message is a dead letter
+    orderly: bool
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one look at the queues brought."""
+
+    messages: list[DeliveredMessage] = field(default_factory=list)
+    parts: list[tuple[Queue, list[int], int]] = field(default_factory=list)  # queue, offsets, nonce
+    needs_dead_letter_topic: bool = False
+    more: bool = False  # stopped before the end: look again
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is about to be delivered from one queue."""
+
+    cursor: int
+    records: list[Record] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)  # lost, filtered out, or dead letters
+
+
+class Receiving:
+    """Takes messages out of queues. Event loop only."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        config: DeliveryConfig,
+        subscriptions: Subscriptions,
+        visibility: Visibility,
+        holders: Holders,
+        dead_letters: DeadLetters,
+        history: History,
+        stats: DeliveryStats,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._config = config
+        self._subscriptions = subscriptions
+        self._visibility = visibility
+        self._holders = holders
+        self._dead_letters = dead_letters
+        self._history = history
+        self._stats = stats
+
+    def take(self, queues: Sequence[Queue], wish: Wish) -> Taken:
+        """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`."""
+        room = self._config.in_flight_per_group_max - self._subscriptions.in_flight_count(wish.group)
+        if room <= 0:
+            raise TooManyRequestsError(
+                f"consumer group {wish.group!r} has {self._config.in_flight_per_group_max} messages in flight, the "
+                "limit (delivery.in_flight_per_group_max); acknowledge some before receiving more"
+            )
+        if wish.count > room:
+            wish = replace(wish, count=room)
+        return self._take_in_order(queues, wish) if wish.orderly else self._take_any(queues, wish)
+
+    def _take_any(self, queues: Sequence[Queue], wish: Wish) -> Taken:
+        now_ms = self._clock.now_ms()
+        taken = Taken()
+        readings: dict[Queue, _Reading] = {}
+        count = wish.count
+        for queue in queues:
+            self._visibility.expire(queue, now_ms)
+            if queue.delivery.lanes is not None:  # the group was orderly
+                queue.delivery.forget_order()
+            if queue.delivery.ready and count > 0:
+                reading = readings[queue] = _Reading(queue.delivery.cursor)
+                taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, wish)
+                count -= len(reading.records)
+                if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
+                    taken.more = True
+        for queue in queues:
+            if count <= 0:
+                break
+            if queue.delivery.cursor < self._subscriptions.end_of(queue):
+                reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
+                before = len(reading.records)
+                taken.more |= self._read_new(queue, reading, count, wish.wanted)
+                count -= len(reading.records) - before
+        if readings:
+            self._deliver(readings, taken, wish, now_ms)
+        return taken
+
+    def _take_in_order(self, queues: Sequence[Queue], wish: Wish) -> Taken:
+        now_ms = self._clock.now_ms()
+        taken = Taken()
+        readings: dict[Queue, _Reading] = {}
+        if wish.attempt is None or not self._repeat(queues, taken, wish.attempt, wish, now_ms):
+            count = wish.count
+            for queue in queues:
+                if count > 0 and (reading := self._read_in_order(queue, taken, count, wish, now_ms)):
+                    readings[queue] = reading
+                    count -= len(reading.records)
+            self._deliver(readings, taken, wish, now_ms)
+        return taken
+
+    def _invisible_until(self, wish: Wish, now_ms: int) -> tuple[int, str | None]:
+        if wish.invisible_ms is not None:
+            return now_ms + wish.invisible_ms, None
+        return now_ms + int(self._config.auto_renew_seconds_max * 1000), wish.client_id
+
+    def _repeat(self, queues: Sequence[Queue], taken: Taken, attempt: int, wish: Wish, now_ms: int) -> bool:
+        """Deliver what is in flight of this attempt's answer as the same delivery again; False if nothing is."""
+        events, finished_events, passes_over = [], [], False
+        count = wish.count
+        until_ms, owner = self._invisible_until(wish, now_ms)
+        for queue in queues:
+            self._visibility.expire(queue, now_ms)
+            queue.delivery.keep_order()
+            nonce = attempt ^ queue.key.queue_id
+            if count <= 0 or not queue.delivery.is_in_flight_under(nonce):
+                continue
+            records = []
+            for offset in queue.delivery.in_flight_under(nonce)[:count]:
+                record = self._subscriptions.read_one(queue, offset)
+                if record is None:
+                    self._stats.lost += 1
+                    finished_events.append(encode_acknowledged(queue.encoded_key, queue.delivery.finish([offset])))
+                else:
+                    records.append(record)
+            if not records:
+                continue
+            offsets = [record.queue_offset for record in records]
+            event = queue.delivery.repeat(offsets, nonce=nonce, invisible_until_ms=until_ms, client_id=owner)
+            events.append(encode_delivered(queue.encoded_key, event))
+            passes_over |= event.passes_over
+            self._make_messages(queue, records, event, taken.messages)
+            self._note_delivered(queue, offsets, nonce, wish, taken)
+            count -= len(records)
+        self._record(finished_events, events, passes_over, taken, now_ms)
+        return bool(events)
+
+    def _read_in_order(self, queue: Queue, taken: Taken, count: int, wish: Wish, now_ms: int) -> _Reading | None:
+        """Read up to `count` messages that no other of their message group keeps waiting; None: not yet possible."""
+        delivery = queue.delivery
+        self._visibility.expire(queue, now_ms)
+        delivery.keep_order()
+        assert delivery.lanes is not None, "keep_order has made them"
+        for offset in list(islice(delivery.lanes.unknown, _LEARNT_PER_STEP_MAX)):
+            record = self._subscriptions.read_one(queue, offset)
+            delivery.learn(offset, "" if record is None else _message_group(record))
+        if delivery.lanes.unknown:
+            taken.more = True
+            return None
+        seen: dict[int, Record] = {}
+        taken.more |= self._see(queue, count, wish.wanted, seen)
+        reading = _Reading(delivery.cursor)
+        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, wish, seen)
+        taken.more |= bool(reading.finished)  # the next one of that message group may follow
+        return reading
+
+    def _see(self, queue: Queue, count: int, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
+        """See new messages until `count` may be delivered, or too many wait; True if only this step was too short.
+
+        What is passed over here waits in `delivery.ready` and is not looked at again before it may be delivered.
+        """
+        delivery = queue.delivery
+        budget = size = _SEEN_PER_STEP_MAX
+        for turn in range(wanted.reads_per_step):
+            missing = count - len(delivery.take_ready(count))
+            room = self._config.fifo_waiting_max - len(delivery.ready)
+            if missing <= 0 or room <= 0:
+                return False
+            # As many as are missing first; when these had to wait there may be a long row of them.
+            size = missing if turn == 0 else 4 * size
+            size = min(size, budget, room)
+            result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, delivery.cursor, size)
+            if result.next_offset <= delivery.cursor:
+                return False
+            self._stats.lost += result.lost
+            if result.status == "offset-too-small":
+                self._stats.lost += result.next_offset - delivery.cursor
+            budget -= len(result.records) if wanted.condition is None else result.next_offset - delivery.cursor
+            seen.update((record.queue_offset, record) for record in result.records)
+            delivery.see(
+                [(record.queue_offset, _message_group(record)) for record in result.records], result.next_offset
+            )
+            if result.next_offset >= result.max_offset:
+                return False
+            if budget <= 0:
+                break
+        return len(delivery.take_ready(count)) < count
+
+    def _read_ready(
+        self,
+        queue: Queue,
+        reading: _Reading,
+        count: int,
+        wish: Wish,
+        seen: Mapping[int, Record] | None = None,
+    ) -> bool:
+        """Read up to `count` messages that are ready; True if some wait for a dead-letter topic that is not there.
+
+        `seen`: some that have been read already.
+        """
+        delivery = queue.delivery
+        has_dead_letter_topic = self._dead_letters.has_topic(queue.key.group)
+        waits = False
+        stuck: set[str] = set()  # message groups whose first waits for that topic
+        for offset in delivery.take_ready(count):
+            if stuck and delivery.lanes is not None and delivery.lanes.message_group_of(offset) in stuck:
+                continue
+            record = seen.get(offset) if seen else None
+            if record is None:
+                record = self._subscriptions.read_one(queue, offset)
+            if record is None:
+                self._stats.lost += 1
+                reading.finished.append(offset)
+            elif not wish.wanted.passes(record):
+                reading.finished.append(offset)
+            elif delivery.ready[offset] < wish.attempt_max:
+                reading.records.append(record)
+            elif has_dead_letter_topic:
+                self._dead_letters.append(record, queue.key.group)
+                reading.finished.append(offset)
+            else:
+                waits = True
+                if delivery.lanes is not None:
+                    stuck.add(delivery.lanes.message_group_of(offset))
+        return waits
+
+    def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
+        """Read up to `count` messages that were never delivered; True if there may be more of them."""
+        for _ in range(wanted.reads_per_step):
+            result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, reading.cursor, count)
+            if result.next_offset <= reading.cursor:
+                return False
+            self._stats.lost += result.lost
+            if result.status == "offset-too-small":
+                self._stats.lost += result.next_offset - reading.cursor
+            reading.records.extend(result.records)
+            reading.cursor = result.next_offset
+            count -= len(result.records)
+            if result.next_offset >= result.max_offset:
+                return False
+            if count <= 0:
+                return True
+        return True
+
+    def _deliver(self, readings: dict[Queue, _Reading], taken: Taken, wish: Wish, now_ms: int) -> None:
+        """Change the state of the queues, write it into the journal, make the receipt handles."""
+        until_ms, owner = self._invisible_until(wish, now_ms)
+        events = []
+        finished_events = []
+        passes_over = False
+        for queue, reading in readings.items():
+            delivery = queue.delivery
+            if reading.finished:
+                event = delivery.finish(reading.finished)
+                finished_events.append(encode_acknowledged(queue.encoded_key, event))
+            if reading.records:
+                nonce = new_nonce() if wish.attempt is None else wish.attempt ^ queue.key.queue_id
+                offsets = [record.queue_offset for record in reading.records]
+                passes_over |= delivery.unrecorded_count > 0
+                delivered = delivery.deliver(
+                    offsets, reading.cursor, nonce=nonce, invisible_until_ms=until_ms, client_id=owner
+                )
+                events.append(encode_delivered(queue.encoded_key, delivered))
+                self._make_messages(queue, reading.records, delivered, taken.messages)
+                self._note_delivered(queue, offsets, nonce, wish, taken)
+            elif delivery.unrecorded_count >= _UNRECORDED_MAX:
+                events.append(encode_delivered(queue.encoded_key, delivery.record_seen()))
+                passes_over = True
+            else:
+                delivery.skip(reading.cursor)
+            self._subscriptions.note_commit(queue)
+        self._record(finished_events, events, passes_over, taken, now_ms)
+
+    def _note_delivered(self, queue: Queue, offsets: list[int], nonce: int, wish: Wish, taken: Taken) -> None:
+        taken.parts.append((queue, offsets, nonce))
+        self._visibility.schedule(queue)
+        if wish.invisible_ms is None:
+            self._holders.note(wish.client_id, queue, wish.attempt)
+
+    def _record(
+        self, finished: list[bytes], delivered: list[bytes], passes_over: bool, taken: Taken, now_ms: int
+    ) -> None:
+        """Write what was delivered into the journal, or give it back."""
+        try:
+            if finished:
+                self._history.append(EventKind.ACKNOWLEDGED, finished, now_ms)
+            if delivered:
+                version = VERSION_WITH_PASSED if passes_over else VERSION
+                self._history.append(EventKind.DELIVERED, delivered, now_ms, version=version)
+        except BaseException:
+            self._visibility.give_back(taken.parts)
+            raise
+
+    def _make_messages(
+        self, queue: Queue, records: Sequence[Record], event: Delivered, messages: list[DeliveredMessage]
+    ) -> None:
+        queue_id, nonce = queue.key.queue_id, event.nonce
+        index = 0
+        for run in event.runs:
+            if not run.attempt:
+                continue  # passed over
+            for record in records[index : index + run.size]:
+                handle = receipt_handle.encode(queue_id, record.queue_offset, nonce)
+                messages.append(DeliveredMessage(record, handle, run.attempt))
+            index += run.size
+            if run.attempt > 1:
+                self._stats.redelivered += run.size
+        self._stats.delivered += index
+
+
+def _message_group(record: Record) -> str:
+    """What orders a message; "" without one."""
+    return record.properties.get(p.SHARDING_KEY, "")
+
+
+def new_nonce() -> int:
+    """Of a delivery that no attempt names."""
+    return secrets.randbits(64) or 1

@@ -1,0 +1,176 @@
+"""Which queues the groups have a position in, and what belongs to each queue beside its delivery state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aerobee_broker.consumer_groups import GroupTable
+from aerobee_broker.consumer_offsets import OffsetTable
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.journal import QueueKey
+from aerobee_broker.delivery.queue_delivery import QueueDelivery
+from aerobee_broker.topics import TopicTable
+from aerobee_store import MessageStore, Record
+
+_log = logging.getLogger(__name__)
+
+
+class DeliveryTables(Protocol):
+    """What of the broker's tables deliveries use."""
+
+    @property
+    def topics(self) -> TopicTable: ...
+    @property
+    def groups(self) -> GroupTable: ...
+    @property
+    def offsets(self) -> OffsetTable: ...
+    def save_topics(self) -> Awaitable[None]: ...
+    def save(self) -> Awaitable[None]: ...
+
+
+class Queue:
+    """One (group, topic, queue)."""
+
+    __slots__ = ("delivery", "dropped", "encoded_key", "key", "saved_commit_offset", "scheduled_ms")
+
+    def __init__(self, key: QueueKey, commit_offset: int) -> None:
+        self.key = key
+        self.encoded_key = key.encode()
+        self.delivery = QueueDelivery(commit_offset)
+        self.saved_commit_offset = -1
+        self.scheduled_ms: int | None = None  # when the timer looks at it
+        self.dropped = False  # topic or group was deleted
+
+
+@dataclass(slots=True)
+class Subscription:
+    """One (topic, group)."""
+
+    queues: dict[int, Queue] = field(default_factory=dict)
+    next_queue: int = 0  # where the next receive begins to look, so that no queue starves
+
+    def rotated(self) -> list[Queue]:
+        """All queues, beginning with another one each time."""
+        queues = list(self.queues.values())
+        start = self.next_queue % max(len(queues), 1)
+        self.next_queue = start + 1
+        return queues[start:] + queues[:start]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """How far a group is with one queue. Offsets are queue offsets; the others count messages."""
+
+    topic: str
+    queue_id: int
+    commit_offset: int
+    max_offset: int
+    lag: int  # not finished
+    in_flight: int
+    ready: int  # can be received now
+
+
+class Subscriptions:
+    """All of them."""
+
+    def __init__(self, store: MessageStore, tables: DeliveryTables, config: DeliveryConfig) -> None:
+        self._store = store
+        self._offsets = tables.offsets
+        self._config = config
+        self._groups: dict[str, dict[str, Subscription]] = {}  # group -> topic
+
+    def __iter__(self) -> Iterator[Queue]:
+        """Every queue."""
+        for topics in self._groups.values():
+            for subscription in topics.values():
+                yield from subscription.queues.values()
+
+    def get(self, topic: str, group: str) -> Subscription | None:
+        return self._groups.get(group, {}).get(topic)
+
+    def queue(self, topic: str, group: str, queue_id: int) -> Queue | None:
+        subscription = self.get(topic, group)
+        return None if subscription is None else subscription.queues.get(queue_id)
+
+    def add(self, topic: str, group: str) -> Subscription:
+        """The subscription, a new one without queues if there was none."""
+        return self._groups.setdefault(group, {}).setdefault(topic, Subscription())
+
+    def in_flight_count(self, group: str) -> int:
+        return sum(
+            len(queue.delivery.in_flight)
+            for subscription in self._groups.get(group, {}).values()
+            for queue in subscription.queues.values()
+        )
+
+    def drop(self, topic: str, group: str) -> None:
+        """Forget a topic, a group, or both; an empty name stands for all."""
+        for group_name, topics in list(self._groups.items()):
+            if group not in ("", group_name):
+                continue
+            for topic_name in [name for name in topics if topic in ("", name)]:
+                for queue in topics.pop(topic_name).queues.values():
+                    queue.dropped = True
+            if not topics:
+                del self._groups[group_name]
+
+    def create_queue(self, key: QueueKey) -> Queue:
+        """A queue that this process has not seen: where its group goes on, or begins. `add` takes it up."""
+        low, high = self._store.queue_range(key.topic, key.queue_id)
+        commit_offset = self._offsets.get(key.topic, key.group, key.queue_id)
+        if commit_offset is None:
+            policy = self._config.initial_position
+            earliest = policy == "earliest" or (policy == "auto" and low == 0)
+            commit_offset = low if earliest else high
+        elif commit_offset > high:
+            # The log lost its tail (a power cut with async flush); new messages come at these offsets again.
+            _log.warning("committed offset is behind the end of its queue key=%s offset=%d", key, commit_offset)
+            commit_offset = high
+        return Queue(key, commit_offset)
+
+    def note_commit(self, queue: Queue, *, force: bool = False) -> None:
+        """Tell the offsets table how far the queue is."""
+        commit_offset = queue.delivery.commit_offset
+        if commit_offset != queue.saved_commit_offset:
+            key = queue.key
+            self._offsets.commit(key.topic, key.group, key.queue_id, commit_offset, force=force)
+            queue.saved_commit_offset = commit_offset
+
+    def end_of(self, queue: Queue) -> int:
+        """The offset behind the queue's last message."""
+        return self._store.queue_range(queue.key.topic, queue.key.queue_id)[1]
+
+    def read_one(self, queue: Queue, offset: int) -> Record | None:
+        """The message at a queue offset; None if the log has lost it."""
+        records = self._store.read(queue.key.topic, queue.key.queue_id, offset, max_count=1).records
+        return records[0] if records and records[0].queue_offset == offset else None
+
+    def status(self, group: str) -> list[QueueStatus]:
+        """Every queue that the group has a position in."""
+        statuses = []
+        for topic, subscription in sorted(self._groups.get(group, {}).items()):
+            for queue_id, queue in sorted(subscription.queues.items()):
+                delivery = queue.delivery
+                high = self.end_of(queue)
+                statuses.append(
+                    QueueStatus(
+                        topic=topic,
+                        queue_id=queue_id,
+                        commit_offset=delivery.commit_offset,
+                        max_offset=high,
+                        lag=max(high - delivery.commit_offset, 0),
+                        in_flight=len(delivery.in_flight),
+                        ready=len(delivery.ready) + max(high - delivery.cursor, 0),
+                    )
+                )
+        known = {(status.topic, status.queue_id) for status in statuses}
+        for topic in self._offsets.topics_of(group):
+            for queue_id, offset in self._offsets.queues(topic, group).items():
+                if (topic, queue_id) not in known:  # not received from since the start
+                    high = self._store.queue_range(topic, queue_id)[1]
+                    lag = max(high - offset, 0)
+                    statuses.append(QueueStatus(topic, queue_id, offset, high, lag, 0, lag))
+        return statuses
