@@ -427,6 +427,9 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
         except (ValueError, KeyError):
             # ConfigError is a ValueError: its text names our setting, but the person wrote RocketMQ's.
             raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file") from None
+    "enableLmq": ("store.light_queues", _same),
+    "enableMultiDispatch": ("store.multi_dispatch", _same),
+    "maxLmqConsumeQueueNum": ("store.light_queue_count_max", int),
     commit_log = properties.get("storePathCommitLog")
     if commit_log is not None:
         if Path(commit_log) != Path(str(values.get("store.directory", ""))) / "commitlog":

@@ -33,6 +33,9 @@ class StoreConfig:
     flush_interval_seconds: float = 0.5  # flushIntervalCommitLog: what async flush may lose at a power cut
     derived_flush_interval_seconds: float = 1.0  # flushIntervalConsumeQueue: queues, index, then the checkpoint
     sync_timeout_seconds: float = 5.0  # syncFlushTimeout
+    light_queues: bool = True  # enableLmq: a message is also in the light queues (%LMQ%...) that it names
+    multi_dispatch: bool = False  # enableMultiDispatch: ... and in the queues of other topics that it names
+    light_queue_count_max: int = 20_000  # maxLmqConsumeQueueNum
     property_crc: bool = True  # enabledAppendPropCRC: every byte of a record is under a checksum
     body_size_max: int = 4 << 20  # maxMessageSize
     disk_headroom: int = 64 << 20  # no message is taken when less is left: queues, index and tables need it
@@ -70,6 +73,8 @@ class StoreConfig:
         for name in ("disk_clean_ratio", "disk_force_clean_ratio", "disk_full_ratio"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"store.{name}: {getattr(self, name)} is not above 0 and at most 1")
+        if self.light_queue_count_max < 1:
+            raise ConfigError(f"store.light_queue_count_max: {self.light_queue_count_max} is not at least 1")
         if self.retention_batch_max < 1:
             raise ConfigError(f"store.retention_batch_max: {self.retention_batch_max} is not at least 1")
         if self.scrub_bytes_per_second < 0:

@@ -31,7 +31,8 @@ ArrivalListener = Callable[[str, int, int], None]
 class Entry(NamedTuple):
     """What the queue and the index need of one record. `queue` is None for types that are in no queue.
 
-    `message_count` is that of an inner batch, whose queue is a batch consume queue.
+    `message_count` is that of an inner batch, whose queue is a batch consume queue. `others`: the further queues that
+    it is in (multi_dispatch.py), each with its queue offset there.
     """
 
     queue: AnyQueue | None
@@ -43,6 +44,7 @@ class Entry(NamedTuple):
     topic: str
     keys: tuple[str, ...]
     message_count: int = 0
+    others: Sequence[tuple[ConsumeQueue, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,12 @@ class Dispatch:
                 else:
                     units[queue] = [unit]
                     first_offsets[queue] = entry.queue_offset
+                for other, queue_offset in entry.others:
+                    if other in units:
+                        units[other].append(unit)
+                    else:
+                        units[other] = [unit]
+                        first_offsets[other] = queue_offset
             for key in entry.keys:
                 keys.append((entry.topic, key))
                 physical_offsets.append(entry.physical_offset)

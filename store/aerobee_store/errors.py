@@ -42,6 +42,10 @@ class StoreFullError(StoreError):
     """No space is left for another message; the store takes messages again when there is."""
 
 
+class LightQueuesFullError(StoreError):
+    """A message names a light queue that does not exist, and the store has as many as it may have."""
+
+
 class StoreAccessError(StoreError):
     """The store may not be written, or not be read, at the moment: a running flag says so, and the text why."""
 

@@ -30,6 +30,7 @@ from aerobee_store.consume_queue import UNIT_DTYPE, Units
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.inner_batch import place_of
 from aerobee_store.mapped_file import MappedFile
+from aerobee_store.multi_dispatch import MultiDispatch, QueueKey
 from aerobee_store.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, ScanStop, StopReason
 from aerobee_store.record_batch import RecordBatch
 
@@ -176,12 +177,19 @@ class QueueUnits:
     units: Units
 
 
-def queue_units(batch: RecordBatch) -> Iterator[QueueUnits]:
-    """The units of a batch, queue by queue. Prepared, rolled-back and inner-batch records are in no consume queue."""
+def queue_units(batch: RecordBatch, rule: MultiDispatch) -> Iterator[QueueUnits]:
+    """The units of a batch, queue by queue. Prepared, rolled-back and inner-batch records are in no consume queue.
+
+    `rule` says which of the queues that records name besides their own count.
+    """
     units = np.zeros(len(batch), UNIT_DTYPE)
     units["physical_offset"] = batch.physical_offset
     units["size"] = batch.size
     units["tags_code"] = batch.tags_codes()
+    others: dict[QueueKey, list[tuple[int, int]]] = {}
+    if not rule.is_off:
+        for row, key, queue_offset in rule.batch_places(batch):
+            others.setdefault(key, []).append((row, queue_offset))
     rows = np.flatnonzero((batch.sys_flag & (SYS_FLAG_PREPARED | SYS_FLAG_INNER_BATCH)) == 0)
     for topic, queue_id, of_queue in rows_by_queue(batch, rows):
         if topic == SCHEDULE_TOPIC:
@@ -189,7 +197,23 @@ def queue_units(batch: RecordBatch) -> Iterator[QueueUnits]:
                 delay = batch.record(row).properties.get(properties.DELAY)
                 stored, code = int(batch.store_timestamp[row]), int(units["tags_code"][row])
                 units["tags_code"][row] = unit_code(SCHEDULE_TOPIC, delay, stored, code)
-        yield QueueUnits(topic, queue_id, of_queue, batch.queue_offset[of_queue], units[of_queue])
+        offsets = batch.queue_offset[of_queue]
+        if (topic, queue_id) in others:
+            of_queue, offsets = _merged(of_queue, offsets, others.pop((topic, queue_id)))
+        yield QueueUnits(topic, queue_id, of_queue, offsets, units[of_queue])
+    for (topic, queue_id), places in others.items():
+        named = np.array(places, np.int64)
+        yield QueueUnits(topic, queue_id, named[:, 0], named[:, 1], units[named[:, 0]])
+
+
+def _merged(
+    rows: npt.NDArray[np.intp], offsets: npt.NDArray[np.int64], others: list[tuple[int, int]]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """Records of a queue, and others that name it, in the order of the log."""
+    named = np.array(others, np.int64)
+    all_rows = np.concatenate((rows, named[:, 0]))
+    order = np.argsort(all_rows, kind="stable")
+    return all_rows[order], np.concatenate((offsets, named[:, 1]))[order]
 
 
 def batch_queue_units(batch: RecordBatch) -> Iterator[tuple[str, int, BatchUnits]]:

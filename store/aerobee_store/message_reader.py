@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from aerobee_store import inner_batch, properties
+from aerobee_store import inner_batch, multi_dispatch, properties
 from aerobee_store.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.consume_queue import FILLER_SIZE
@@ -100,20 +100,22 @@ class MessageReader:
                     error,
                 )
                 continue
-            if (found.queue_offset, found.queue_id, found.topic) != (queue_offset + taken - 1, queue_id, topic) and (
-                properties.INNER_MULTI_DISPATCH not in found.properties
-            ):
-                lost += 1
-                _log.error(
-                    "unit names another message topic=%s queue=%d offset=%d found=%s/%d/%d",
-                    topic,
-                    queue_id,
-                    queue_offset + taken - 1,
-                    found.topic,
-                    found.queue_id,
-                    found.queue_offset,
-                )
-                continue
+            place = topic, queue_id, queue_offset + taken - 1
+            if (found.topic, found.queue_id, found.queue_offset) != place:
+                if _is_also_at(found, place):
+                    found = multi_dispatch.as_read_from(found, queue_id, place[2])
+                else:
+                    lost += 1
+                    _log.error(
+                        "unit names another message topic=%s queue=%d offset=%d found=%s/%d/%d",
+                        topic,
+                        queue_id,
+                        queue_offset + taken - 1,
+                        found.topic,
+                        found.queue_id,
+                        found.queue_offset,
+                    )
+                    continue
             if tags is not None and found.tag not in tags:
                 continue
             records.append(found)
@@ -232,3 +234,11 @@ class MessageReader:
         if not len(unit) or int(unit[0]["size"]) == FILLER_SIZE:
             return None
         return int(unit[0]["physical_offset"])
+
+
+def _is_also_at(found: Record, place: tuple[str, int, int]) -> bool:
+    """Whether a record names this topic, queue id and queue offset besides its own."""
+    places = multi_dispatch.AS_RECORDED.places(
+        found.topic, found.queue_id, found.sys_flag, found.properties, found.physical_offset
+    )
+    return places.get(place[:2]) == place[2]

@@ -32,6 +32,7 @@ from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import FileRun, MappedFileQueue
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
+from aerobee_store.multi_dispatch import MultiDispatch
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record import Message, Record
 from aerobee_store.record_batch import RecordBatch
@@ -229,6 +230,7 @@ class MessageStore:
             clean=clean,
             record_size_max=max(self.config.record_size_max, self.config.segment_size),
             now_ms=self.clock.now_ms,
+            multi_dispatch=MultiDispatch(self.config.light_queues, self.config.multi_dispatch),
             whole_log=whole_log,
         ).run()
         self.stats.recovered_records = self.recovery.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -19,6 +20,14 @@ from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
 from aerobee_store.errors import InvalidMessageError, StoreError, StoreFailedError
 from aerobee_store.flush import GroupCommit
+from aerobee_store.multi_dispatch import (
+    MultiDispatch,
+    QueueKey,
+    may_name_queues,
+    names_queues,
+    with_offsets,
+    without_offsets,
+)
 from aerobee_store.queue_table import QueueTable
 from aerobee_store.record import (
     SYS_FLAG_INNER_BATCH,
@@ -82,6 +91,7 @@ class MessageWriter:
         self._stats = stats
         self._clock = clock
         self._on_failure = on_failure
+        self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
         self.loop: asyncio.AbstractEventLoop | None = None  # None: no services, `flush` or `close` does all
         self._ended = False
         self._commit_scheduled = False
@@ -94,6 +104,7 @@ class MessageWriter:
         config, queues = self._config, self._queues
         if any(message.sys_flag & SYS_FLAG_INNER_BATCH for message in messages):
             return self._append_inner_batches(messages)
+        messages, others = self._named_queues(messages)
         drafts = []
         for message in messages:
             if len(message.body) > config.body_size_max:
@@ -113,7 +124,7 @@ class MessageWriter:
         now = self._clock.now_ms()
         appended = []
         entries = []
-        for message, draft in zip(messages, drafts, strict=True):
+        for number, (message, draft) in enumerate(zip(messages, drafts, strict=True)):
             size = draft.size
             physical_offset = log.next_offset(size)
             queue = queue_offset = None
@@ -122,12 +133,50 @@ class MessageWriter:
                 queue_offset = queue.next_offset
                 queue.next_offset = queue_offset + 1
             log.append(draft.encode(queue_offset or 0, physical_offset, now))
-            entries.append(_entry(message, queue, queue_offset or 0, physical_offset, size, now))
+            entry = _entry(message, queue, queue_offset or 0, physical_offset, size, now)
+            if number in others:
+                entry = entry._replace(others=self._take_offsets(others[number]))
+            entries.append(entry)
             appended.append(Appended(queue_offset or 0, physical_offset, size, now))
         self._stats.messages_appended += len(appended)
         self._stats.bytes_appended += sum(sizes)
         self._appended(entries, now)
         return appended
+
+    def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
+        """The messages, with their offsets in the queues that they name; and these offsets, by number of the message.
+
+        Nothing has changed yet but that the queues are in the table. LightQueuesFullError, InvalidMessageError.
+        """
+        if not any(map(may_name_queues, messages)):
+            return messages, {}
+        named = [self._multi_dispatch.named(message) for message in messages]
+        queues = self._queues
+        queues.make_room({key for keys in named for key in keys if key is not None})
+        taken: Counter[QueueKey] = Counter()  # by the messages before, of this append
+        changed: list[Message] = []
+        others: dict[int, dict[QueueKey, int]] = {}
+        for number, (message, keys) in enumerate(zip(messages, named, strict=True)):
+            if not message.sys_flag & SYS_FLAG_PREPARED:
+                taken[message.topic, message.queue_id] += 1
+            if not keys:
+                changed.append(without_offsets(message))
+                continue
+            own = {key: queues.simple_queue(*key).next_offset + taken[key] for key in keys if key is not None}
+            taken.update(own.keys())
+            changed.append(with_offsets(message, [None if key is None else own[key] for key in keys]))
+            if own:
+                others[number] = own
+        return changed, others
+
+    def _take_offsets(self, offsets: dict[QueueKey, int]) -> list[tuple[ConsumeQueue, int]]:
+        found = []
+        for key, queue_offset in offsets.items():
+            queue = self._queues.simple[key]
+            assert queue.next_offset == queue_offset, "as counted when the offsets were written into the properties"
+            queue.next_offset = queue_offset + 1
+            found.append((queue, queue_offset))
+        return found
 
     def _append_inner_batches(self, messages: Sequence[Message]) -> list[Appended]:
         """They come with their whole content from a store of RocketMQ's, seldom and few: one by one is fast enough."""
@@ -171,6 +220,11 @@ class MessageWriter:
             raise InvalidMessageError("a transactional record cannot be appended in store layout")
         if (batch.sys_flag & SYS_FLAG_INNER_BATCH).any():
             raise InvalidMessageError("an inner batch cannot be appended in store layout")
+        if names_queues(batch):
+            raise InvalidMessageError(
+                f"a record with {properties.INNER_MULTI_DISPATCH} or {properties.INNER_MULTI_QUEUE_OFFSET} cannot be "
+                f"appended in store layout"
+            )
         self._prepare(batch.size.tolist())
         queue = self._queues.simple_queue(topic, queue_id)
         now = self._clock.now_ms()

@@ -6,15 +6,16 @@ again goes on where it ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.deleted_topics import DeletedTopics
-from aerobee_store.errors import InvalidMessageError, StoreDirectoryError
+from aerobee_store.errors import InvalidMessageError, LightQueuesFullError, StoreDirectoryError
 from aerobee_store.file_system import FileSystem
+from aerobee_store.multi_dispatch import QueueKey, is_light
 
 SIMPLE_DIRECTORY: Final = "consumequeue"
 BATCH_DIRECTORY: Final = "batchconsumequeue"
@@ -35,6 +36,7 @@ class QueueTable:
         self._deleted = deleted
         self._is_batch_topic = is_batch_topic
         self._batch_topics: set[str] = set()  # those seen in the store; the caller may know more
+        self.light_count = 0  # of the simple ones, those whose names begin with %LMQ%
         self.simple: dict[tuple[str, int], ConsumeQueue] = {}
         self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
 
@@ -85,8 +87,19 @@ class QueueTable:
             directory = self._config.directory / SIMPLE_DIRECTORY / topic / str(queue_id)
             queue = ConsumeQueue(self._file_system, directory, topic, queue_id, self._config.queue_file_size)
             self.simple[topic, queue_id] = queue
+            self.light_count += is_light(topic)
             queue.begin_at(self._deleted.next_offset(topic, queue_id))
         return queue
+
+    def make_room(self, keys: Iterable[QueueKey]) -> None:
+        """Raise LightQueuesFullError if there would be too many light queues with these."""
+        new = sum(is_light(key[0]) and key not in self.simple for key in keys)
+        limit = self._config.light_queue_count_max
+        if new and self.light_count + new > limit:
+            raise LightQueuesFullError(
+                f"{self.light_count} light queues, {new} more were asked for, and the limit is {limit} "
+                f"(store.light_queue_count_max); remove some that are not used any more, or raise it"
+            )
 
     def simple_queue_unless_batch(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The same, but None for a topic of inner batches."""
@@ -107,6 +120,11 @@ class QueueTable:
             queue.destroy()
             queue.begin_at(next_offset)
         self._file_system.remove_directory(queues[0].directory.parent)
+        if is_light(topic):
+            # They come and go by the thousand. Where they ended is noted, if one comes back.
+            for queue in queues:
+                del self.simple[topic, queue.queue_id]
+            self.light_count -= len(queues)
         if topic in self._batch_topics:
             # A topic of that name that comes later may be of the other kind.
             self._batch_topics.remove(topic)

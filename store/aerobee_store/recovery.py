@@ -28,6 +28,7 @@ The log is the only truth; queues and index are compared with it and completed f
     a unit that names another place than the record's            put right
     an end of a queue that has more behind it                    the log is read from there, whatever the stop
     a gap in a queue's offsets                                   filler units
+    a record that names other queues                             their units, too, at the offsets that stand in it
     a record of a topic that was deleted after it                no unit
     a record of a batch topic that is no inner batch             no unit, as RocketMQ has it
     units of a batch queue that are not those of the records     dropped with all behind them, and added anew
@@ -58,6 +59,7 @@ from aerobee_store.file_system import FileSystem
 from aerobee_store.index_file import IndexService
 from aerobee_store.log_scan import LogScan, batch_queue_units, queue_units
 from aerobee_store.mapped_file import MappedFile
+from aerobee_store.multi_dispatch import MultiDispatch
 from aerobee_store.record import ScanStop, StopReason
 from aerobee_store.record_batch import RecordBatch
 
@@ -101,6 +103,7 @@ class Recovery:
         clean: bool,
         record_size_max: int,
         now_ms: Callable[[], int],
+        multi_dispatch: MultiDispatch,
         whole_log: bool = False,
     ) -> None:
         self._file_system = file_system
@@ -117,6 +120,7 @@ class Recovery:
         self._whole_log = whole_log
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._now_ms = now_ms
+        self._multi_dispatch = multi_dispatch
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
 
@@ -276,7 +280,7 @@ class Recovery:
             self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._now_ms())
 
     def _take_units(self, batch: RecordBatch) -> None:
-        for found in queue_units(batch):
+        for found in queue_units(batch, self._multi_dispatch):
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
             if counts.any():
                 queue = self._queue(found.topic, found.queue_id)

@@ -29,6 +29,7 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
     # Clients wait before they try again, where other failures are repeated at once.
     store.StoreFullError: _Code.TOO_MANY_REQUESTS,
+    store.LightQueuesFullError: _Code.LITE_TOPIC_QUOTA_EXCEEDED,
     store.StoreAccessError: _Code.INTERNAL_SERVER_ERROR,
     store.SyncTimeoutError: _Code.MASTER_PERSISTENCE_TIMEOUT,
     store.StoreFailedError: _Code.INTERNAL_SERVER_ERROR,

@@ -15,6 +15,7 @@ from aerobee_store.consume_queue import FILLER_SIZE, Units
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.errors import StoreError
 from aerobee_store.log_scan import LogScan, QueueUnits, queue_units, rows_by_queue
+from aerobee_store.multi_dispatch import AS_RECORDED
 from aerobee_store.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.tools.damage import Damage
@@ -75,7 +76,7 @@ class QueueCheck:
 
     def take(self, batch: RecordBatch) -> None:
         """Compare records with their units."""
-        for found in queue_units(batch):
+        for found in queue_units(batch, AS_RECORDED):
             if found.topic in self._batch_topics:
                 continue  # without an inner batch a record of such a topic has no unit
             deleted = self._records_before_deletion(found)

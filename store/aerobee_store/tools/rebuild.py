@@ -34,6 +34,7 @@ from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import DiskFileSystem, FileSystem
 from aerobee_store.index_file import IndexService
 from aerobee_store.log_scan import LogEnd, batch_queue_units, queue_units
+from aerobee_store.multi_dispatch import AS_RECORDED
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.tools.actions import Action, GivenSizes, Sizes, locked, sizes_of
 from aerobee_store.tools.damage import finding_of
@@ -234,7 +235,7 @@ class _Rebuild:
                 self._index.put(hashes, batch.physical_offset[rows], stored, int(stored[0]))
 
     def _take_units(self, batch: RecordBatch) -> None:
-        for found in queue_units(batch):
+        for found in queue_units(batch, AS_RECORDED):
             if found.topic in self._batch_topics:
                 continue
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
