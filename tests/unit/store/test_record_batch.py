@@ -110,6 +110,92 @@ def test_every_flipped_bit_stops_as_the_scalar_scan_does() -> None:
         assert batch.stop == stop
 
 
+def alike(count: int, property_crc: bool, base: int = 0) -> bytes:
+    """Records whose lengths are all the same, as one producer sends them."""
+    properties_of = [{"UNIQ_KEY": f"{number:032X}", "TAGS": "tag"} for number in range(count)]
+    messages = [Message("topic", 0, b"body%04d" % number, properties_of[number]) for number in range(count)]
+    return log_of(messages, base=base, property_crc=property_crc)
+
+
+@pytest.mark.parametrize("property_crc", [False, True])
+def test_a_flipped_bit_among_records_of_one_size(property_crc: bool) -> None:
+    """The layout of the first record is taken for that of all only as long as it is."""
+    log = alike(9, property_crc)
+    size = len(log) // 9
+    assert len(RecordBatch.parse(log, base_physical_offset=0)) == 9
+    for bit in range(size * 8):
+        for number in (0, 5):
+            damaged = bytearray(log)
+            damaged[number * size + bit // 8] ^= 1 << bit % 8
+            *headers, stop = record.scan(damaged, 0)
+            batch = RecordBatch.parse(damaged, base_physical_offset=0)
+            assert batch.start.tolist() == [header.position for header in headers]
+            assert batch.stop == stop
+
+
+def test_records_of_one_size_and_different_layouts() -> None:
+    """Bodies, topics, hosts and versions whose lengths differ, in records that are equally long."""
+    v6 = ("::1", 1)
+    messages = [Message("topic", 0, b"x" * 40), Message("top", 0, b"y" * 42), Message("topic", 1, b"", {"k": "v" * 37})]
+    messages += [Message("topic", 0, b"z" * 28, born_host=v6), Message("topic", 0, b"z" * 28, store_host=v6)]
+    messages += [Message("cipot", 0, b"x" * 40), Message("topic", 7, b"y" * 40, {"a": ""})]
+    for first in range(len(messages)):
+        log = log_of((messages[first:] + messages[:first]) * 2)
+        assert len({header.size for header in record.scan(log, 0) if not isinstance(header, ScanStop)}) == 1
+        batch = RecordBatch.parse(log, base_physical_offset=0)
+        expected = [record.decode(log, position, physical_offset=position) for position in batch.start.tolist()]
+        assert len(expected) == len(messages) * 2
+        assert [batch.record(row) for row in range(len(batch))] == expected
+        buffer = bytearray(log)
+        placed = record_batch.place(batch, buffer, np.arange(len(batch)), 10_000, 1700000001000)
+        again = RecordBatch.parse(buffer, base_physical_offset=10_000)
+        assert [placed.record(row) for row in range(len(placed))] == [again.record(row) for row in range(len(batch))]
+
+
+def test_records_of_one_size_and_others_behind_them() -> None:
+    """However many of one size come first, and however many are asked for, all are found."""
+    for count in range(12):
+        log = alike(count, True) if count else b""
+        log += log_of([Message("t", 0, b"longer" * 30), Message("t", 0, b"short")], base=len(log))
+        *headers, stop = record.scan(log, 0)
+        for count_max in (None, 1, 3, count, count + 1):
+            batch = RecordBatch.parse(log + bytes(50), base_physical_offset=0, count_max=count_max)
+            assert batch.start.tolist() == [header.position for header in headers][:count_max]
+        assert isinstance(stop, ScanStop)
+        assert stop.reason is StopReason.END_OF_DATA
+
+
+def test_more_records_of_one_size_than_are_checked_at_once() -> None:
+    """The one bad checksum among them is found wherever it is."""
+    count = 1300
+    log = alike(count, True)
+    size = len(log) // count
+    assert len(RecordBatch.parse(log, base_physical_offset=0)) == count
+    for number in (0, 511, 512, 1023, 1024, 1299):
+        damaged = bytearray(log)
+        damaged[number * size + 100] ^= 1
+        assert len(RecordBatch.parse(damaged, base_physical_offset=0)) == number
+
+
+def test_a_slice_of_records_of_one_size_is_placed() -> None:
+    """Only its own bytes are copied and written."""
+    log = alike(20, True)
+    size = len(log) // 20
+    part = RecordBatch.parse(log, base_physical_offset=0).slice(5, 15)
+    buffer = bytearray(part.buffer)
+    record_batch.place(part, buffer, np.arange(10), 7777, 1700000001000, STORE_HOST)
+    again = RecordBatch.parse(buffer, base_physical_offset=7777)
+    assert again.start.tolist() == [number * size for number in range(10)]
+    assert again.property_strings("UNIQ_KEY") == [f"{number:032X}" for number in range(5, 15)]
+
+
+def test_whether_the_properties_contain_something() -> None:
+    """Only property strings are searched, not topics and bodies."""
+    batch = RecordBatch.parse(log_of([raw(b"a\x01b"), raw(b"KEYS\x01k")]), base_physical_offset=0)
+    assert batch.properties_contain(b"KEYS")
+    assert not batch.properties_contain(b"no")
+
+
 @pytest.mark.parametrize("position", [12, 20, 28], ids=["queue id", "queue offset", "physical offset"])
 def test_negative_numbers_are_corrupt(position: int) -> None:
     """A record whose numbers are negative ends the batch, with the reason of the scalar check."""

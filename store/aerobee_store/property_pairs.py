@@ -1,0 +1,167 @@
+"""The properties of many records at once: where each name and value lies, and Java's hashes of values.
+
+All property strings are joined into one text, in which the two separators are found by comparing bytes; a pair is then
+three numbers. Values are hashed as a matrix of bytes, a row a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from . import properties as property_codec
+from .record import ReadableBuffer
+
+Integers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+# Values are hashed as matrices of these widths; longer ones, rare and possibly hostile, one by one.
+_HASH_WIDTHS: Final = (8, 16, 32, 64)
+_HASH_WIDTH_MAX: Final = _HASH_WIDTHS[-1]
+_POWERS_OF_31: Final = np.array([pow(31, i, 1 << 32) for i in range(_HASH_WIDTH_MAX + 1)], dtype=np.uint32)
+# The weights of right-aligned bytes, and how many bytes there are from each column on.
+_WEIGHTS: Final = {width: _POWERS_OF_31[width - 1 :: -1].copy() for width in _HASH_WIDTHS}
+_COLUMNS: Final = {width: np.arange(width, 0, -1, dtype=np.uint8) for width in _HASH_WIDTHS}
+_NOT_ASCII: Final = np.uint64(0x8080808080808080)
+_PADDING: Final = bytes(_HASH_WIDTH_MAX)
+_NAME_SEPARATOR: Final = ord(property_codec.NAME_SEPARATOR)
+_PROPERTY_SEPARATOR: Final = ord(property_codec.PROPERTY_SEPARATOR)
+assert (_NAME_SEPARATOR, _PROPERTY_SEPARATOR) == (1, 2), "`split` finds both with one comparison"
+
+
+class PropertyPairs:
+    """All name-value pairs of a batch, by position in `text`: the property strings joined, each closed by 0x02.
+
+    A string that is closed already thereby gets an empty pair at its end, which is none, as for any reader. Nor is the
+    padding before the first string, which lets `java_hashes` take a fixed number of bytes before any value's end.
+    """
+
+    __slots__ = ("_data", "_end", "_name_size", "_name_start", "_record", "_separator", "_sizes", "text")
+
+    def __init__(self, buffer: ReadableBuffer, start: Integers, size: Integers) -> None:
+        """Join the strings at these places of `buffer`, best of `bytes`. They are split when first needed."""
+        strings: list[Any] = [_PADDING]
+        strings += [buffer[a:b] for a, b in zip(start.tolist(), (start + size).tolist(), strict=True)]
+        strings.append(b"")
+        self.text = b"\x02".join(strings)
+        self._data = np.frombuffer(self.text, np.uint8)
+        self._sizes = size
+        self._record: Integers | None = None
+
+    def _split(self) -> Integers:
+        data = self._data
+        places = np.flatnonzero(data - np.uint8(_NAME_SEPARATOR) < 2)  # below 1 wraps around
+        closes = data[places] == _PROPERTY_SEPARATOR
+        # A pair's first name separator is the one that follows a property separator; the text begins with one.
+        row = np.flatnonzero(closes[:-1] & ~closes[1:]) + 1
+        name_start = places[row - 1] + 1
+        separator = places[row]
+        if bool(closes[row + 1].all()):
+            end = places[row + 1]
+        else:  # a value holds further name separators
+            ends = places[closes]
+            end = ends[np.searchsorted(ends, separator)]
+        name_size = separator - name_start
+        valid = (name_size > 0) & (end - separator > 1)
+        if not valid.all():
+            name_start, name_size, separator, end = (
+                column[valid] for column in (name_start, name_size, separator, end)
+            )
+        self._name_start, self._name_size, self._separator, self._end = name_start, name_size, separator, end
+        string_ends = len(_PADDING) + np.cumsum(self._sizes + 1)
+        self._record = np.searchsorted(string_ends, end)
+        return self._record
+
+    def find(self, name: str) -> tuple[Integers, Integers, Integers]:
+        """Records that have the property, ascending, and where its value starts and ends; of several the last."""
+        record_of = self._split() if self._record is None else self._record
+        encoded = name.encode()
+        size = len(encoded)
+        rows = np.flatnonzero(self._name_size == size)
+        if len(rows):
+            names = windows(self._data, size)[self._name_start[rows]].view(np.uint8).reshape(-1, size)
+            same = (names == np.frombuffer(encoded, np.uint8)).all(axis=1)
+            if not same.all():
+                rows = rows[same]
+        record = record_of[rows]
+        again = record[1:] == record[:-1]
+        if again.any():
+            last = np.append(~again, True)
+            rows, record = rows[last], record[last]
+        return record, self._separator[rows] + 1, self._end[rows]
+
+    def tokens(self, record: Integers, start: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
+        """What lies between single spaces of the given values and is not empty."""
+        if not len(record):
+            return record, start, end
+        spaces = np.flatnonzero(self._data == ord(property_codec.KEY_SEPARATOR))
+        value = np.searchsorted(start, spaces, "right") - 1
+        spaces = spaces[(value >= 0) & (spaces < end[value])]
+        token_end = np.sort(np.concatenate((spaces, end)))
+        value = np.searchsorted(end, token_end)
+        token_start = np.concatenate((start[:1], token_end[:-1] + 1))
+        first_of_value = np.append(True, value[1:] != value[:-1])
+        token_start[first_of_value] = start[value[first_of_value]]
+        taken = token_end > token_start
+        return record[value[taken]], token_start[taken], token_end[taken]
+
+    def java_hashes(
+        self, start: Integers, end: Integers, topics: tuple[str, ...] = (), topic_index: Integers | None = None
+    ) -> npt.NDArray[np.uint32]:
+        """Java's hash of each value, or of `topic#value`, unsigned.
+
+        The hash of `topic#` followed by a value of n units is hash(topic#) * 31**n + hash(value): topics are hashed
+        once. Right-aligned, a unit's weight depends on its column alone, whatever the value's length.
+        """
+        size = end - start
+        hashes = np.zeros(len(start), np.uint32)
+        by_scalar: list[int] = []
+        for width, rows in _by_width(size):
+            if not width:
+                by_scalar += rows.tolist()
+                continue
+            units = windows(self._data, width)[end[rows] - width].view(np.uint8).reshape(-1, width)
+            sizes = size[rows].astype(np.uint8)
+            if (sizes != width).any():
+                units *= _COLUMNS[width] <= sizes[:, None]
+            hashes[rows] = np.einsum("ij,j->i", units.astype(np.uint32), _WEIGHTS[width])
+            words = units.view(np.uint64)
+            if bool(np.bitwise_or.reduce(words, axis=None) & _NOT_ASCII):
+                by_scalar += rows[((words & _NOT_ASCII) != 0).any(axis=1)].tolist()
+        if topic_index is not None:
+            powers = _POWERS_OF_31[np.minimum(size, _HASH_WIDTH_MAX)]
+            prefix = np.array([property_codec.topic_prefix_hash(topic) for topic in topics], np.uint32)
+            hashes += (prefix[0] if len(prefix) == 1 else prefix[topic_index]) * powers
+        for row in by_scalar:
+            value = self.text[int(start[row]) : int(end[row])].decode("utf-8", "replace")
+            if topic_index is not None:
+                value = f"{topics[int(topic_index[row])]}#{value}"
+            hashes[row] = property_codec.java_hash(value) & 0xFFFFFFFF
+        return hashes
+
+
+def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:
+    """The buffer as items of `width` bytes that begin at every byte; none if it is too small for one.
+
+    Gathering them and looking at the outcome as what they are is several times as fast as gathering structures.
+    """
+    return np.ndarray((max(len(buffer) - width + 1, 0),), f"V{width}", buffer, strides=(1,))
+
+
+def _by_width(size: Integers) -> list[tuple[int, Integers]]:
+    """The rows whose values fit into each width but into none before it; width 0 for those that fit into none."""
+    if not len(size):
+        return []
+    low, high = int(size.min()), int(size.max())
+    found = []
+    width_min = 0
+    for width in (*_HASH_WIDTHS, 0):
+        if high > width_min and (not width or low <= width):
+            fits = size > width_min
+            if width:
+                fits &= size <= width
+            found.append((width, np.flatnonzero(fits)))
+        width_min = width
+    return found
