@@ -96,15 +96,18 @@ class OffsetTable(VersionedTable):
     def remove_topic(self, topic: str) -> None:
         """Forget all offsets in a topic that was deleted."""
         for group in self.groups_of(topic):
-            self._remove(topic, group)
+            self.remove(topic, group)
 
     def remove_group(self, group: str) -> None:
         """Forget all offsets of a group that was deleted."""
         for topic in self.topics_of(group):
-            self._remove(topic, group)
+            self.remove(topic, group)
 
-    def _remove(self, topic: str, group: str) -> None:
-        topics = self._topics_of_group[group]
+    def remove(self, topic: str, group: str) -> None:
+        """Forget the offsets of a group in a topic, if there are any."""
+        topics = self._topics_of_group.get(group, {})
+        if topic not in topics:
+            return
         del topics[topic]
         if not topics:
             del self._topics_of_group[group]

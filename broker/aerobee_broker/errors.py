@@ -55,18 +55,6 @@ class GroupExistsError(BrokerError):
         self.group = group
 
 
-class GroupReceivesError(BrokerError):
-    """An offset cannot be set, because it follows from what the group acknowledges."""
-
-    def __init__(self, topic: str, group: str) -> None:
-        super().__init__(
-            f"consumer group {group!r} receives from topic {topic!r}: its offset follows from what it acknowledges; "
-            "pull with another group"
-        )
-        self.topic = topic
-        self.group = group
-
-
 class TableFormatError(BrokerError):
     """A configuration file is valid JSON but does not hold what it should; `field` says where."""
 

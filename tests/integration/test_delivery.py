@@ -56,6 +56,95 @@ def attempts(messages: list[DeliveredMessage]) -> dict[str, int]:
     return {message.record.body.decode(): message.attempt for message in messages}
 
 
+# --- Resets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consume_orderly", [False, True])
+@pytest.mark.parametrize("end", ["crash", "restart"])
+async def test_a_reset_outlives_whatever_follows(start: Start, end: str, consume_orderly: bool) -> None:
+    """Back, then a crash at once, and one after more was delivered: what was acknowledged since stays so, and only
+    that; handles of before are worth nothing."""
+    world = await start()
+    world.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=consume_orderly))
+    await world.tables.save()
+    await world.send("a", "b", "c", "d")
+    old = await world.receive()
+    await world.acknowledge(*old[:3])
+    await world.deliveries.reset(TOPIC, GROUP, {0: 1})
+    world = await getattr(world, end)()
+    assert await world.acknowledge(old[3]) == [False]
+    with pytest.raises(InvalidReceiptHandleError):
+        await world.deliveries.change_invisible(TOPIC, GROUP, old[3].receipt_handle, 0)
+    again = await world.receive()
+    assert attempts(again) == {"b": 1, "c": 1, "d": 1}
+    await world.acknowledge(*(each for each in again if each.record.body == b"b"))
+    assert world.deliveries.committed_offset(TOPIC, GROUP, 0) == 2
+    world = await (await world.crash()).crash()
+    assert world.deliveries.committed_offset(TOPIC, GROUP, 0) == 2
+    await world.advance(60)
+    assert attempts(await world.receive()) == {"c": 2, "d": 2}
+
+
+async def test_a_reset_forward_leaves_out_what_lies_between(start: Start) -> None:
+    """In flight, never delivered, ready again: all of it; also after a crash. The queue's end is the furthest."""
+    world = await start()
+    await world.send("a", "b", "c", "d")
+    [first] = await world.receive(count=1)
+    await world.deliveries.change_invisible(TOPIC, GROUP, first.receipt_handle, 0)
+    await world.receive(count=1)
+    await world.deliveries.reset(TOPIC, GROUP, {0: 3, 1: 99})
+    assert bodies(await world.receive()) == ["d"]
+    world = await world.crash()
+    await world.advance(60)
+    assert attempts(await world.receive()) == {"d": 2}
+    await world.deliveries.reset(TOPIC, GROUP, {0: 1 << 40})
+    await world.send("e")
+    assert attempts(await world.receive()) == {"e": 1}
+
+
+async def test_a_reset_wakes_who_waits(start: Start) -> None:
+    """A receive that waits for new messages gets the old ones."""
+    world = await start()
+    await world.send("a")
+    await world.acknowledge(*await world.receive())
+    waiting = asyncio.ensure_future(world.receive(wait=5))
+    await asyncio.sleep(0)
+    await world.deliveries.reset(TOPIC, GROUP, {0: 0})
+    assert bodies(await asyncio.wait_for(waiting, 5)) == ["a"]
+
+
+async def test_the_table_learns_of_a_reset_with_the_snapshot_behind_it(start: Start) -> None:
+    """Not before: a replay from before the reset would make all in between ready, one by one."""
+    world = await start()
+    await world.send("a", "b")
+    await world.acknowledge(*await world.receive())
+    await world.deliveries.reset(TOPIC, GROUP, {0: 0})
+    journal_begin = world.tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, 0)
+    for _ in range(100):
+        offset = world.tables.offsets.get(TOPIC, GROUP, 0)
+        position = world.tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, 0)
+        assert (offset == 2) == (position == journal_begin)
+        if offset == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert offset == 0
+
+
+async def test_a_subscription_that_was_deleted(start: Start) -> None:
+    """Its state and its offset are gone, those of the group's other topics stay; it begins anew."""
+    world = await start()
+    world.tables.topics.create(TopicConfig.of_type("other", queue_count=1))
+    await world.tables.save()
+    for topic in (TOPIC, "other"):
+        await world.send("a", topic=topic)
+        await world.acknowledge(*await world.receive(topic=topic), topic=topic)
+    await world.deliveries.delete_subscription(TOPIC, GROUP)
+    world = await world.crash()
+    assert [status.topic for status in world.deliveries.status(GROUP)] == ["other"]
+    assert attempts(await world.receive()) == {"a": 1}
+    assert await world.receive(topic="other") == []
+
+
 # --- Receive and acknowledge --------------------------------------------------------------------------------
 
 

@@ -257,18 +257,22 @@ async def test_an_answered_offset_is_on_disk(tmp_path: Path) -> None:
         assert (await client.receive(topic, "g", wait=5)).bodies == ["2", "3"], "who receives goes on there, too"
 
 
-async def test_a_group_that_receives_keeps_its_offset(client: RawClient) -> None:
-    """It is what was acknowledged, and cannot be set; another group is free."""
+async def test_the_offset_of_a_group_that_receives(client: RawClient) -> None:
+    """It is what was acknowledged; setting it takes what is in flight away from whoever has it."""
     topic = await client.create_topic("orders")
     await client.sent(*(message(topic, f"{n}") for n in range(3)))
     received = await client.receive(topic, "g", count=2, wait=5)
     await client.acknowledge(topic, "g", received.messages[0])
     assert await committed(client, topic, "g") == (Code.OK, 1)
-    status = await updated(client, topic, "g", 3)
-    assert (status.code, "pull with another group" in status.message) == (Code.BAD_REQUEST, True)
-    assert await committed(client, topic, "g") == (Code.OK, 1)
-    assert (await updated(client, topic, "h", 3)).code == Code.OK
-    assert (await client.receive(topic, "g", wait=5)).bodies == ["2"]
+    assert (await updated(client, topic, "g", 0)).code == Code.OK
+    assert await committed(client, topic, "g") == (Code.OK, 0)
+    refused = await client.acknowledge(topic, "g", received.messages[1])
+    assert refused.status.code == Code.INVALID_RECEIPT_HANDLE
+    again = await client.receive(topic, "g", wait=5)
+    assert (again.bodies, set(again.attempts.values())) == (["0", "1", "2"], {1})
+    assert (await updated(client, topic, "g", 3)).code == Code.OK
+    assert await committed(client, topic, "g") == (Code.OK, 3)
+    assert (await client.receive(topic, "g")).code == Code.MESSAGE_NOT_FOUND
 
 
 async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
@@ -278,8 +282,7 @@ async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
         await world.send("a", "b", "c")
         await world.acknowledge(*await world.receive())
         world = await world.restart()
-        world.deliveries.set_offset(TOPIC, GROUP, 0, 1)
-        await world.tables.save_offsets()
+        await world.deliveries.reset(TOPIC, GROUP, {0: 1})
         world = await world.crash()
         assert world.tables.offsets.get(TOPIC, GROUP, 0) == 1
         assert sorted(each.record.body for each in await world.receive()) == [b"b", b"c"]

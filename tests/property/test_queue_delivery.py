@@ -71,6 +71,8 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
         self.nonce = 0
         self.events: list[QueueEvent] = []
         self.commit_offsets = [100]  # that a save could have had
+        self.reset_at = 0  # events up to the last reset
+        self.commit_offsets_since = [100]  # and saves that go with a position behind it
 
     def new_nonce(self) -> int:
         self.nonce += 1
@@ -157,6 +159,14 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
             if message.status == "in flight" and message.client == client:
                 message.until = min(message.until, self.now + seconds)
 
+    @rule(offset=st.integers(95, 110))
+    def reset(self, offset: int) -> None:
+        """The group goes on elsewhere, forwards or back."""
+        self.events.append(self.queue.reset(offset))
+        self.model = Model(offset)
+        self.reset_at = len(self.events)
+        self.commit_offsets_since = [offset]
+
     @rule(seconds=st.integers(0, 3))
     def expire(self, seconds: int) -> None:
         """Time passes."""
@@ -169,6 +179,7 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
     def save_commit_offset(self) -> None:
         """consumerOffset.json is saved now and then."""
         self.commit_offsets.append(self.queue.commit_offset)
+        self.commit_offsets_since.append(self.queue.commit_offset)
 
     @rule(piece=st.integers(1, 4))
     def snapshot(self, piece: int) -> None:
@@ -179,11 +190,14 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
     def restart(self, data: st.DataObject, twice: bool, from_snapshot: bool, piece: int) -> None:
         """What is read back is what was there, whatever commit offset was saved, and however often it is read."""
         self.events.extend(self.queue.states(piece))
-        events = self.events
+        events, commit_offsets = self.events, self.commit_offsets
         if from_snapshot:  # the replay begins where a snapshot begins
             starts = [i for i, e in enumerate(events) if isinstance(e, State) and e.begin == e.commit_offset]
-            events = events[data.draw(st.sampled_from(starts)) :]
-        restored = QueueDelivery(data.draw(st.sampled_from(self.commit_offsets)))
+            start = data.draw(st.sampled_from(starts))
+            events = events[start:]
+            if start >= self.reset_at:
+                commit_offsets = self.commit_offsets_since
+        restored = QueueDelivery(data.draw(st.sampled_from(commit_offsets)))
         for event in events * 2 if twice else events:
             restored.apply(event)
         restored.expire(self.now)

@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
-from aerobee_broker.delivery.events import Changed
+from aerobee_broker.delivery.events import Changed, Reset
 from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.holders import Holders, attempt_nonce
@@ -36,12 +36,12 @@ from aerobee_broker.delivery.journal import (
     encode_removed,
     encode_state,
 )
-from aerobee_broker.delivery.queue_delivery import acknowledged
+from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.delivery.receiving import DeliveredMessage, Receiving, Wish, new_nonce
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
-from aerobee_broker.errors import BrokerError, GroupReceivesError, InvalidReceiptHandleError
+from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.topics import TopicConfig, dead_letter_topic
 from aerobee_store import MessageStore
@@ -361,15 +361,39 @@ class Deliveries:
             self.client_gone(client_id)
         return seconds
 
-    def set_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Where a group that pulls goes on in a queue, also backwards; durable once the offsets table is saved.
+    def committed_offset(self, topic: str, group: str, queue_id: int) -> int | None:
+        """The offset of the next message to consume; None if the group has no position in the queue."""
+        queue = self._subscriptions.queue(topic, group, queue_id)
+        if queue is not None:
+            return queue.delivery.commit_offset
+        return self._tables.offsets.get(topic, group, queue_id)
 
-        A start replays the journal over that table. All groups and queues that the journal speaks of are in memory, and
-        those are refused, so no replay ever contradicts what was set here. Raises GroupReceivesError.
+    async def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """The group goes on at these offsets (queue id -> queue offset), forwards or back; durable when this returns.
+
+        Where it has received from a queue, all messages in flight are given up with it: their handles are invalid, and
+        those from the offset on are delivered again as for the first time. Offsets are moved into the queue's range.
+        Raises StoreError, OSError.
         """
-        if self._subscriptions.queue(topic, group, queue_id) is not None:
-            raise GroupReceivesError(topic, group)
-        self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
+        resets = []
+        for queue_id, wanted in offsets.items():
+            low, high = self._store.queue_range(topic, queue_id)
+            offset = min(max(wanted, 0), high)
+            queue = self._subscriptions.queue(topic, group, queue_id)
+            if queue is None:
+                # A start replays the journal over the table; what the journal speaks of has a queue.
+                self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
+            elif not (queue.delivery.is_trivial and queue.delivery.commit_offset == offset):
+                resets.append((queue, Reset(max(offset, low))))
+        if resets:
+            self._history.append_resets(resets, self._clock.now_ms())  # if this fails, nothing has changed
+            for queue, event in resets:
+                queue.delivery.reset(event.offset)
+                self._subscriptions.note_commit(queue, force=True)
+                self._visibility.wake_receive(queue)
+            await self._history.wait_stored()
+        if len(resets) < len(offsets):
+            await self._tables.save()
 
     async def delete_topic(self, topic: str) -> None:
         """Forget everything about a topic, and its offsets; durable in the journal when this returns."""
@@ -379,15 +403,26 @@ class Deliveries:
         """Forget everything about a group, and its offsets; durable in the journal when this returns."""
         await self._remove(Removed(group, ""))
 
+    async def delete_subscription(self, topic: str, group: str) -> None:
+        """Forget what the group did in the topic, and its offsets; durable in the journal when this returns."""
+        await self._remove(Removed(group, topic))
+
     async def _remove(self, event: Removed) -> None:
         self._history.append(EventKind.REMOVED, [encode_removed(event)], self._clock.now_ms())
         self._subscriptions.drop(event.topic, event.group)
-        if event.topic:
+        if event.topic and event.group:
+            self._tables.offsets.remove(event.topic, event.group)
+        elif event.topic:
             self._tables.offsets.remove_topic(event.topic)
         else:
             self._tables.offsets.remove_group(event.group)
         self.long_polling.end_line(event.topic or None, event.group or None)
         await self._history.wait_stored()
+
+    def queue_delivery(self, topic: str, group: str, queue_id: int) -> QueueDelivery | None:
+        """What is in flight and what waits, to be looked at; None if the group has not received since the start."""
+        queue = self._subscriptions.queue(topic, group, queue_id)
+        return None if queue is None else queue.delivery
 
     def status(self, group: str) -> list[QueueStatus]:
         """Every queue that the group has a position in."""

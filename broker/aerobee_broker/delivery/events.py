@@ -1,7 +1,7 @@
 """What can change in the delivery of a queue, as values: made by QueueDelivery, kept by the journal, applied at start.
 
 Every event says what is, not by how much something changed, so applying one twice, or over a newer commit offset, is
-harmless: what is finished stays finished.
+harmless: what is finished stays finished, until a Reset begins anew.
 """
 
 from __future__ import annotations
@@ -76,4 +76,11 @@ class State:
     entries: tuple[Entry, ...]
 
 
-QueueEvent = Delivered | Acknowledged | Changed | State
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The group goes on at `offset`, whatever was before: all below is finished, nothing above was delivered."""
+
+    offset: int
+
+
+QueueEvent = Delivered | Acknowledged | Changed | State | Reset

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from aerobee_broker.delivery.config import DeliveryConfig
-from aerobee_broker.delivery.events import Delivered, State
+from aerobee_broker.delivery.events import Delivered, Reset, State
 from aerobee_broker.delivery.journal import (
     JOURNAL_GROUP,
     JOURNAL_QUEUE_ID,
@@ -18,6 +18,7 @@ from aerobee_broker.delivery.journal import (
     JournalEntry,
     QueueKey,
     Removed,
+    encode_reset,
     encode_state,
     highest_offset,
 )
@@ -59,6 +60,15 @@ class History:
         if self._journal.event_count - self._events_at_snapshot >= self._config.snapshot_event_count:
             self._snapshot_wake.set()
 
+    def append_resets(self, resets: Sequence[tuple[Queue, Reset]], now_ms: int) -> None:
+        """Append these before they change the state. Raises StoreError."""
+        events = [encode_reset(queue.encoded_key, event) for queue, event in resets]
+        self._journal.append(EventKind.RESET, events, now_ms)
+        for queue, event in resets:
+            if event.offset < queue.delivery.commit_offset or queue.reset_at is not None:
+                queue.reset_at = self._journal.next_queue_offset - 1
+                self._snapshot_wake.set()
+
     async def wait_logged(self) -> None:
         """Return once all events so far are in the log: what a crash of the process leaves."""
         await self._store.wait_stored(self._journal.end, durable=False)
@@ -91,6 +101,7 @@ class History:
         self._stats.snapshots += 1
         await self._store.wait_stored(self._journal.end, durable=True)
         self._tables.offsets.commit(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID, position)
+        self._subscriptions.release_resets(position)  # in the same step: one save has both
 
     async def try_snapshot(self) -> None:
         """Without one, the next start has more to replay, and nothing else is worse."""
@@ -143,6 +154,8 @@ class History:
                 ignored += 1
         if ignored:  # usually of a topic that was deleted later
             _log.warning("journal events ignored count=%d cause=%r", ignored, "the log does not have their messages")
+        if any(queue.reset_at is not None for queue in self._subscriptions):
+            self._snapshot_wake.set()
         self._events_at_snapshot = -count  # they count for the next one: a replay stays bounded over restarts
         return count
 
@@ -170,8 +183,12 @@ class History:
                         commit_offset = event.commit_offset
                     case Delivered():
                         commit_offset = event.begin
+                    case Reset():
+                        commit_offset = event.offset
                     case _:
                         commit_offset = 0
             queue = queues[key.queue_id] = Queue(key, min(commit_offset, end))
+        if isinstance(event, Reset) and event.offset < queue.delivery.commit_offset:
+            queue.reset_at = entry.queue_offset
         queue.delivery.apply(event)
         return True

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore
 from aerobee_store.properties import TAGS
@@ -36,6 +36,7 @@ _RANGE: Final = struct.Struct(">QI")
 _CHANGED: Final = struct.Struct(">QHQq")
 _STATE: Final = struct.Struct(">QQQHH")
 _ENTRY: Final = struct.Struct(">QHQqH")
+_RESET: Final = struct.Struct(">Q")
 _NO_CLIENT: Final = 0xFFFF
 _COUNT_MAX: Final = 0xFFFF
 _CLIENT_SIZE_MAX: Final = 2 + 255
@@ -50,6 +51,7 @@ class EventKind(enum.IntEnum):
     CHANGED = 3
     STATE = 4
     REMOVED = 5
+    RESET = 6
 
 
 _TAGS: Final = {kind: kind.name.lower() for kind in EventKind}
@@ -124,6 +126,11 @@ def encode_state(key: bytes, event: State) -> bytes:
 def encode_removed(event: Removed) -> bytes:
     """How a Removed is written."""
     return _text(event.group) + _text(event.topic)
+
+
+def encode_reset(key: bytes, event: Reset) -> bytes:
+    """How a Reset is written."""
+    return key + _RESET.pack(event.offset)
 
 
 def _bounded(text: str) -> bytes:
@@ -215,6 +222,8 @@ def _decode_event(kind: int, reader: _Reader) -> QueueEvent:
         return Acknowledged(tuple((begin, begin + size) for begin, size in ranges))
     if kind == EventKind.CHANGED:
         return Changed(*reader.take(_CHANGED))
+    if kind == EventKind.RESET:
+        return Reset(*reader.take(_RESET))
     assert kind == EventKind.STATE, "all other kinds are handled"
     commit_offset, begin, end, client_count, entry_count = reader.take(_STATE)
     clients = [reader.text() for _ in range(client_count)]
@@ -249,6 +258,8 @@ def highest_offset(event: QueueEvent) -> int:
             return event.offset + 1
         case State():
             return event.end
+        case Reset():
+            return event.offset
 
 
 # The topic

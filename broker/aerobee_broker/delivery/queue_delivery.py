@@ -26,7 +26,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.offset_ranges import OffsetRanges
 from aerobee_broker.errors import InvalidReceiptHandleError
@@ -89,6 +89,10 @@ class QueueDelivery:
     def next_expiry_ms(self) -> int | None:
         """When `expire` should be called next; it may then find nothing to do."""
         return self._deadlines[0][0] if self._deadlines else None
+
+    def held_by(self, client_id: str) -> list[int]:
+        """What is invisible because this client lives, ascending. Looks at all that is in flight."""
+        return sorted(offset for offset, entry in self.in_flight.items() if entry.client_id == client_id)
 
     # Order
 
@@ -276,6 +280,19 @@ class QueueDelivery:
         if released:
             self._add_deadline(invisible_until_ms, tuple(released))
 
+    def reset(self, offset: int) -> Reset:
+        """Go on at `offset`, forwards or back; every handle of before is invalid, and all deliveries count from 1."""
+        self.commit_offset = self.cursor = offset
+        self.finished = OffsetRanges()
+        self.in_flight = {}
+        self.ready = {}
+        self._order = []
+        self._deadlines = []
+        self._deadline_size = 0
+        self.lanes = None  # made anew with the next receive, of what is then there
+        self._note_recorded()
+        return Reset(offset)
+
     def expire(self, now_ms: int) -> int:
         """Whatever was invisible until now is ready; returns how many messages that are."""
         expired: dict[int, int] = {}
@@ -331,6 +348,8 @@ class QueueDelivery:
                 self._restore(Entry(event.offset, event.attempt, event.nonce, event.invisible_until_ms, None))
             case State():
                 self._apply_state(event)
+            case Reset():
+                self.reset(event.offset)
         self._note_recorded()
 
     def cut(self, end: int) -> bool:

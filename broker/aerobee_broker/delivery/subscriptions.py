@@ -34,7 +34,7 @@ class DeliveryTables(Protocol):
 class Queue:
     """One (group, topic, queue)."""
 
-    __slots__ = ("delivery", "dropped", "encoded_key", "key", "saved_commit_offset", "scheduled_ms")
+    __slots__ = ("delivery", "dropped", "encoded_key", "key", "reset_at", "saved_commit_offset", "scheduled_ms")
 
     def __init__(self, key: QueueKey, commit_offset: int) -> None:
         self.key = key
@@ -43,6 +43,9 @@ class Queue:
         self.saved_commit_offset = -1
         self.scheduled_ms: int | None = None  # when the timer looks at it
         self.dropped = False  # topic or group was deleted
+        # Where in the journal the group was set back. Until a replay begins behind that, the offsets table must not
+        # have the lower offset: with it the events of before would make all in between ready, one by one.
+        self.reset_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -68,9 +71,11 @@ class QueueStatus:
     queue_id: int
     commit_offset: int
     max_offset: int
-    lag: int  # not finished
+    lag: int  # not finished: in flight or ready
     in_flight: int
     ready: int  # can be received now
+    retrying: int = 0  # of lag: delivered without success before
+    ready_offset: int | None = None  # the lowest that is ready
 
 
 class Subscriptions:
@@ -134,10 +139,17 @@ class Subscriptions:
     def note_commit(self, queue: Queue, *, force: bool = False) -> None:
         """Tell the offsets table how far the queue is."""
         commit_offset = queue.delivery.commit_offset
-        if commit_offset != queue.saved_commit_offset:
+        if commit_offset != queue.saved_commit_offset and queue.reset_at is None:
             key = queue.key
             self._offsets.commit(key.topic, key.group, key.queue_id, commit_offset, force=force)
             queue.saved_commit_offset = commit_offset
+
+    def release_resets(self, position: int) -> None:
+        """A replay begins at this queue offset of the journal from now on: tell of the resets before it."""
+        for queue in self:
+            if queue.reset_at is not None and queue.reset_at < position:
+                queue.reset_at = None
+                self.note_commit(queue, force=True)
 
     def end_of(self, queue: Queue) -> int:
         """The offset behind the queue's last message."""
@@ -154,23 +166,31 @@ class Subscriptions:
         for topic, subscription in sorted(self._groups.get(group, {}).items()):
             for queue_id, queue in sorted(subscription.queues.items()):
                 delivery = queue.delivery
-                high = self.end_of(queue)
+                low, high = self._store.queue_range(topic, queue_id)
+                new_from = max(delivery.cursor, low)  # what retention has removed is not waited for
+                new = max(high - new_from, 0)
+                retrying = sum(1 for flight in delivery.in_flight.values() if flight.attempt > 1)
+                retrying += sum(1 for deliveries in delivery.ready.values() if deliveries)
                 statuses.append(
                     QueueStatus(
                         topic=topic,
                         queue_id=queue_id,
                         commit_offset=delivery.commit_offset,
                         max_offset=high,
-                        lag=max(high - delivery.commit_offset, 0),
+                        lag=len(delivery.in_flight) + len(delivery.ready) + new,
                         in_flight=len(delivery.in_flight),
-                        ready=len(delivery.ready) + max(high - delivery.cursor, 0),
+                        ready=len(delivery.ready) + new,
+                        retrying=retrying,
+                        ready_offset=min(delivery.ready, default=new_from if new else None),
                     )
                 )
         known = {(status.topic, status.queue_id) for status in statuses}
         for topic in self._offsets.topics_of(group):
             for queue_id, offset in self._offsets.queues(topic, group).items():
                 if (topic, queue_id) not in known:  # not received from since the start
-                    high = self._store.queue_range(topic, queue_id)[1]
-                    lag = max(high - offset, 0)
-                    statuses.append(QueueStatus(topic, queue_id, offset, high, lag, 0, lag))
+                    low, high = self._store.queue_range(topic, queue_id)
+                    first = max(offset, low)
+                    lag = max(high - first, 0)
+                    ready_offset = first if lag else None
+                    statuses.append(QueueStatus(topic, queue_id, offset, high, lag, 0, lag, ready_offset=ready_offset))
         return statuses

@@ -1,8 +1,8 @@
 """PullMessage and the offsets of those who pull: they name a queue and an offset, and keep count themselves.
 
 Nothing is delivered here in the sense of `delivery/`: no receipt handles, no attempts, no invisible time, and what a
-filter leaves out stays where it is. The committed offset is the one thing that pulling and receiving share. As long as
-a group receives from a queue, the offset follows from what it acknowledges, and UpdateOffset is refused.
+filter leaves out stays where it is. The committed offset is the one thing that pulling and receiving share: where a
+group receives, it follows from what it acknowledges, and UpdateOffset resets all of its deliveries in that queue.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class PullProcessor:
     async def get_offset(self, request: v2.GetOffsetRequest, client: Client) -> v2.GetOffsetResponse:
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
-        offset = self._tables.offsets.get(topic, group, queue_id)
+        offset = self._deliveries.committed_offset(topic, group, queue_id)
         if offset is None:
             raise InvalidRequestError(
                 v2.Code.OFFSET_NOT_FOUND,
@@ -161,7 +161,7 @@ class PullProcessor:
         return v2.GetOffsetResponse(status=_OK, offset=offset)
 
     async def update_offset(self, request: v2.UpdateOffsetRequest, client: Client) -> v2.UpdateOffsetResponse:
-        """Also backwards. On disk, in consumerOffset.json, when this returns."""
+        """Also backwards. On disk when this returns: in consumerOffset.json, or the journal if the group receives."""
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
         if group not in self._tables.groups:
@@ -171,8 +171,7 @@ class PullProcessor:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_OFFSET, f"offset {request.offset} cannot be committed: the queue has offsets 0..{high}"
             )
-        self._deliveries.set_offset(topic, group, queue_id, request.offset)
-        await self._tables.save_offsets()
+        await self._deliveries.reset(topic, group, {queue_id: request.offset})
         return v2.UpdateOffsetResponse(status=_OK)
 
     async def _queue(self, queue: v2.MessageQueue, client: Client) -> tuple[str, int]:

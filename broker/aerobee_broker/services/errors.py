@@ -21,7 +21,6 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.TopicExistsError: _Code.BAD_REQUEST,
     broker.GroupNotFoundError: _Code.CONSUMER_GROUP_NOT_FOUND,
     broker.GroupExistsError: _Code.BAD_REQUEST,
-    broker.GroupReceivesError: _Code.BAD_REQUEST,
     broker.InvalidReceiptHandleError: _Code.INVALID_RECEIPT_HANDLE,
     broker.InvalidTransactionError: _Code.INVALID_TRANSACTION_ID,
     broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,

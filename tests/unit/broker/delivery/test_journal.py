@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Run, State
+from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.delivery.journal import (
     EventKind,
     QueueKey,
@@ -16,6 +16,7 @@ from aerobee_broker.delivery.journal import (
     encode_changed,
     encode_delivered,
     encode_removed,
+    encode_reset,
     encode_state,
     highest_offset,
 )
@@ -57,6 +58,12 @@ VECTORS: list[tuple[EventKind, bytes, QueueEvent | Removed, str]] = [
         "0000000000000007 0001 0000000000000008 0000000000000062 0000",
     ),
     (EventKind.REMOVED, encode_removed(Removed("g", "")), Removed("g", ""), "0001 67 0000"),
+    (
+        EventKind.RESET,
+        encode_reset(KEY.encode(), Reset(5)),
+        Reset(5),
+        "0001 67 0001 74 00000003 0000000000000005",
+    ),
 ]
 
 
@@ -103,7 +110,7 @@ def test_messages_that_were_passed_over_need_the_second_version() -> None:
         (body(1, version=3), "version 3"),
         (body(2, version=2), "kind 2 has no version 2"),
         (body(1, encode_delivered(KEY.encode(), PASSING)), "attempt 0"),
-        (body(6), "kind 6"),
+        (body(7), "kind 7"),
         (body(5, encode_removed(Removed("g", ""))) + b"x", "1 bytes follow"),
         (body(5, b"\xff\xff"), "the body ends"),
         (body(1, encode_delivered(KEY.encode(), Delivered(9, 5, (), 1, 1, None))), "queue offset 9"),
