@@ -72,6 +72,7 @@ class Client:
         "peer",
         "protocol_version",
         "settings",
+        "settings_at",
         "stream",
         "topics",
         "version",
@@ -89,6 +90,7 @@ class Client:
         self.group: str | None = None  # stored name (with the namespace) of a consumer's group
         self.topics: frozenset[str] = frozenset()  # stored names of a producer's topics
         self.settings: v2.Settings | None = None  # as received
+        self.settings_at = 0.0  # of the monotonic clock: when they last were
         self.stream: TelemetryStream | None = None
 
     @property
@@ -145,6 +147,7 @@ class ClientRegistry:
 
     def introduced(self, client: Client) -> None:
         """The client has sent its settings."""
+        client.settings_at = self._clock.monotonic()
         if client.client_type == v2.ClientType.PRODUCER:
             for listener in self.producer_listeners:
                 listener(client)

@@ -8,6 +8,8 @@ A setting has a full name, `<section>.<key>`, and comes from, each before it ove
     a RocketMQ broker.conf     under RocketMQ's names, see `_ROCKETMQ_KEYS`
     the defaults below
 
+What `aerobee config set` saved in the store lies between the environment and the TOML file: runtime_settings.py.
+
 Unknown names and values that cannot work raise ConfigError with the full name and what to do. Only the names of
 broker.conf are forgiven: those that we do not honour are kept in `ignored_rocketmq_keys`, to be listed at start.
 """
@@ -33,6 +35,7 @@ from aerobee_store.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "AEROBEE_"
 DIRECTORY_DEFAULT: Final = Path("data")
+Source = Literal["default", "rocketmq-conf", "file", "saved", "environment", "flag"]
 _SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
 
@@ -128,6 +131,7 @@ class BrokerConfig:
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
+    sources: Mapping[str, Source] = field(default_factory=dict)  # by full name, of what is not a default
 
     def __post_init__(self) -> None:
         for key in ("name", "cluster"):
@@ -177,22 +181,26 @@ class BrokerConfig:
         `os.environ`. Raises ConfigError; a file that cannot be read is one, too.
         """
         values: dict[str, object] = {}
+        sources: dict[str, Source] = {}
+
+        def take(source: Source, found: Mapping[str, object]) -> None:
+            values.update(found)
+            sources.update(dict.fromkeys(found, source))
+
         ignored: tuple[str, ...] = ()
         if rocketmq_conf is not None:
             found, ignored = _from_rocketmq(rocketmq_conf)
-            values.update(found)
+            take("rocketmq-conf", found)
         if config_file is not None:
-            values.update(_from_toml(config_file))
-        values.update(_from_environment(environment or {}))
-        values.update((name, value) for name, value in (flags or {}).items() if value is not None)
+            take("file", _from_toml(config_file))
+        take("environment", _from_environment(environment or {}))
+        take("flag", {name: value for name, value in (flags or {}).items() if value is not None})
 
         sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
         for name, value in values.items():
             section, _, key = name.partition(".")
-            kind = _SECTIONS.get(section, {}).get(key)
-            if kind is None:
-                raise ConfigError(f"{name}: there is no such setting{_known_names(name)}")
-            sections[section][key] = _converted(name, kind, value)
+            converted = setting_of_text(name, value)
+            sections[section][key] = converted
 
         listen = ListenConfig(**sections["listen"])
         store = sections["store"]
@@ -209,7 +217,53 @@ class BrokerConfig:
             transactions=TransactionsConfig(**sections["transactions"]),
             limits=LimitsConfig(**sections["limits"]),
             ignored_rocketmq_keys=ignored,
+            sources=sources,
         )
+
+    def setting(self, name: str) -> object:
+        """The value of a setting by its full name."""
+        section, _, key = name.partition(".")
+        return getattr(self if section == "broker" else getattr(self, section), key)
+
+    def with_settings(self, values: Mapping[str, object]) -> Self:
+        """A configuration with other values, by full name, checked as at a start. Raises ConfigError."""
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            section, _, key = name.partition(".")
+            changes.setdefault(section, {})[key] = value
+        own = changes.pop("broker", {})
+        sections = {name: dataclasses.replace(getattr(self, name), **found) for name, found in changes.items()}
+        return dataclasses.replace(self, **own, **sections)
+
+    def copy(self) -> Self:
+        """An equal configuration that shares no section with this one."""
+        sections = {name: dataclasses.replace(getattr(self, name)) for name in _SECTIONS if name != "broker"}
+        return dataclasses.replace(self, **sections)
+
+
+def setting_names() -> list[str]:
+    """The full names of all settings, in order."""
+    return sorted(f"{section}.{key}" for section, keys in _SECTIONS.items() for key in keys)
+
+
+def setting_of_text(name: str, value: object) -> object:
+    """A value from a file, the environment or a flag as the type of its setting. Raises ConfigError."""
+    section, _, key = name.partition(".")
+    kind = _SECTIONS.get(section, {}).get(key)
+    if kind is None:
+        raise ConfigError(f"{name}: there is no such setting{_known_names(name)}")
+    return _converted(name, kind, value)
+
+
+def setting_text(value: object) -> str:
+    """A value as `setting_of_text` reads it; empty for None, which cannot be written."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _store_host(listen: ListenConfig) -> tuple[str, int]:
@@ -373,6 +427,9 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "mappedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapperFileSizeBatchConsumeQueue": ("store.batch_queue_file_size", _batch_queue_file_size),
+    "enableLmq": ("store.light_queues", _same),
+    "enableMultiDispatch": ("store.multi_dispatch", _same),
+    "maxLmqConsumeQueueNum": ("store.light_queue_count_max", int),
     "maxHashSlotNum": ("store.index_slot_count", int),
     "maxIndexNum": ("store.index_entry_count", int),
     "flushDiskType": ("store.flush", _flush_mode),
@@ -427,9 +484,6 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
         except (ValueError, KeyError):
             # ConfigError is a ValueError: its text names our setting, but the person wrote RocketMQ's.
             raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file") from None
-    "enableLmq": ("store.light_queues", _same),
-    "enableMultiDispatch": ("store.multi_dispatch", _same),
-    "maxLmqConsumeQueueNum": ("store.light_queue_count_max", int),
     commit_log = properties.get("storePathCommitLog")
     if commit_log is not None:
         if Path(commit_log) != Path(str(values.get("store.directory", ""))) / "commitlog":

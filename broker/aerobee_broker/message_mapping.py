@@ -23,6 +23,7 @@ LITE_TOPIC: Final = "__LITE_TOPIC"
 PRIORITY_PROPERTY: Final = "_SYS_MSG_PRIORITY_"
 EXACT_KEYS: Final = "__AEROBEE_KEYS"
 EMPTY_PROPERTIES: Final = "__AEROBEE_EMPTY"
+RESENT_FROM: Final = "__AEROBEE_RESENT"  # of a dead letter that was sent again: topic and offset of the dead letter
 
 _LIST_SEPARATOR: Final = "\n"
 _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, and of what a protobuf Timestamp may say
@@ -54,7 +55,7 @@ RESERVED_NAMES: Final = frozenset(
 
     TRACE_CONTEXT __SHARDINGKEY CHECK_IMMUNITY_TIME_IN_SECONDS __transactionId__ TRANSACTION_CHECK_TIMES
     INNER_NUM INNER_BASE INNER_MULTI_DISPATCH __LITE_TOPIC _SYS_MSG_PRIORITY_ __AEROBEE_KEYS __AEROBEE_EMPTY
-    __AEROBEE_TIMER __AEROBEE_SENDER __AEROBEE_SINCE __AEROBEE_OUTCOME
+    __AEROBEE_TIMER __AEROBEE_SENDER __AEROBEE_SINCE __AEROBEE_OUTCOME __AEROBEE_RESENT
     """.split()  # noqa: SIM905 - sixty names read better as words than as a column of literals
 )
 

@@ -27,7 +27,14 @@ from aerobee_broker.errors import ListenError
 from aerobee_broker.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics import Metrics
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
-from aerobee_broker.processors.administration import Administration
+from aerobee_broker.processors.administration.accumulation import Accumulation
+from aerobee_broker.processors.administration.clients import ClientAdministration
+from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
+from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
+from aerobee_broker.processors.administration.groups import GroupAdministration
+from aerobee_broker.processors.administration.messages import MessageAdministration
+from aerobee_broker.processors.administration.status import StatusAdministration
+from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.query import QueryProcessor
@@ -37,9 +44,11 @@ from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
+from aerobee_broker.rates import Rates
+from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service
 from aerobee_broker.services.admin_service import AdminService
-from aerobee_broker.services.aerobee_admin_service import aerobee_admin_handler
+from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_handler
 from aerobee_broker.services.messaging_service import MessagingService
 from aerobee_broker.tables import Tables
 from aerobee_proto.pool import reflection_pool
@@ -100,6 +109,7 @@ async def run(
     of, after logging its traceback: a half-alive broker is worse than a restart.
     """
     clock = clock or SystemClock()
+    config = config.copy()  # runtime settings change it in place
     _warn(config)
     _check_port(config.listen.grpc)
     metrics, ready = Metrics(config), _Readiness()
@@ -112,7 +122,8 @@ async def run(
         store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock)
         ready.store = store
         try:
-            await _serve(config, stop, announce, clock, store, metrics, metrics_address, ready)
+            settings = RuntimeSettings.load(config, store.file_system, store.in_disk_thread)
+            await _serve(config, settings, stop, announce, clock, store, metrics, metrics_address, ready)
         finally:
             # Blocking, and nothing else is left to run: only the probes must still be answered.
             await asyncio.to_thread(store.close)
@@ -124,6 +135,7 @@ async def run(
 
 async def _serve(
     config: BrokerConfig,
+    settings: RuntimeSettings,
     stop: asyncio.Event,
     announce: Callable[[str, str], None],
     clock: Clock,
@@ -151,6 +163,7 @@ async def _serve(
     level_delay = LevelDelay(store, clock)
     await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
+    rates = Rates(counters, clock)
     metrics.attach(
         store=store,
         tables=tables,
@@ -173,11 +186,12 @@ async def _serve(
                     (level_delay.name, level_delay.run),
                     (clients.name, clients.run),
                     (tables.name, tables.run),
+                    (rates.name, rates.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
             server, health, address = await _listen(
-                config, clock, store, tables, clients, deliveries, transactions, timer, counters
+                config, settings, clock, store, tables, clients, deliveries, transactions, timer, counters, rates
             )
             try:
                 ready.reason = None
@@ -208,6 +222,7 @@ async def _serve(
 
 async def _listen(
     config: BrokerConfig,
+    settings: RuntimeSettings,
     clock: Clock,
     store: MessageStore,
     tables: Tables,
@@ -216,6 +231,7 @@ async def _listen(
     transactions: Transactions,
     timer: Timer,
     counters: BrokerCounters,
+    rates: Rates,
 ) -> tuple[grpc.aio.Server, HealthServicer, Address]:
     """Bind the gRPC port and serve every service on it. ListenError."""
     server = grpc.aio.server(options=_GRPC_OPTIONS)
@@ -224,29 +240,54 @@ async def _listen(
     except RuntimeError as error:
         raise ListenError("listen.grpc", config.listen.grpc, str(error).partition(";")[0]) from None
     address = Address(config.listen.grpc.host, port)
+    route = RouteProcessor(config, tables, address)
+    send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
     messaging = MessagingService(
         clients=clients,
         counters=counters,
-        route=RouteProcessor(config, tables, address),
+        route=route,
         heartbeat=HeartbeatProcessor(clients),
         telemetry=TelemetryProcessor(config, tables),
-        send=SendProcessor(config, store, tables, counters, clock, transactions, timer),
+        send=send,
         receive=ReceiveProcessor(config, tables, deliveries, clock),
         pull=PullProcessor(config, store, tables, deliveries),
         recall=RecallProcessor(tables, timer),
         acknowledge=AcknowledgeProcessor(config, deliveries),
         transaction=TransactionProcessor(transactions, counters),
     )
+    accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
     administration = Administration(
-        config=config,
-        store=store,
-        tables=tables,
-        clients=clients,
-        deliveries=deliveries,
-        clock=clock,
-        listening=address,
+        topics=TopicAdministration(
+            config=config, store=store, tables=tables, clients=clients, deliveries=deliveries, route=route
+        ),
+        groups=GroupAdministration(
+            store=store,
+            tables=tables,
+            clients=clients,
+            deliveries=deliveries,
+            timer=timer,
+            accumulation=accumulation,
+            clock=clock,
+        ),
+        clients=ClientAdministration(config=config, tables=tables, clients=clients, deliveries=deliveries, clock=clock),
+        accumulation=accumulation,
+        messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
+        dead_letters=DeadLetterAdministration(store=store, tables=tables, counters=counters),
+        configuration=ConfigurationAdministration(settings),
+        status=StatusAdministration(
+            config=config,
+            store=store,
+            tables=tables,
+            clients=clients,
+            deliveries=deliveries,
+            transactions=transactions,
+            timer=timer,
+            rates=rates,
+            clock=clock,
+            listening=address,
+        ),
     )
-    admin = AdminService(counters=counters, tables=tables, query=QueryProcessor(store, tables))
+    admin = AdminService(counters=counters, administration=administration, query=QueryProcessor(store, tables))
     server.add_generic_rpc_handlers(
         (
             messaging.handler(),

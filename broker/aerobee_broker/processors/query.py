@@ -40,7 +40,7 @@ class QueryProcessor:
         scroll_id = ""
         match request.WhichOneof("search_key"):
             case "message_id":
-                records = self._by_id(topic, request.message_id)[:count]
+                records = by_message_id(self._store, topic, request.message_id)[:count]
             case "message_key":
                 found = self._store.query(topic, request.message_key, max_count=count, begin=begin, end=end)
                 records = [record for record in found if request.message_key in message_keys(record.properties)]
@@ -55,20 +55,6 @@ class QueryProcessor:
             records = _newest(records)
         messages = [to_wire_message(record, request.topic) for record in records]
         return v2.ListMessageResponse(status=_OK, messages=messages, scroll_id=scroll_id)
-
-    def _by_id(self, topic: str, message_id: str) -> list[Record]:
-        if not message_id.strip():
-            raise InvalidRequestError(v2.Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the id of a message")
-        found = self._store.query(topic, message_id, max_count=COUNT_MAX)
-        records = [record for record in found if record.unique_key == message_id]
-        if not records:
-            try:  # RocketMQ's consoles show the server's id, which says where the record lies
-                _, physical_offset = parse_offset_message_id(message_id)
-                record = self._store.record_at(physical_offset)
-            except (InvalidMessageError, RecordNotFoundError, CorruptRecordError):
-                return []
-            records = [record] if record.topic == topic else []
-        return records
 
     def _by_time(
         self, topic: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
@@ -101,6 +87,22 @@ class QueryProcessor:
             else:
                 return records, f"{queue_id}-{offset}"
         return records, ""
+
+
+def by_message_id(store: MessageStore, topic: str, message_id: str) -> list[Record]:
+    """What the topic has of this id, the producer's or the server's. Raises InvalidRequestError if it is blank."""
+    if not message_id.strip():
+        raise InvalidRequestError(v2.Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the id of a message")
+    found = store.query(topic, message_id, max_count=COUNT_MAX)
+    records = [record for record in found if record.unique_key == message_id]
+    if not records:
+        try:  # RocketMQ's consoles show the server's id, which says where the record lies
+            _, physical_offset = parse_offset_message_id(message_id)
+            record = store.record_at(physical_offset)
+        except (InvalidMessageError, RecordNotFoundError, CorruptRecordError):
+            return []
+        records = [record] if record.topic == topic else []
+    return records
 
 
 def _newest(records: list[Record]) -> list[Record]:

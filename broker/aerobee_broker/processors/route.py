@@ -80,9 +80,10 @@ class RouteProcessor:
 
     def _broker(self, dialled: v2.Endpoints, client: Client) -> v2.Broker:
         # Clients keep only queues of brokers with id 0, RocketMQ's number for a master.
-        return v2.Broker(name=self._config.name, id=0, endpoints=self._endpoints(dialled, client))
+        return v2.Broker(name=self._config.name, id=0, endpoints=self.endpoints(dialled, client))
 
-    def _endpoints(self, dialled: v2.Endpoints, client: Client) -> v2.Endpoints:
+    def endpoints(self, dialled: v2.Endpoints, client: Client) -> v2.Endpoints:
+        """Where the broker is reached by a client that dialled so."""
         if self._config.listen.advertise is not None:
             return _endpoints_of([self._config.listen.advertise])
         if dialled.addresses:

@@ -9,34 +9,45 @@ import grpc
 
 from aerobee_broker.clients import Client
 from aerobee_broker.counters import BrokerCounters
-from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.query import QueryProcessor
-from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.rpc import anonymous, service_handler
-from aerobee_broker.tables import Tables
 from aerobee_proto import v2
 
 SERVICE: Final = "apache.rocketmq.v2.Admin"
 _LEVELS: Final = ("DEBUG", "DEBUG", "INFO", "WARNING", "ERROR")  # TRACE is DEBUG: Python has nothing below
+_log = logging.getLogger(__name__)
 
 
 class AdminService:
-    """One line a method; those without one answer NOT_IMPLEMENTED."""
+    """One line a method."""
 
-    def __init__(self, *, counters: BrokerCounters, tables: Tables, query: QueryProcessor) -> None:
+    def __init__(self, *, counters: BrokerCounters, administration: Administration, query: QueryProcessor) -> None:
         self._counters = counters
-        self._tables = tables
+        self._administration = administration
         self._query = query
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        administration = self._administration
         return service_handler(
             SERVICE,
             anonymous,
             self._counters,
             unary={
-                "QueryMessage": self._query_message,
                 "ChangeLogLevel": self._change_log_level,
-                "DescribeTopicStatus": self._describe_topic_status,
+                "DescribeTopicStatus": administration.topics.describe_topic_status,
+                "ListSubscription": administration.clients.list_subscriptions,
+                "DescribeSubscription": administration.clients.describe_subscriptions,
+                "DeleteSubscription": administration.clients.delete_subscription,
+                "DescribeGroupAccumulation": administration.accumulation.describe,
+                "ListConsumerConnection": administration.clients.list_consumer_connections,
+                "ResetGroupOffset": administration.groups.reset_group_offset,
+                "QueryMessage": self._query_message,
+                "AdminSendMessage": administration.messages.send,
+                "GetConsumerRunningInfo": administration.clients.consumer_running_info,
+                "GetTopicRoute": administration.topics.topic_route,
+                "QueryTimeSpan": administration.accumulation.time_span,
+                "GetProxyRuntimeStats": administration.status.runtime_stats,
             },
         )
 
@@ -44,16 +55,8 @@ class AdminService:
         return self._query.process(request, client)
 
     async def _change_log_level(self, request: v2.ChangeLogLevelRequest, client: Client) -> v2.ChangeLogLevelResponse:
-        level = _LEVELS[request.level] if request.level < len(_LEVELS) else "INFO"
+        level = _LEVELS[request.level] if 0 <= request.level < len(_LEVELS) else "INFO"
         for package in ("aerobee_broker", "aerobee_store"):
             logging.getLogger(package).setLevel(level)
+        _log.warning("log level changed level=%s", level)  # whatever the level is now, this belongs into the log
         return v2.ChangeLogLevelResponse(remark=f"the log level is {level}")
-
-    async def _describe_topic_status(
-        self, request: v2.DescribeTopicStatusRequest, client: Client
-    ) -> v2.DescribeTopicStatusResponse:
-        topic = self._tables.topics.require(topic_name(request.topic, client))
-        return v2.DescribeTopicStatusResponse(
-            status=v2.Status(code=v2.Code.OK, message="OK"),
-            topic_message_type=ACCEPTED_TYPES[topic.message_type][0],
-        )

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
 from aerobee_broker.counters import BrokerCounters
-from aerobee_broker.processors.administration import Administration
+from aerobee_broker.processors.administration.accumulation import Accumulation
+from aerobee_broker.processors.administration.clients import ClientAdministration
+from aerobee_broker.processors.administration.configuration import ConfigurationAdministration
+from aerobee_broker.processors.administration.dead_letters import DeadLetterAdministration
+from aerobee_broker.processors.administration.groups import GroupAdministration
+from aerobee_broker.processors.administration.messages import MessageAdministration
+from aerobee_broker.processors.administration.status import StatusAdministration
+from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.services.rpc import anonymous, service_handler
 
 SERVICE: Final = "aerobee.v1.AdminService"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Administration:
+    """What answers the two services of operators."""
+
+    topics: TopicAdministration
+    groups: GroupAdministration
+    clients: ClientAdministration
+    accumulation: Accumulation
+    messages: MessageAdministration
+    dead_letters: DeadLetterAdministration
+    configuration: ConfigurationAdministration
+    status: StatusAdministration
 
 
 def aerobee_admin_handler(administration: Administration, counters: BrokerCounters) -> grpc.GenericRpcHandler[Any, Any]:
@@ -20,17 +42,25 @@ def aerobee_admin_handler(administration: Administration, counters: BrokerCounte
         anonymous,
         counters,
         unary={
-            "CreateTopic": administration.create_topic,
-            "UpdateTopic": administration.update_topic,
-            "DeleteTopic": administration.delete_topic,
-            "ListTopics": administration.list_topics,
-            "DescribeTopic": administration.describe_topic,
-            "CreateGroup": administration.create_group,
-            "UpdateGroup": administration.update_group,
-            "DeleteGroup": administration.delete_group,
-            "ListGroups": administration.list_groups,
-            "DescribeGroup": administration.describe_group,
-            "GetBrokerStatus": administration.get_broker_status,
-            "GetStoreStatus": administration.get_store_status,
+            "CreateTopic": administration.topics.create_topic,
+            "UpdateTopic": administration.topics.update_topic,
+            "DeleteTopic": administration.topics.delete_topic,
+            "ListTopics": administration.topics.list_topics,
+            "DescribeTopic": administration.topics.describe_topic,
+            "CreateGroup": administration.groups.create_group,
+            "UpdateGroup": administration.groups.update_group,
+            "DeleteGroup": administration.groups.delete_group,
+            "ListGroups": administration.groups.list_groups,
+            "DescribeGroup": administration.groups.describe_group,
+            "ResetOffsets": administration.groups.reset_offsets,
+            "GetBrokerStatus": administration.status.broker_status,
+            "GetStoreStatus": administration.status.store_status,
+            "ListConnections": administration.clients.list_connections,
+            "DescribeMessage": administration.messages.describe,
+            "ListDeadLetterQueues": administration.dead_letters.list_queues,
+            "ListDeadLetters": administration.dead_letters.list_letters,
+            "ResendDeadLetters": administration.dead_letters.resend,
+            "GetConfiguration": administration.configuration.get,
+            "UpdateConfiguration": administration.configuration.update,
         },
     )

@@ -7,6 +7,9 @@ Every call answers with a Status; other fields of a response are set only with C
 RocketMQ stores: letters, digits, `_`, `-`, `%`, `|`; a namespaced name is `namespace%name`. Offsets count
 messages in a queue from 0 unless called physical, which are bytes in the log. A maximum offset is that of the
 next message to come, so that it equals the minimum when a queue is empty.
+
+Lists come in pages: a response with a next_page_token has more behind it, which a request with that page_token
+brings. A page_size of 0 is the broker's default, and above 1000 it is 1000.
 """
 
 from aerobee_proto.apache.rocketmq.v2 import definition_pb2 as _definition_pb2
@@ -26,6 +29,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _SettingSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SettingSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettingSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SETTING_SOURCE_UNSPECIFIED: _SettingSource.ValueType  # 0
+    SETTING_SOURCE_DEFAULT: _SettingSource.ValueType  # 1
+    SETTING_SOURCE_ROCKETMQ_CONF: _SettingSource.ValueType  # 2
+    """RocketMQ's broker.conf."""
+    SETTING_SOURCE_FILE: _SettingSource.ValueType  # 3
+    """The TOML file."""
+    SETTING_SOURCE_SAVED: _SettingSource.ValueType  # 4
+    """UpdateConfiguration; saved in the store."""
+    SETTING_SOURCE_ENVIRONMENT: _SettingSource.ValueType  # 5
+    SETTING_SOURCE_FLAG: _SettingSource.ValueType  # 6
+
+class SettingSource(_SettingSource, metaclass=_SettingSourceEnumTypeWrapper):
+    """Where a value comes from; each overrules those before it."""
+
+SETTING_SOURCE_UNSPECIFIED: SettingSource.ValueType  # 0
+SETTING_SOURCE_DEFAULT: SettingSource.ValueType  # 1
+SETTING_SOURCE_ROCKETMQ_CONF: SettingSource.ValueType  # 2
+"""RocketMQ's broker.conf."""
+SETTING_SOURCE_FILE: SettingSource.ValueType  # 3
+"""The TOML file."""
+SETTING_SOURCE_SAVED: SettingSource.ValueType  # 4
+"""UpdateConfiguration; saved in the store."""
+SETTING_SOURCE_ENVIRONMENT: SettingSource.ValueType  # 5
+SETTING_SOURCE_FLAG: SettingSource.ValueType  # 6
+Global___SettingSource: _TypeAlias = SettingSource  # noqa: Y015
 
 class _FlushMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -313,16 +348,22 @@ class ListTopicsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCLUDE_SYSTEM_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     include_system: _builtins.bool
     """Also the broker's own topics, and the retry and dead letter topics of groups."""
+    page_size: _builtins.int
+    page_token: _builtins.str
     def __init__(
         self,
         *,
         include_system: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_system", b"include_system"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_system", b"include_system", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,6 +375,8 @@ class ListTopicsResponse(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def status(self) -> _definition_pb2.Status: ...
     @_builtins.property
@@ -343,10 +386,11 @@ class ListTopicsResponse(_message.Message):
         *,
         status: _definition_pb2.Status | None = ...,
         topics: _abc.Iterable[Global___Topic] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "status", b"status", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -650,16 +694,22 @@ class ListGroupsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCLUDE_SYSTEM_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     include_system: _builtins.bool
     """Also the broker's own groups."""
+    page_size: _builtins.int
+    page_token: _builtins.str
     def __init__(
         self,
         *,
         include_system: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_system", b"include_system"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_system", b"include_system", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -671,6 +721,8 @@ class ListGroupsResponse(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
     @_builtins.property
     def status(self) -> _definition_pb2.Status: ...
     @_builtins.property
@@ -680,10 +732,11 @@ class ListGroupsResponse(_message.Message):
         *,
         status: _definition_pb2.Status | None = ...,
         groups: _abc.Iterable[Global___Group] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -716,6 +769,7 @@ class DescribeGroupResponse(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> _definition_pb2.Status: ...
     @_builtins.property
@@ -725,8 +779,12 @@ class DescribeGroupResponse(_message.Message):
         """In order of topic and queue_id."""
 
     @_builtins.property
-    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupClient]:
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___Connection]:
         """Connected now."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTopicStatus]:
+        """The same as in queues, in all queues of a topic; in order of topic."""
 
     def __init__(
         self,
@@ -734,15 +792,59 @@ class DescribeGroupResponse(_message.Message):
         status: _definition_pb2.Status | None = ...,
         group: Global___Group | None = ...,
         queues: _abc.Iterable[Global___GroupQueueStatus] | None = ...,
-        clients: _abc.Iterable[Global___GroupClient] | None = ...,
+        clients: _abc.Iterable[Global___Connection] | None = ...,
+        topics: _abc.Iterable[Global___GroupTopicStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "group", b"group", "queues", b"queues", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "group", b"group", "queues", b"queues", "status", b"status", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeGroupResponse: _TypeAlias = DescribeGroupResponse  # noqa: Y015
+
+@_typing.final
+class GroupTopicStatus(_message.Message):
+    """How far a group is in one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    INFLIGHT_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    RETRYING_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
+    OLDEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    lag: _builtins.int
+    inflight: _builtins.int
+    ready: _builtins.int
+    retrying: _builtins.int
+    delayed: _builtins.int
+    """Messages that wait for their delivery time and are in no queue of the topic yet; not part of lag."""
+    @_builtins.property
+    def oldest_timestamp(self) -> _pool.Timestamp:
+        """When the oldest message that is not finished was stored; unset if there is none."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        lag: _builtins.int = ...,
+        inflight: _builtins.int = ...,
+        ready: _builtins.int = ...,
+        retrying: _builtins.int = ...,
+        delayed: _builtins.int = ...,
+        oldest_timestamp: _pool.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_timestamp", b"oldest_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delayed", b"delayed", "inflight", b"inflight", "lag", b"lag", "oldest_timestamp", b"oldest_timestamp", "ready", b"ready", "retrying", b"retrying", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTopicStatus: _TypeAlias = GroupTopicStatus  # noqa: Y015
 
 @_typing.final
 class GroupQueueStatus(_message.Message):
@@ -757,17 +859,25 @@ class GroupQueueStatus(_message.Message):
     LAG_FIELD_NUMBER: _builtins.int
     INFLIGHT_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    RETRYING_FIELD_NUMBER: _builtins.int
+    OLDEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     queue_id: _builtins.int
     committed_offset: _builtins.int
     """The next message to consume; all before it are acknowledged. Unset if nothing is committed yet."""
     max_offset: _builtins.int
     lag: _builtins.int
-    """Messages not acknowledged: inflight + ready + those waiting for a retry."""
+    """Messages that the group has not finished: inflight + ready."""
     inflight: _builtins.int
-    """Delivered and not yet acknowledged."""
+    """Delivered and not yet acknowledged, their invisible time not over: also those that were given back with a delay."""
     ready: _builtins.int
-    """Could be delivered now."""
+    """Not delivered yet, or delivered before and visible again. What a filter will leave out counts until it is seen."""
+    retrying: _builtins.int
+    """Of lag, the messages that were delivered without success before."""
+    @_builtins.property
+    def oldest_timestamp(self) -> _pool.Timestamp:
+        """When the oldest message that is not finished was stored; unset if there is none."""
+
     def __init__(
         self,
         *,
@@ -778,10 +888,12 @@ class GroupQueueStatus(_message.Message):
         lag: _builtins.int = ...,
         inflight: _builtins.int = ...,
         ready: _builtins.int = ...,
+        retrying: _builtins.int = ...,
+        oldest_timestamp: _pool.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_committed_offset", b"_committed_offset", "committed_offset", b"committed_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_committed_offset", b"_committed_offset", "committed_offset", b"committed_offset", "oldest_timestamp", b"oldest_timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_committed_offset", b"_committed_offset", "committed_offset", b"committed_offset", "inflight", b"inflight", "lag", b"lag", "max_offset", b"max_offset", "queue_id", b"queue_id", "ready", b"ready", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_committed_offset", b"_committed_offset", "committed_offset", b"committed_offset", "inflight", b"inflight", "lag", b"lag", "max_offset", b"max_offset", "oldest_timestamp", b"oldest_timestamp", "queue_id", b"queue_id", "ready", b"ready", "retrying", b"retrying", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__committed_offset: _TypeAlias = _typing.Literal["committed_offset"]  # noqa: Y015
     _WhichOneofArgType__committed_offset: _TypeAlias = _typing.Literal["_committed_offset", b"_committed_offset"]  # noqa: Y015
@@ -790,8 +902,8 @@ class GroupQueueStatus(_message.Message):
 Global___GroupQueueStatus: _TypeAlias = GroupQueueStatus  # noqa: Y015
 
 @_typing.final
-class GroupClient(_message.Message):
-    """A connected client of a group."""
+class Connection(_message.Message):
+    """A connected client: a producer, or a consumer of a group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -802,17 +914,38 @@ class GroupClient(_message.Message):
     REMOTE_ADDRESS_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_TIMESTAMP_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    TELEMETRY_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     client_type: _definition_pb2.ClientType.ValueType
+    """CLIENT_TYPE_UNSPECIFIED of one that has not sent its settings yet."""
     language: _definition_pb2.Language.ValueType
     version: _builtins.str
     """Of the client's SDK."""
     remote_address: _builtins.str
     """`host:port` that the connection comes from."""
+    group: _builtins.str
+    """Of a consumer."""
+    telemetry: _builtins.bool
+    """Whether the broker can send it commands: its Telemetry stream is open."""
     @_builtins.property
-    def last_heartbeat_timestamp(self) -> _pool.Timestamp: ...
+    def last_heartbeat_timestamp(self) -> _pool.Timestamp:
+        """When it was last heard of; any call counts."""
+
     @_builtins.property
-    def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[_definition_pb2.SubscriptionEntry]: ...
+    def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[_definition_pb2.SubscriptionEntry]:
+        """Of a consumer."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a producer, as far as it said."""
+
+    @_builtins.property
+    def settings(self) -> _definition_pb2.Settings:
+        """As the client sent them; unset if it has not."""
+
     def __init__(
         self,
         *,
@@ -823,14 +956,960 @@ class GroupClient(_message.Message):
         remote_address: _builtins.str = ...,
         last_heartbeat_timestamp: _pool.Timestamp | None = ...,
         subscriptions: _abc.Iterable[_definition_pb2.SubscriptionEntry] | None = ...,
+        group: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        settings: _definition_pb2.Settings | None = ...,
+        telemetry: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_heartbeat_timestamp", b"last_heartbeat_timestamp"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_heartbeat_timestamp", b"last_heartbeat_timestamp", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "client_type", b"client_type", "language", b"language", "last_heartbeat_timestamp", b"last_heartbeat_timestamp", "remote_address", b"remote_address", "subscriptions", b"subscriptions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "client_type", b"client_type", "group", b"group", "language", b"language", "last_heartbeat_timestamp", b"last_heartbeat_timestamp", "remote_address", b"remote_address", "settings", b"settings", "subscriptions", b"subscriptions", "telemetry", b"telemetry", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GroupClient: _TypeAlias = GroupClient  # noqa: Y015
+Global___Connection: _TypeAlias = Connection  # noqa: Y015
+
+@_typing.final
+class ListConnectionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumers of this group; empty: all."""
+    topic: _builtins.str
+    """Producers that named it and consumers that subscribe to it; empty: all."""
+    client_id: _builtins.str
+    """This client; empty: all."""
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConnectionsRequest: _TypeAlias = ListConnectionsRequest  # noqa: Y015
+
+@_typing.final
+class ListConnectionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def connections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Connection]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        connections: _abc.Iterable[Global___Connection] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConnectionsResponse: _TypeAlias = ListConnectionsResponse  # noqa: Y015
+
+@_typing.final
+class ResetOffsetsRequest(_message.Message):
+    """Consumers need not be stopped. What is in flight from the new offset on is delivered once more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    topic: _builtins.str
+    offset: _builtins.int
+    """Brought into the range of each queue."""
+    earliest: _builtins.bool
+    """The first message that is left."""
+    latest: _builtins.bool
+    """Behind the last message."""
+    skip: _builtins.int
+    """So many messages of each queue behind the oldest that is not finished: a message that nobody can consume."""
+    dry_run: _builtins.bool
+    """Only say what would be done."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: all queues of the topic."""
+
+    @_builtins.property
+    def timestamp(self) -> _pool.Timestamp:
+        """The first message stored then or later, or the end of the queue."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        timestamp: _pool.Timestamp | None = ...,
+        offset: _builtins.int = ...,
+        earliest: _builtins.bool = ...,
+        latest: _builtins.bool = ...,
+        skip: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "position", b"position", "skip", b"skip", "timestamp", b"timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "earliest", b"earliest", "group", b"group", "latest", b"latest", "offset", b"offset", "position", b"position", "queue_ids", b"queue_ids", "skip", b"skip", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["timestamp", "offset", "earliest", "latest", "skip"]  # noqa: Y015
+    _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_position) -> _WhichOneofReturnType_position | None: ...
+
+Global___ResetOffsetsRequest: _TypeAlias = ResetOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class ResetOffsetsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Queue(_message.Message):
+        """One queue."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        QUEUE_ID_FIELD_NUMBER: _builtins.int
+        BEFORE_FIELD_NUMBER: _builtins.int
+        AFTER_FIELD_NUMBER: _builtins.int
+        queue_id: _builtins.int
+        before: _builtins.int
+        """Unset if the group had none."""
+        after: _builtins.int
+        def __init__(
+            self,
+            *,
+            queue_id: _builtins.int = ...,
+            before: _builtins.int | None = ...,
+            after: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "after", b"after", "before", b"before", "queue_id", b"queue_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
+        _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResetOffsetsResponse.Queue]:
+        """In order of queue_id."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        queues: _abc.Iterable[Global___ResetOffsetsResponse.Queue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetOffsetsResponse: _TypeAlias = ResetOffsetsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeMessageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    message_id: _builtins.str
+    """The producer's id, or that of the server, which names the place of the record in the log."""
+    queue_id: _builtins.int
+    """Instead of an id: a queue and an offset in it."""
+    queue_offset: _builtins.int
+    group: _builtins.str
+    """Only what concerns this group; empty: all groups."""
+    history: _builtins.bool
+    """Also read from the delivery journal when it was delivered and acknowledged. Takes longer."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        queue_id: _builtins.int | None = ...,
+        queue_offset: _builtins.int | None = ...,
+        group: _builtins.str = ...,
+        history: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "queue_id", b"queue_id", "queue_offset", b"queue_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "group", b"group", "history", b"history", "message_id", b"message_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
+    _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
+    _WhichOneofReturnType__queue_offset: _TypeAlias = _typing.Literal["queue_offset"]  # noqa: Y015
+    _WhichOneofArgType__queue_offset: _TypeAlias = _typing.Literal["_queue_offset", b"_queue_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_offset) -> _WhichOneofReturnType__queue_offset | None: ...
+
+Global___DescribeMessageRequest: _TypeAlias = DescribeMessageRequest  # noqa: Y015
+
+@_typing.final
+class DescribeMessageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    TIMELINES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def timelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageTimeline]:
+        """One for each stored message with this id: a producer that was not answered sends again."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        timelines: _abc.Iterable[Global___MessageTimeline] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "timelines", b"timelines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMessageResponse: _TypeAlias = DescribeMessageResponse  # noqa: Y015
+
+@_typing.final
+class MessageTimeline(_message.Message):
+    """One stored message and what became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    HISTORY_COMPLETE_FIELD_NUMBER: _builtins.int
+    physical_offset: _builtins.int
+    size: _builtins.int
+    """Of the record in the log, in bytes."""
+    history_complete: _builtins.bool
+    """Whether all of the journal since the message was stored could be read. False without `history`."""
+    @_builtins.property
+    def message(self) -> _definition_pb2.Message: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineEvent]:
+        """In order of time; those without a time come last."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMessageState]:
+        """Where it is in each group with a position in the topic."""
+
+    def __init__(
+        self,
+        *,
+        message: _definition_pb2.Message | None = ...,
+        physical_offset: _builtins.int = ...,
+        size: _builtins.int = ...,
+        events: _abc.Iterable[Global___TimelineEvent] | None = ...,
+        groups: _abc.Iterable[Global___GroupMessageState] | None = ...,
+        history_complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "groups", b"groups", "history_complete", b"history_complete", "message", b"message", "physical_offset", b"physical_offset", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageTimeline: _TypeAlias = MessageTimeline  # noqa: Y015
+
+@_typing.final
+class TimelineEvent(_message.Message):
+    """Something that happened to a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[TimelineEvent._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: TimelineEvent._Kind.ValueType  # 0
+        BORN: TimelineEvent._Kind.ValueType  # 1
+        """The client made it."""
+        STORED: TimelineEvent._Kind.ValueType  # 2
+        """The broker stored it, where consumers find it."""
+        DELAYED: TimelineEvent._Kind.ValueType  # 3
+        """The broker stored it, to be delivered at `until`."""
+        RECALLED: TimelineEvent._Kind.ValueType  # 4
+        """The producer took it back before that."""
+        PREPARED: TimelineEvent._Kind.ValueType  # 5
+        """The broker stored it as part of a transaction."""
+        DELIVERED: TimelineEvent._Kind.ValueType  # 6
+        """The group that is named got it, invisible to others `until` then."""
+        CHANGED: TimelineEvent._Kind.ValueType  # 7
+        """Its invisible time was changed: extended, or given back."""
+        FINISHED: TimelineEvent._Kind.ValueType  # 8
+        """It is finished: acknowledged, or left out by the group's filter."""
+        DEAD_LETTER: TimelineEvent._Kind.ValueType  # 9
+        """It was given up and copied to the dead letters of the group."""
+        RESENT: TimelineEvent._Kind.ValueType  # 10
+        """A dead letter of it was stored in the topic again."""
+        COMMITTED: TimelineEvent._Kind.ValueType  # 11
+        """The producer committed the transaction."""
+        ROLLED_BACK: TimelineEvent._Kind.ValueType  # 12
+        """The producer rolled the transaction back, so nobody gets it."""
+        GIVEN_UP: TimelineEvent._Kind.ValueType  # 13
+        """Nobody decided about the transaction in time."""
+        RESET: TimelineEvent._Kind.ValueType  # 14
+        """The group was moved to another offset: behind the message, so that it is finished, or back to before it."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """What it was."""
+
+    KIND_UNSPECIFIED: TimelineEvent.Kind.ValueType  # 0
+    BORN: TimelineEvent.Kind.ValueType  # 1
+    """The client made it."""
+    STORED: TimelineEvent.Kind.ValueType  # 2
+    """The broker stored it, where consumers find it."""
+    DELAYED: TimelineEvent.Kind.ValueType  # 3
+    """The broker stored it, to be delivered at `until`."""
+    RECALLED: TimelineEvent.Kind.ValueType  # 4
+    """The producer took it back before that."""
+    PREPARED: TimelineEvent.Kind.ValueType  # 5
+    """The broker stored it as part of a transaction."""
+    DELIVERED: TimelineEvent.Kind.ValueType  # 6
+    """The group that is named got it, invisible to others `until` then."""
+    CHANGED: TimelineEvent.Kind.ValueType  # 7
+    """Its invisible time was changed: extended, or given back."""
+    FINISHED: TimelineEvent.Kind.ValueType  # 8
+    """It is finished: acknowledged, or left out by the group's filter."""
+    DEAD_LETTER: TimelineEvent.Kind.ValueType  # 9
+    """It was given up and copied to the dead letters of the group."""
+    RESENT: TimelineEvent.Kind.ValueType  # 10
+    """A dead letter of it was stored in the topic again."""
+    COMMITTED: TimelineEvent.Kind.ValueType  # 11
+    """The producer committed the transaction."""
+    ROLLED_BACK: TimelineEvent.Kind.ValueType  # 12
+    """The producer rolled the transaction back, so nobody gets it."""
+    GIVEN_UP: TimelineEvent.Kind.ValueType  # 13
+    """Nobody decided about the transaction in time."""
+    RESET: TimelineEvent.Kind.ValueType  # 14
+    """The group was moved to another offset: behind the message, so that it is finished, or back to before it."""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    kind: Global___TimelineEvent.Kind.ValueType
+    group: _builtins.str
+    """Empty where no group is concerned."""
+    attempt: _builtins.int
+    """1 for the first delivery."""
+    client_id: _builtins.str
+    detail: _builtins.str
+    """For people."""
+    @_builtins.property
+    def timestamp(self) -> _pool.Timestamp:
+        """Unset if it is not known."""
+
+    @_builtins.property
+    def until(self) -> _pool.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        kind: Global___TimelineEvent.Kind.ValueType = ...,
+        timestamp: _pool.Timestamp | None = ...,
+        group: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        until: _pool.Timestamp | None = ...,
+        client_id: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timestamp", b"timestamp", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "client_id", b"client_id", "detail", b"detail", "group", b"group", "kind", b"kind", "timestamp", b"timestamp", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineEvent: _TypeAlias = TimelineEvent  # noqa: Y015
+
+@_typing.final
+class GroupMessageState(_message.Message):
+    """Where a message is for one group, now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GroupMessageState._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: GroupMessageState._State.ValueType  # 0
+        """The group has a position in the topic, but the broker knows nothing of this message: it expired, or the group
+        pulls and keeps count by itself.
+        """
+        WAITING: GroupMessageState._State.ValueType  # 1
+        """Not delivered yet."""
+        IN_FLIGHT: GroupMessageState._State.ValueType  # 2
+        """A client has it, or gave it back with a delay."""
+        READY: GroupMessageState._State.ValueType  # 3
+        """Was delivered before and waits for the next receive."""
+        FINISHED: GroupMessageState._State.ValueType  # 4
+        """Acknowledged, left out by a filter, or passed by a reset."""
+        DEAD_LETTER: GroupMessageState._State.ValueType  # 5
+        """Among the group's dead letters."""
+        NOT_YET: GroupMessageState._State.ValueType  # 6
+        """The transaction is not decided, or the delivery time not come."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """The places."""
+
+    STATE_UNSPECIFIED: GroupMessageState.State.ValueType  # 0
+    """The group has a position in the topic, but the broker knows nothing of this message: it expired, or the group
+    pulls and keeps count by itself.
+    """
+    WAITING: GroupMessageState.State.ValueType  # 1
+    """Not delivered yet."""
+    IN_FLIGHT: GroupMessageState.State.ValueType  # 2
+    """A client has it, or gave it back with a delay."""
+    READY: GroupMessageState.State.ValueType  # 3
+    """Was delivered before and waits for the next receive."""
+    FINISHED: GroupMessageState.State.ValueType  # 4
+    """Acknowledged, left out by a filter, or passed by a reset."""
+    DEAD_LETTER: GroupMessageState.State.ValueType  # 5
+    """Among the group's dead letters."""
+    NOT_YET: GroupMessageState.State.ValueType  # 6
+    """The transaction is not decided, or the delivery time not come."""
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    INVISIBLE_UNTIL_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    state: Global___GroupMessageState.State.ValueType
+    attempts: _builtins.int
+    """Deliveries so far; 0 where that is not known."""
+    client_id: _builtins.str
+    """Of IN_FLIGHT: whose life keeps it invisible, if it is that."""
+    @_builtins.property
+    def invisible_until(self) -> _pool.Timestamp:
+        """Of IN_FLIGHT: when it becomes visible again."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        state: Global___GroupMessageState.State.ValueType = ...,
+        attempts: _builtins.int = ...,
+        invisible_until: _pool.Timestamp | None = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["invisible_until", b"invisible_until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "client_id", b"client_id", "group", b"group", "invisible_until", b"invisible_until", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupMessageState: _TypeAlias = GroupMessageState  # noqa: Y015
+
+@_typing.final
+class ListDeadLetterQueuesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLetterQueuesRequest: _TypeAlias = ListDeadLetterQueuesRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLetterQueuesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetterQueue]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        queues: _abc.Iterable[Global___DeadLetterQueue] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "queues", b"queues", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLetterQueuesResponse: _TypeAlias = ListDeadLetterQueuesResponse  # noqa: Y015
+
+@_typing.final
+class DeadLetterQueue(_message.Message):
+    """The dead letters of one group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    OLDEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    NEWEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    count: _builtins.int
+    """Kept now."""
+    @_builtins.property
+    def oldest_timestamp(self) -> _pool.Timestamp: ...
+    @_builtins.property
+    def newest_timestamp(self) -> _pool.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        count: _builtins.int = ...,
+        oldest_timestamp: _pool.Timestamp | None = ...,
+        newest_timestamp: _pool.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newest_timestamp", b"newest_timestamp", "oldest_timestamp", b"oldest_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "group", b"group", "newest_timestamp", b"newest_timestamp", "oldest_timestamp", b"oldest_timestamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterQueue: _TypeAlias = DeadLetterQueue  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    BEGIN_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    END_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    INCLUDE_BODIES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    message_id: _builtins.str
+    """Only those with this id, be it the original message's or that of the server; empty: all."""
+    include_bodies: _builtins.bool
+    """Without, the messages have no bodies."""
+    page_size: _builtins.int
+    page_token: _builtins.str
+    @_builtins.property
+    def begin_timestamp(self) -> _pool.Timestamp:
+        """Given up then or later."""
+
+    @_builtins.property
+    def end_timestamp(self) -> _pool.Timestamp:
+        """Given up then or before."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        begin_timestamp: _pool.Timestamp | None = ...,
+        end_timestamp: _pool.Timestamp | None = ...,
+        include_bodies: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "end_timestamp", b"end_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_timestamp", b"begin_timestamp", "end_timestamp", b"end_timestamp", "group", b"group", "include_bodies", b"include_bodies", "message_id", b"message_id", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        dead_letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "next_page_token", b"next_page_token", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    """A message that a group gave up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ORIGIN_TOPIC_FIELD_NUMBER: _builtins.int
+    ORIGIN_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_FIELD_NUMBER: _builtins.int
+    RESENT_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """The offset among the dead letters: what ResendDeadLetters takes."""
+    origin_topic: _builtins.str
+    """Where it came from; empty if that did not fit into its properties."""
+    origin_message_id: _builtins.str
+    body_size: _builtins.int
+    """Of the body, in bytes."""
+    @_builtins.property
+    def message(self) -> _definition_pb2.Message:
+        """The message; its store_timestamp is when it was given up."""
+
+    @_builtins.property
+    def resent_timestamp(self) -> _pool.Timestamp:
+        """When it was last sent again; unset if it was not, or that copy has expired."""
+
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        message: _definition_pb2.Message | None = ...,
+        origin_topic: _builtins.str = ...,
+        origin_message_id: _builtins.str = ...,
+        body_size: _builtins.int = ...,
+        resent_timestamp: _pool.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "resent_timestamp", b"resent_timestamp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body_size", b"body_size", "message", b"message", "offset", b"offset", "origin_message_id", b"origin_message_id", "origin_topic", b"origin_topic", "resent_timestamp", b"resent_timestamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ResendDeadLettersRequest(_message.Message):
+    """All groups that read the topic get the message, not only the one that gave it up: it is a new message there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    topic: _builtins.str
+    """Another topic than the one each came from; empty: that one."""
+    again: _builtins.bool
+    """Also those that were sent again before."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 1000."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        topic: _builtins.str = ...,
+        again: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "group", b"group", "offsets", b"offsets", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendDeadLettersRequest: _TypeAlias = ResendDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ResendDeadLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        """What became of one."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        OFFSET_FIELD_NUMBER: _builtins.int
+        STATUS_FIELD_NUMBER: _builtins.int
+        MESSAGE_ID_FIELD_NUMBER: _builtins.int
+        TOPIC_FIELD_NUMBER: _builtins.int
+        QUEUE_ID_FIELD_NUMBER: _builtins.int
+        QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+        offset: _builtins.int
+        message_id: _builtins.str
+        topic: _builtins.str
+        queue_id: _builtins.int
+        queue_offset: _builtins.int
+        @_builtins.property
+        def status(self) -> _definition_pb2.Status:
+            """OK; MESSAGE_NOT_FOUND if it is gone; TOPIC_NOT_FOUND; FORBIDDEN for a topic that cannot be written;
+            PRECONDITION_FAILED if it was sent again before.
+            """
+
+        def __init__(
+            self,
+            *,
+            offset: _builtins.int = ...,
+            status: _definition_pb2.Status | None = ...,
+            message_id: _builtins.str = ...,
+            topic: _builtins.str = ...,
+            queue_id: _builtins.int = ...,
+            queue_offset: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "offset", b"offset", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "status", b"status", "topic", b"topic"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status:
+        """OK, or MULTIPLE_RESULTS if they differ."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResendDeadLettersResponse.Result]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        results: _abc.Iterable[Global___ResendDeadLettersResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendDeadLettersResponse: _TypeAlias = ResendDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class GetConfigurationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """Only settings whose name begins so; empty: all."""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigurationRequest: _TypeAlias = GetConfigurationRequest  # noqa: Y015
+
+@_typing.final
+class GetConfigurationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
+        """In order of names."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        settings: _abc.Iterable[Global___Setting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigurationResponse: _TypeAlias = GetConfigurationResponse  # noqa: Y015
+
+@_typing.final
+class Setting(_message.Message):
+    """One setting."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    DEFAULT_VALUE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    CHANGEABLE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """`<section>.<key>`."""
+    value: _builtins.str
+    """As it would be written in the TOML file, without quotes; empty if it has none."""
+    default_value: _builtins.str
+    source: Global___SettingSource.ValueType
+    changeable: _builtins.bool
+    """Whether UpdateConfiguration can change it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+        default_value: _builtins.str = ...,
+        source: Global___SettingSource.ValueType = ...,
+        changeable: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changeable", b"changeable", "default_value", b"default_value", "name", b"name", "source", b"source", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Setting: _TypeAlias = Setting  # noqa: Y015
+
+@_typing.final
+class UpdateConfigurationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SetEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SET_FIELD_NUMBER: _builtins.int
+    UNSET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def set(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Values by name, as text."""
+
+    @_builtins.property
+    def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names that get back the value that they had without UpdateConfiguration."""
+
+    def __init__(
+        self,
+        *,
+        set: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        unset: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["set", b"set", "unset", b"unset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConfigurationRequest: _TypeAlias = UpdateConfigurationRequest  # noqa: Y015
+
+@_typing.final
+class UpdateConfigurationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
+        """Those that were named, as they are now."""
+
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        settings: _abc.Iterable[Global___Setting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConfigurationResponse: _TypeAlias = UpdateConfigurationResponse  # noqa: Y015
 
 @_typing.final
 class StoreState(_message.Message):
@@ -895,6 +1974,7 @@ class GetBrokerStatusResponse(_message.Message):
     TOPIC_COUNT_FIELD_NUMBER: _builtins.int
     GROUP_COUNT_FIELD_NUMBER: _builtins.int
     CLIENT_COUNT_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cluster: _builtins.str
     version: _builtins.str
@@ -918,6 +1998,8 @@ class GetBrokerStatusResponse(_message.Message):
 
     @_builtins.property
     def store_state(self) -> Global___StoreState: ...
+    @_builtins.property
+    def statistics(self) -> Global___BrokerStatistics: ...
     def __init__(
         self,
         *,
@@ -933,14 +2015,74 @@ class GetBrokerStatusResponse(_message.Message):
         topic_count: _builtins.int = ...,
         group_count: _builtins.int = ...,
         client_count: _builtins.int = ...,
+        statistics: Global___BrokerStatistics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["start_timestamp", b"start_timestamp", "status", b"status", "store_state", b"store_state", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start_timestamp", b"start_timestamp", "statistics", b"statistics", "status", b"status", "store_state", b"store_state", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_count", b"client_count", "cluster", b"cluster", "flush_mode", b"flush_mode", "group_count", b"group_count", "listen_addresses", b"listen_addresses", "name", b"name", "start_timestamp", b"start_timestamp", "status", b"status", "store_state", b"store_state", "topic_count", b"topic_count", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_count", b"client_count", "cluster", b"cluster", "flush_mode", b"flush_mode", "group_count", b"group_count", "listen_addresses", b"listen_addresses", "name", b"name", "start_timestamp", b"start_timestamp", "statistics", b"statistics", "status", b"status", "store_state", b"store_state", "topic_count", b"topic_count", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetBrokerStatusResponse: _TypeAlias = GetBrokerStatusResponse  # noqa: Y015
+
+@_typing.final
+class BrokerStatistics(_message.Message):
+    """What the broker does. Counts since the start, rates in messages a second over the last minute."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_IN_FIELD_NUMBER: _builtins.int
+    MESSAGES_OUT_FIELD_NUMBER: _builtins.int
+    MESSAGES_IN_RATE_FIELD_NUMBER: _builtins.int
+    MESSAGES_OUT_RATE_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    REDELIVERED_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    WAITING_RECEIVES_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    messages_in: _builtins.int
+    """Stored for producers."""
+    messages_out: _builtins.int
+    """Handed to consumers; redeliveries count again."""
+    messages_in_rate: _builtins.float
+    messages_out_rate: _builtins.float
+    acknowledged: _builtins.int
+    redelivered: _builtins.int
+    dead_letters: _builtins.int
+    waiting_receives: _builtins.int
+    """Now: receives and pulls that wait for a message."""
+    delayed: _builtins.int
+    """Now: delayed messages that wait for their time."""
+    undecided: _builtins.int
+    """Now: transactions that wait for their decision."""
+    producers: _builtins.int
+    consumers: _builtins.int
+    def __init__(
+        self,
+        *,
+        messages_in: _builtins.int = ...,
+        messages_out: _builtins.int = ...,
+        messages_in_rate: _builtins.float = ...,
+        messages_out_rate: _builtins.float = ...,
+        acknowledged: _builtins.int = ...,
+        redelivered: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
+        waiting_receives: _builtins.int = ...,
+        delayed: _builtins.int = ...,
+        undecided: _builtins.int = ...,
+        producers: _builtins.int = ...,
+        consumers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "consumers", b"consumers", "dead_letters", b"dead_letters", "delayed", b"delayed", "messages_in", b"messages_in", "messages_in_rate", b"messages_in_rate", "messages_out", b"messages_out", "messages_out_rate", b"messages_out_rate", "producers", b"producers", "redelivered", b"redelivered", "undecided", b"undecided", "waiting_receives", b"waiting_receives"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerStatistics: _TypeAlias = BrokerStatistics  # noqa: Y015
 
 @_typing.final
 class GetStoreStatusRequest(_message.Message):
@@ -974,6 +2116,14 @@ class GetStoreStatusResponse(_message.Message):
     FSYNC_COUNT_FIELD_NUMBER: _builtins.int
     LAST_FSYNC_SECONDS_FIELD_NUMBER: _builtins.int
     RECOVERY_SECONDS_FIELD_NUMBER: _builtins.int
+    DISPATCHED_PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
+    QUEUE_COUNT_FIELD_NUMBER: _builtins.int
+    OLDEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    DAMAGED_RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FAILURES_FIELD_NUMBER: _builtins.int
+    MESSAGES_APPENDED_FIELD_NUMBER: _builtins.int
+    BYTES_APPENDED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """The path on the broker's machine."""
     min_physical_offset: _builtins.int
@@ -996,8 +2146,24 @@ class GetStoreStatusResponse(_message.Message):
     """How long the last sync took; 0 before the first."""
     recovery_seconds: _builtins.float
     """How long opening the store took."""
+    dispatched_physical_offset: _builtins.int
+    """Bytes before it can be found by consumers and queries."""
+    queue_count: _builtins.int
+    damaged_range_count: _builtins.int
+    """Damaged stretches of the log."""
+    checksum_failures: _builtins.int
+    """Records found damaged since the start."""
+    messages_appended: _builtins.int
+    """Since the start, ours included."""
+    bytes_appended: _builtins.int
     @_builtins.property
     def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def oldest_timestamp(self) -> _pool.Timestamp:
+        """When the oldest message that is kept was stored."""
+
+    @_builtins.property
+    def state(self) -> Global___StoreState: ...
     def __init__(
         self,
         *,
@@ -1014,10 +2180,18 @@ class GetStoreStatusResponse(_message.Message):
         fsync_count: _builtins.int = ...,
         last_fsync_seconds: _builtins.float = ...,
         recovery_seconds: _builtins.float = ...,
+        dispatched_physical_offset: _builtins.int = ...,
+        queue_count: _builtins.int = ...,
+        oldest_timestamp: _pool.Timestamp | None = ...,
+        damaged_range_count: _builtins.int = ...,
+        checksum_failures: _builtins.int = ...,
+        messages_appended: _builtins.int = ...,
+        bytes_appended: _builtins.int = ...,
+        state: Global___StoreState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_timestamp", b"oldest_timestamp", "state", b"state", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_physical_offset", b"committed_physical_offset", "directory", b"directory", "disk_total_bytes", b"disk_total_bytes", "disk_used_bytes", b"disk_used_bytes", "flushed_physical_offset", b"flushed_physical_offset", "fsync_count", b"fsync_count", "last_fsync_seconds", b"last_fsync_seconds", "max_physical_offset", b"max_physical_offset", "min_physical_offset", b"min_physical_offset", "recovery_seconds", b"recovery_seconds", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_appended", b"bytes_appended", "checksum_failures", b"checksum_failures", "committed_physical_offset", b"committed_physical_offset", "damaged_range_count", b"damaged_range_count", "directory", b"directory", "disk_total_bytes", b"disk_total_bytes", "disk_used_bytes", b"disk_used_bytes", "dispatched_physical_offset", b"dispatched_physical_offset", "flushed_physical_offset", b"flushed_physical_offset", "fsync_count", b"fsync_count", "last_fsync_seconds", b"last_fsync_seconds", "max_physical_offset", b"max_physical_offset", "messages_appended", b"messages_appended", "min_physical_offset", b"min_physical_offset", "oldest_timestamp", b"oldest_timestamp", "queue_count", b"queue_count", "recovery_seconds", b"recovery_seconds", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "state", b"state", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,6 +95,46 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusResponse.FromString,
                 _registered_method=True)
+        self.ListConnections = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListConnections',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsResponse.FromString,
+                _registered_method=True)
+        self.ResetOffsets = channel.unary_unary(
+                '/aerobee.v1.AdminService/ResetOffsets',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsResponse.FromString,
+                _registered_method=True)
+        self.DescribeMessage = channel.unary_unary(
+                '/aerobee.v1.AdminService/DescribeMessage',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DescribeMessageRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DescribeMessageResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetterQueues = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListDeadLetterQueues',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLetterQueuesRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLetterQueuesResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListDeadLetters',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.ResendDeadLetters = channel.unary_unary(
+                '/aerobee.v1.AdminService/ResendDeadLetters',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResendDeadLettersRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResendDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.GetConfiguration = channel.unary_unary(
+                '/aerobee.v1.AdminService/GetConfiguration',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetConfigurationRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetConfigurationResponse.FromString,
+                _registered_method=True)
+        self.UpdateConfiguration = channel.unary_unary(
+                '/aerobee.v1.AdminService/UpdateConfiguration',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.UpdateConfigurationRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.UpdateConfigurationResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -186,6 +226,63 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListConnections(self, request, context):
+        """Who is connected, in order of client ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetOffsets(self, request, context):
+        """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeMessage(self, request, context):
+        """What became of a message, as far as the store and the delivery state know. MESSAGE_NOT_FOUND if there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetterQueues(self, request, context):
+        """The groups that have dead letters, in order of names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetters(self, request, context):
+        """The dead letters of one group, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResendDeadLetters(self, request, context):
+        """Stores dead letters once more in the topic that they came from. Durable when answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfiguration(self, request, context):
+        """Every setting, its value, and where that comes from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateConfiguration(self, request, context):
+        """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
+        start can change, or that a flag or the environment decides.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -248,6 +345,46 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStoreStatus,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusResponse.SerializeToString,
+            ),
+            'ListConnections': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConnections,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsResponse.SerializeToString,
+            ),
+            'ResetOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetOffsets,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsResponse.SerializeToString,
+            ),
+            'DescribeMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeMessage,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DescribeMessageRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DescribeMessageResponse.SerializeToString,
+            ),
+            'ListDeadLetterQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetterQueues,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLetterQueuesRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLetterQueuesResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'ResendDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResendDeadLetters,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResendDeadLettersRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResendDeadLettersResponse.SerializeToString,
+            ),
+            'GetConfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfiguration,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetConfigurationRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetConfigurationResponse.SerializeToString,
+            ),
+            'UpdateConfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateConfiguration,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.UpdateConfigurationRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.UpdateConfigurationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -575,6 +712,222 @@ class AdminService:
             '/aerobee.v1.AdminService/GetStoreStatus',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConnections(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListConnections',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ResetOffsets',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/DescribeMessage',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DescribeMessageRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.DescribeMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetterQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListDeadLetterQueues',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLetterQueuesRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLetterQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListDeadLetters',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLettersRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResendDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ResendDeadLetters',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResendDeadLettersRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResendDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/GetConfiguration',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetConfigurationRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetConfigurationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateConfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/UpdateConfiguration',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.UpdateConfigurationRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.UpdateConfigurationResponse.FromString,
             options,
             channel_credentials,
             insecure,

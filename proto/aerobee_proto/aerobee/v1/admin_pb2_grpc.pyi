@@ -7,6 +7,9 @@ Every call answers with a Status; other fields of a response are set only with C
 RocketMQ stores: letters, digits, `_`, `-`, `%`, `|`; a namespaced name is `namespace%name`. Offsets count
 messages in a queue from 0 unless called physical, which are bytes in the log. A maximum offset is that of the
 next message to come, so that it equals the minimum when a queue is empty.
+
+Lists come in pages: a response with a next_page_token has more behind it, which a request with that page_token
+brings. A page_size of 0 is the broker's default, and above 1000 it is 1000.
 """
 
 from aerobee_proto.aerobee.v1 import admin_pb2 as _admin_pb2
@@ -65,6 +68,24 @@ class AdminServiceStub:
     """Who the broker is, how it is set up and whether it takes messages."""
     GetStoreStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStoreStatusRequest, _admin_pb2.GetStoreStatusResponse]
     """Where the log begins and ends, how much of it is durable, what it costs."""
+    ListConnections: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListConnectionsRequest, _admin_pb2.ListConnectionsResponse]
+    """Who is connected, in order of client ids."""
+    ResetOffsets: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetOffsetsRequest, _admin_pb2.ResetOffsetsResponse]
+    """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered."""
+    DescribeMessage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeMessageRequest, _admin_pb2.DescribeMessageResponse]
+    """What became of a message, as far as the store and the delivery state know. MESSAGE_NOT_FOUND if there is none."""
+    ListDeadLetterQueues: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDeadLetterQueuesRequest, _admin_pb2.ListDeadLetterQueuesResponse]
+    """The groups that have dead letters, in order of names."""
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDeadLettersRequest, _admin_pb2.ListDeadLettersResponse]
+    """The dead letters of one group, oldest first."""
+    ResendDeadLetters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResendDeadLettersRequest, _admin_pb2.ResendDeadLettersResponse]
+    """Stores dead letters once more in the topic that they came from. Durable when answered."""
+    GetConfiguration: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigurationRequest, _admin_pb2.GetConfigurationResponse]
+    """Every setting, its value, and where that comes from."""
+    UpdateConfiguration: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigurationRequest, _admin_pb2.UpdateConfigurationResponse]
+    """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
+    start can change, or that a flag or the environment decides.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -97,6 +118,24 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Who the broker is, how it is set up and whether it takes messages."""
     GetStoreStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStoreStatusRequest, _admin_pb2.GetStoreStatusResponse]  # type: ignore[assignment]
     """Where the log begins and ends, how much of it is durable, what it costs."""
+    ListConnections: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListConnectionsRequest, _admin_pb2.ListConnectionsResponse]  # type: ignore[assignment]
+    """Who is connected, in order of client ids."""
+    ResetOffsets: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetOffsetsRequest, _admin_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
+    """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered."""
+    DescribeMessage: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeMessageRequest, _admin_pb2.DescribeMessageResponse]  # type: ignore[assignment]
+    """What became of a message, as far as the store and the delivery state know. MESSAGE_NOT_FOUND if there is none."""
+    ListDeadLetterQueues: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDeadLetterQueuesRequest, _admin_pb2.ListDeadLetterQueuesResponse]  # type: ignore[assignment]
+    """The groups that have dead letters, in order of names."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDeadLettersRequest, _admin_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    """The dead letters of one group, oldest first."""
+    ResendDeadLetters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResendDeadLettersRequest, _admin_pb2.ResendDeadLettersResponse]  # type: ignore[assignment]
+    """Stores dead letters once more in the topic that they came from. Durable when answered."""
+    GetConfiguration: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigurationRequest, _admin_pb2.GetConfigurationResponse]  # type: ignore[assignment]
+    """Every setting, its value, and where that comes from."""
+    UpdateConfiguration: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigurationRequest, _admin_pb2.UpdateConfigurationResponse]  # type: ignore[assignment]
+    """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
+    start can change, or that a flag or the environment decides.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Topics, groups and state of one broker."""
@@ -198,5 +237,71 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStoreStatusResponse, _abc.Awaitable[_admin_pb2.GetStoreStatusResponse]]:
         """Where the log begins and ends, how much of it is durable, what it costs."""
+
+    @_abc_1.abstractmethod
+    def ListConnections(
+        self,
+        request: _admin_pb2.ListConnectionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListConnectionsResponse, _abc.Awaitable[_admin_pb2.ListConnectionsResponse]]:
+        """Who is connected, in order of client ids."""
+
+    @_abc_1.abstractmethod
+    def ResetOffsets(
+        self,
+        request: _admin_pb2.ResetOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResetOffsetsResponse, _abc.Awaitable[_admin_pb2.ResetOffsetsResponse]]:
+        """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered."""
+
+    @_abc_1.abstractmethod
+    def DescribeMessage(
+        self,
+        request: _admin_pb2.DescribeMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeMessageResponse, _abc.Awaitable[_admin_pb2.DescribeMessageResponse]]:
+        """What became of a message, as far as the store and the delivery state know. MESSAGE_NOT_FOUND if there is none."""
+
+    @_abc_1.abstractmethod
+    def ListDeadLetterQueues(
+        self,
+        request: _admin_pb2.ListDeadLetterQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListDeadLetterQueuesResponse, _abc.Awaitable[_admin_pb2.ListDeadLetterQueuesResponse]]:
+        """The groups that have dead letters, in order of names."""
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _admin_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListDeadLettersResponse, _abc.Awaitable[_admin_pb2.ListDeadLettersResponse]]:
+        """The dead letters of one group, oldest first."""
+
+    @_abc_1.abstractmethod
+    def ResendDeadLetters(
+        self,
+        request: _admin_pb2.ResendDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResendDeadLettersResponse, _abc.Awaitable[_admin_pb2.ResendDeadLettersResponse]]:
+        """Stores dead letters once more in the topic that they came from. Durable when answered."""
+
+    @_abc_1.abstractmethod
+    def GetConfiguration(
+        self,
+        request: _admin_pb2.GetConfigurationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetConfigurationResponse, _abc.Awaitable[_admin_pb2.GetConfigurationResponse]]:
+        """Every setting, its value, and where that comes from."""
+
+    @_abc_1.abstractmethod
+    def UpdateConfiguration(
+        self,
+        request: _admin_pb2.UpdateConfigurationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UpdateConfigurationResponse, _abc.Awaitable[_admin_pb2.UpdateConfigurationResponse]]:
+        """Changes settings of the running broker, all or none. They outlive a restart. BAD_REQUEST for one that only a
+        start can change, or that a flag or the environment decides.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

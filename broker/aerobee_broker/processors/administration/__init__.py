@@ -1,0 +1,1 @@
+"""What operators ask: aerobee.v1.AdminService and apache.rocketmq.v2.Admin, one module for each kind of thing."""

@@ -1,0 +1,320 @@
+"""Who is connected, what for, and whether the clients of a group agree; from the clients' own settings.
+
+Subscriptions are not stored: the broker delivers by what each receive says. So the expression of a group is known as
+long as a client of it is connected; that it reads a topic is known from its offsets for as long as these are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.consumer_groups import is_system_group
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
+from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import stored_name
+from aerobee_proto import admin_v1, v2
+from aerobee_store.clock import Clock
+
+_LANGUAGES: Final = {"DOTNET": "DOT_NET", "GO": "GOLANG", "HTTP": "NODE_JS"}  # headers that differ from the enum
+_LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
+_EVERYTHING: Final = v2.FilterExpression(type=v2.FilterType.TAG, expression="*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscribed:
+    """One topic of one connected client."""
+
+    client: Client
+    topic: str
+    expression: v2.FilterExpression
+
+    @property
+    def meaning(self) -> tuple[int, str]:
+        """Equal for expressions that choose the same messages, as far as their text shows."""
+        text = self.expression.expression.strip()
+        if self.expression.type == v2.FilterType.SQL:
+            return v2.FilterType.SQL, text
+        tags = {tag.strip() for tag in text.split("||")} - {""}
+        return v2.FilterType.TAG, "*" if not tags or "*" in tags else " || ".join(sorted(tags))
+
+
+class ClientAdministration:
+    """One method an RPC."""
+
+    def __init__(
+        self, *, config: BrokerConfig, tables: Tables, clients: ClientRegistry, deliveries: Deliveries, clock: Clock
+    ) -> None:
+        self._config = config
+        self._tables = tables
+        self._clients = clients
+        self._deliveries = deliveries
+        self._clock = clock
+
+    # --- Connections ------------------------------------------------------------------------------------------
+
+    async def list_connections(
+        self, request: admin_v1.ListConnectionsRequest, _: Client
+    ) -> admin_v1.ListConnectionsResponse:
+        ids = []
+        for number, client in enumerate(self._clients.all()):
+            if (
+                (not request.client_id or client.client_id == request.client_id)
+                and (not request.group or client.group == request.group)
+                and (not request.topic or request.topic in client.topics or request.topic in subscribed_topics(client))
+            ):
+                ids.append(client.client_id)
+            if number % TURN_COUNT == TURN_COUNT - 1:
+                await asyncio.sleep(0)
+        page, token = page_of(sorted(ids), request.page_size, request.page_token)
+        found = (self._clients.get(client_id) for client_id in page)
+        shown = [connection_to_wire(client, self._clients, self._clock) for client in found if client is not None]
+        return admin_v1.ListConnectionsResponse(status=OK, connections=shown, next_page_token=token)
+
+    async def list_consumer_connections(
+        self, request: v2.ListConsumerConnectionRequest, client: Client
+    ) -> v2.ListConsumerConnectionResponse:
+        """Admin.ListConsumerConnection."""
+        if request.HasField("liteTopic"):
+            raise InvalidRequestError(
+                v2.Code.NOT_IMPLEMENTED, "lite topics are not supported by this broker yet; leave liteTopic out"
+            )
+        group = self._tables.groups.require(group_name(request.group, client)).name
+        connected = self._clients.of_group(group)
+        if request.HasField("topic"):
+            topic = self._tables.topics.require(topic_name(request.topic, client)).name
+            connected = [each for each in connected if topic in subscribed_topics(each)]
+        found = sorted(connected, key=lambda each: each.client_id)
+        return v2.ListConsumerConnectionResponse(status=OK, client_info=[_client_info(each) for each in found])
+
+    async def consumer_running_info(
+        self, request: v2.GetConsumerRunningInfoRequest, client: Client
+    ) -> v2.GetConsumerRunningInfoResponse:
+        """Admin.GetConsumerRunningInfo, as far as the broker can see: no client of this protocol tells more.
+
+        What it holds of a queue is known of push consumers, whose messages are invisible because they live. The rates
+        of a single client are not known, so consume_status_table is empty.
+        """
+        found = self._connected(request.client_id, group_name(request.group, client))
+        seen_ms = _last_seen_ms(found, self._clients, self._clock)
+        properties = {
+            "clientId": found.client_id,
+            "clientType": v2.ClientType.Name(found.client_type),
+            "language": found.language,
+            "version": found.version,
+            "remoteAddress": str(Address(*found.peer)),
+            "lastHeartbeatTimestamp": str(seen_ms),
+        }
+        if found.settings is not None:
+            properties.update(found.settings.client_properties)
+        info = v2.ConsumerRunningInfo(properties=properties)
+        topics = []
+        for subscribed in _subscriptions(found):
+            topics.append(subscribed.topic)
+            info.subscriptions[subscribed.topic].CopyFrom(subscribed.expression)
+        broker = v2.Broker(name=self._config.name)
+        assert found.group is not None, "_connected compares it"
+        for status in self._deliveries.status(found.group):
+            if status.topic not in topics:
+                continue
+            item = info.message_queue_table.add(
+                message_queue=v2.MessageQueue(topic=resource(status.topic), id=status.queue_id, broker=broker)
+            )
+            item.process_queue_info.commit_offset = status.commit_offset
+            delivery = self._deliveries.queue_delivery(status.topic, found.group, status.queue_id)
+            in_flight = {} if delivery is None else delivery.in_flight
+            held = sorted(offset for offset, flight in in_flight.items() if flight.client_id == found.client_id)
+            if held:
+                item.process_queue_info.cached_msg_min_offset = held[0]
+                item.process_queue_info.cached_msg_max_offset = held[-1]
+                item.process_queue_info.cached_msg_count = len(held)
+        return v2.GetConsumerRunningInfoResponse(status=OK, consumer_running_info=info)
+
+    def _connected(self, client_id: str, group: str) -> Client:
+        found = self._clients.get(client_id)
+        if found is None or found.group != group:
+            raise InvalidRequestError(
+                v2.Code.NOT_FOUND,
+                f"no client {client_id[:200]!r} of group {group!r} is connected; `aerobee client list` shows who is",
+            )
+        return found
+
+    # --- Subscriptions ----------------------------------------------------------------------------------------
+
+    async def list_subscriptions(
+        self, request: v2.ListSubscriptionRequest, client: Client
+    ) -> v2.ListSubscriptionResponse:
+        """Admin.ListSubscription: by group and topic, in order. Without either, all there are."""
+        topic, group = self._scope(request, client)
+        found = [info async for info in self._infos(topic, group)]
+        return v2.ListSubscriptionResponse(status=OK, subscription_info=found)
+
+    async def describe_subscriptions(
+        self, request: v2.DescribeSubscriptionRequest, client: Client
+    ) -> v2.DescribeSubscriptionResponse:
+        """Admin.DescribeSubscription: the same of connected clients, each with its own expression."""
+        topic, group = self._scope(request, client)
+        found = []
+        async for info in self._infos(topic, group):
+            stored_group = _stored(info.group)
+            for subscribed in self._subscribed(stored_group, _stored(info.topic)):
+                own = v2.SubscriptionInfo()
+                own.CopyFrom(info)
+                own.expression.CopyFrom(subscribed.expression)
+                own.message_model = _message_model(subscribed.client)
+                self._set_updated(own, subscribed.client)
+                found.append(
+                    v2.DescribeSubscriptionResponse.ClientSubscriptionInfo(
+                        client_info=_client_info(subscribed.client), subscription_info=own
+                    )
+                )
+        return v2.DescribeSubscriptionResponse(status=OK, client_subscription_info=found)
+
+    async def delete_subscription(
+        self, request: v2.DeleteSubscriptionRequest, client: Client
+    ) -> v2.DeleteSubscriptionResponse:
+        """Admin.DeleteSubscription: the group has no position in the topic any more, as if it never had read it.
+
+        Refused while a client subscribes. An expression is not compared: none is stored.
+        """
+        topic = self._tables.topics.require(topic_name(request.topic, client)).name
+        group = self._tables.groups.require(group_name(request.group, client)).name
+        connected = [each for each in self._clients.of_group(group) if _may_read(each, topic)]
+        if connected:
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN,
+                f"{len(connected)} connected clients of group {group!r} read topic {topic!r}; stop them first",
+            )
+        if topic not in self._tables.offsets.topics_of(group):
+            raise InvalidRequestError(
+                v2.Code.NOT_FOUND,
+                f"group {group!r} has no subscription of topic {topic!r}; `aerobee subscription list` shows its own",
+            )
+        await self._deliveries.delete_subscription(topic, group)
+        await self._tables.save_offsets()
+        return v2.DeleteSubscriptionResponse(status=OK)
+
+    def _scope(
+        self, request: v2.ListSubscriptionRequest | v2.DescribeSubscriptionRequest, client: Client
+    ) -> tuple[str | None, str | None]:
+        topic = group = None
+        if request.HasField("topic"):
+            topic = self._tables.topics.require(topic_name(request.topic, client)).name
+        if request.HasField("group"):
+            group = self._tables.groups.require(group_name(request.group, client)).name
+        return topic, group
+
+    async def _infos(self, topic: str | None, group: str | None) -> AsyncIterator[v2.SubscriptionInfo]:
+        groups = {config.name for config in self._tables.groups} if group is None else {group}
+        if group is None:  # those that connected and have not received yet
+            groups.update(each.group for each in self._clients.all() if each.group is not None)
+        for number, name in enumerate(sorted(groups)):
+            if number % TURN_COUNT == TURN_COUNT - 1:
+                await asyncio.sleep(0)
+            if is_system_group(name):
+                continue
+            connected = self._clients.of_group(name)
+            topics = set(self._tables.offsets.topics_of(name))
+            topics.update(subscribed for each in connected for subscribed in subscribed_topics(each))
+            consistent = _agree(connected)
+            for found in sorted(topics if topic is None else topics & {topic}):
+                yield self._info(name, found, connected, consistent)
+
+    def _info(self, group: str, topic: str, connected: list[Client], consistent: bool) -> v2.SubscriptionInfo:
+        """Where clients disagree, the expression is that of the one that said it last."""
+        info = v2.SubscriptionInfo(
+            group=resource(group),
+            topic=resource(topic),
+            online=any(_may_read(each, topic) for each in connected),
+            message_model=v2.MessageModel.CLUSTERING,
+            subscription_consistency=consistent,
+        )
+        subscribed = self._subscribed(group, topic)
+        if subscribed:
+            latest = max(subscribed, key=lambda each: each.client.settings_at)
+            info.expression.CopyFrom(latest.expression)
+            info.message_model = _message_model(latest.client)
+            self._set_updated(info, latest.client)
+        return info
+
+    def _subscribed(self, group: str, topic: str) -> list[_Subscribed]:
+        connected = sorted(self._clients.of_group(group), key=lambda each: each.client_id)
+        return [found for each in connected for found in _subscriptions(each) if found.topic == topic]
+
+    def _set_updated(self, info: v2.SubscriptionInfo, client: Client) -> None:
+        ago_ms = int((self._clock.monotonic() - client.settings_at) * 1000)
+        info.last_update_timestamp.CopyFrom(timestamp(self._clock.now_ms() - ago_ms))
+
+
+def connection_to_wire(client: Client, clients: ClientRegistry, clock: Clock) -> admin_v1.Connection:
+    wire = admin_v1.Connection(
+        client_id=client.client_id,
+        client_type=client.client_type,
+        version=client.version,
+        remote_address=str(Address(*client.peer)),
+        group=client.group or "",
+        topics=sorted(client.topics),
+        telemetry=client.stream is not None,
+    )
+    name = _LANGUAGES.get(client.language, client.language)
+    if name in v2.Language.keys():  # noqa: SIM118 - an enum of protobuf is no mapping
+        wire.language = v2.Language.Value(name)
+    wire.last_heartbeat_timestamp.CopyFrom(timestamp(_last_seen_ms(client, clients, clock)))
+    if client.settings is not None:
+        wire.settings.CopyFrom(client.settings)
+        wire.subscriptions.extend(client.settings.subscription.subscriptions)
+    return wire
+
+
+def _last_seen_ms(client: Client, clients: ClientRegistry, clock: Clock) -> int:
+    return clock.now_ms() - int(clients.idle_seconds(client) * 1000)
+
+
+def _client_info(client: Client) -> v2.ClientInfo:
+    host, at, _ = client.client_id.partition("@")
+    return v2.ClientInfo(
+        client_id=client.client_id,
+        version=client.version,
+        language=client.language,
+        hostname=host if at else "",  # the official clients' ids begin with it
+        egress_ip=client.peer[0],
+        message_model=_message_model(client),
+    )
+
+
+def _message_model(client: Client) -> v2.MessageModel.ValueType:
+    return v2.MessageModel.LITE_SELECTIVE if client.client_type in _LITE_TYPES else v2.MessageModel.CLUSTERING
+
+
+def _subscriptions(client: Client) -> Iterator[_Subscribed]:
+    """What the client said that it reads; nothing without its settings."""
+    if client.settings is None or client.group is None:
+        return
+    for topic, entry in zip(subscribed_topics(client), client.settings.subscription.subscriptions, strict=True):
+        yield _Subscribed(client, topic, entry.expression if entry.HasField("expression") else _EVERYTHING)
+
+
+def _may_read(client: Client, topic: str) -> bool:
+    """Whether it reads the topic; of a client whose settings are not known yet, it must be assumed."""
+    return client.settings is None or topic in subscribed_topics(client)
+
+
+def _agree(connected: list[Client]) -> bool:
+    """Whether the clients, as far as their settings are known, subscribe to the same in the same way."""
+    said = {
+        frozenset((each.topic, each.meaning) for each in _subscriptions(client))
+        for client in connected
+        if client.settings is not None
+    }
+    return len(said) <= 1
+
+
+def _stored(name: v2.Resource) -> str:
+    return stored_name(name.resource_namespace, name.name)

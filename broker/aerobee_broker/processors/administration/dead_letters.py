@@ -1,0 +1,277 @@
+"""The messages that groups gave up: listed, looked at, and sent again.
+
+Sending one again stores it once more in the topic that it came from, under its id, with the property RESENT_FROM that
+names the dead letter. That is how it is known later which ones were sent again: nothing else is written down, so what
+is known and what is in the log cannot disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aerobee_broker.clients import Client
+from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.delivery.timer import TIMER_ORIGIN
+from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
+from aerobee_broker.message_mapping import RESENT_FROM, to_wire_message
+from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
+from aerobee_broker.processors.query import by_message_id
+from aerobee_broker.processors.send import jump_hash
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
+from aerobee_proto import admin_v1, v2
+from aerobee_store import InvalidMessageError, MessageStore, Record
+from aerobee_store import properties as p
+from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
+
+DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ
+_PAGE_COUNT: Final = 100
+_PAGE_SIZE_MAX: Final = 16 << 20  # bytes of records in one answer
+_RESEND_COUNT_MAX: Final = 1000
+_COPIES_MAX: Final = 64
+_TURN_COUNT: Final = 32  # between two turns of the event loop: each is a look into the index
+_TIME_MAX: Final = (1 << 63) - 1
+# What belongs to the life that has ended, ours and RocketMQ's.
+_ENDED: Final = (
+    *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, p.REAL_TOPIC, p.REAL_QUEUE_ID, p.CRC32, p.DELAY, TIMER_ORIGIN),
+    *(p.TIMER_DELIVER_MS, p.TIMER_DELAY_MS, p.TIMER_DELAY_SEC, p.TIMER_OUT_MS, p.TIMER_ENQUEUE_MS),
+    *(p.TIMER_DEQUEUE_MS, p.TIMER_ROLL_TIMES, p.TRANSACTION_MESSAGE),
+    *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "POP_CK", "1ST_POP_TIME"),
+    *("MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "MIN_OFFSET", "MAX_OFFSET"),
+)
+
+
+class DeadLetterAdministration:
+    """One method an RPC."""
+
+    def __init__(self, *, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
+        self._store = store
+        self._tables = tables
+        self._counters = counters
+        self._turns = 0
+
+    async def list_queues(
+        self, request: admin_v1.ListDeadLetterQueuesRequest, _: Client
+    ) -> admin_v1.ListDeadLetterQueuesResponse:
+        names = sorted(
+            topic.name.removeprefix(DEAD_LETTER_PREFIX)
+            for topic in self._tables.topics
+            if topic.name.startswith(DEAD_LETTER_PREFIX) and self._count(topic.name)
+        )
+        page, token = page_of(names, request.page_size, request.page_token)
+        queues = []
+        for group in page:
+            topic = dead_letter_topic(group)
+            low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
+            queue = admin_v1.DeadLetterQueue(group=group, count=high - low)
+            for place, stored in (
+                (queue.oldest_timestamp, self._store.store_timestamp_at(topic, DEAD_LETTER_QUEUE_ID, low)),
+                (queue.newest_timestamp, self._store.store_timestamp_at(topic, DEAD_LETTER_QUEUE_ID, high - 1)),
+            ):
+                if stored is not None:
+                    place.CopyFrom(timestamp(stored))
+            queues.append(queue)
+        return admin_v1.ListDeadLetterQueuesResponse(status=OK, queues=queues, next_page_token=token)
+
+    async def list_letters(
+        self, request: admin_v1.ListDeadLettersRequest, _: Client
+    ) -> admin_v1.ListDeadLettersResponse:
+        topic = self._topic(request.group)
+        begin = request.begin_timestamp.ToMilliseconds() if request.HasField("begin_timestamp") else 0
+        end = request.end_timestamp.ToMilliseconds() if request.HasField("end_timestamp") else _TIME_MAX
+        if begin > end:
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
+        if request.message_id:
+            found = [
+                record
+                for record in by_message_id(self._store, topic, request.message_id)
+                if begin <= record.store_timestamp <= end
+            ]
+            token = ""
+        else:
+            found, token = self._page(topic, begin, end, page_count(request.page_size, default=_PAGE_COUNT), request)
+        letters = []
+        for number, record in enumerate(found):
+            letters.append(self._to_wire(record, include_body=request.include_bodies))
+            if number % _TURN_COUNT == _TURN_COUNT - 1:
+                await asyncio.sleep(0)
+        return admin_v1.ListDeadLettersResponse(status=OK, dead_letters=letters, next_page_token=token)
+
+    def _page(
+        self, topic: str, begin: int, end: int, count: int, request: admin_v1.ListDeadLettersRequest
+    ) -> tuple[list[Record], str]:
+        low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
+        position = low
+        if request.page_token:
+            if not (request.page_token.isascii() and request.page_token.isdigit() and len(request.page_token) <= 18):
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST, f"page_token {request.page_token[:80]!r} is not one of ours; begin without"
+                )
+            position = max(low, int(request.page_token))
+        elif begin and high > low:
+            position = max(low, self._store.offset_by_time(topic, DEAD_LETTER_QUEUE_ID, begin))
+        found: list[Record] = []
+        size = 0
+        while position < high and len(found) < count and size < _PAGE_SIZE_MAX:
+            result = self._store.read(
+                topic, DEAD_LETTER_QUEUE_ID, position, max_count=count - len(found), max_bytes=_PAGE_SIZE_MAX - size
+            )
+            for record in result.records:
+                if record.store_timestamp > end:
+                    return found, ""
+                if record.store_timestamp >= begin:
+                    found.append(record)
+                    size += record.size
+            if result.next_offset <= position:
+                break
+            position = result.next_offset
+        return found, str(position) if position < high else ""
+
+    async def resend(self, request: admin_v1.ResendDeadLettersRequest, _: Client) -> admin_v1.ResendDeadLettersResponse:
+        """Each for itself, in the order given; durable together at the end. Raises StoreError."""
+        topic = self._topic(request.group)
+        if len(request.offsets) > _RESEND_COUNT_MAX:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, f"{len(request.offsets)} offsets; send at most {_RESEND_COUNT_MAX} again at a time"
+            )
+        results = []
+        end = 0
+        for number, offset in enumerate(request.offsets):
+            result = admin_v1.ResendDeadLettersResponse.Result(offset=offset)
+            try:
+                end = max(end, self._resend(topic, offset, request, result))
+                result.status.CopyFrom(OK)
+            except InvalidRequestError as error:
+                result.status.code, result.status.message = v2.Code.ValueType(error.code), str(error)
+            except TopicNotFoundError as error:
+                result.status.code, result.status.message = v2.Code.TOPIC_NOT_FOUND, str(error)
+            except InvalidMessageError as error:
+                result.status.code, result.status.message = v2.Code.BAD_REQUEST, str(error)
+            results.append(result)
+            if number % _TURN_COUNT == _TURN_COUNT - 1:
+                await asyncio.sleep(0)
+        if end:
+            await self._store.wait_stored(end)
+        codes = {result.status.code for result in results}
+        status = OK
+        if len(codes) == 1 and codes != {v2.Code.OK}:
+            status = results[0].status
+        elif len(codes) > 1:
+            failed = sum(1 for result in results if result.status.code != v2.Code.OK)
+            status = v2.Status(
+                code=v2.Code.MULTIPLE_RESULTS, message=f"{failed} of {len(results)} were not sent again; see results"
+            )
+        return admin_v1.ResendDeadLettersResponse(status=status, results=results)
+
+    def _resend(
+        self,
+        topic: str,
+        offset: int,
+        request: admin_v1.ResendDeadLettersRequest,
+        result: admin_v1.ResendDeadLettersResponse.Result,
+    ) -> int:
+        """Returns the physical offset behind the new record."""
+        found = self._store.read(topic, DEAD_LETTER_QUEUE_ID, offset, max_count=1).records if offset >= 0 else []
+        if not found or found[0].queue_offset != offset:
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_NOT_FOUND, f"group {request.group!r} has no dead letter {offset}, any more"
+            )
+        (record,) = found
+        target_name = request.topic or origin_topic(record)
+        if not target_name:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, f"dead letter {offset} does not say where it came from; name a topic to send it to"
+            )
+        target = self._target(target_name)
+        if not request.again and (before := find_resent(self._store, record, target.name)) is not None:
+            raise InvalidRequestError(
+                v2.Code.PRECONDITION_FAILED,
+                f"dead letter {offset} was sent again before, to queue {before.queue_id}, offset "
+                f"{before.queue_offset}; ask for it to be sent again all the same",
+            )
+        message_group = record.properties.get(p.SHARDING_KEY)
+        if message_group:
+            queue_id = jump_hash(message_group, target.write_queue_count)
+        else:
+            self._turns += 1
+            queue_id = self._turns % target.write_queue_count
+        properties = {name: value for name, value in record.properties.items() if name not in _ENDED}
+        properties[RESENT_FROM] = _letter_name(record)
+        [place] = self._store.append(
+            [
+                Message(
+                    topic=target.name,
+                    queue_id=queue_id,
+                    body=record.body,
+                    properties=properties,
+                    flag=record.flag,
+                    sys_flag=record.sys_flag & ~SYS_FLAG_TRANSACTION,
+                    born_timestamp=record.born_timestamp,
+                    born_host=record.born_host,
+                )
+            ]
+        )
+        self._counters.sent_to(target.name, "normal").add(place.size)
+        result.message_id = record.unique_key or ""
+        result.topic, result.queue_id, result.queue_offset = target.name, queue_id, place.queue_offset
+        return place.end
+
+    def _target(self, name: str) -> TopicConfig:
+        if is_system_topic(name) or name.startswith(DEAD_LETTER_PREFIX):
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN, f"topic {name!r} belongs to the broker; name another one to send to"
+            )
+        target = self._tables.topics.require(name)
+        if not target.writable or not target.write_queue_count:
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN, f"topic {name!r} has no writable queue; `aerobee topic describe {name}` shows it"
+            )
+        return target
+
+    def _topic(self, group: str) -> str:
+        """The topic of a group's dead letters. Raises GroupNotFoundError if there is neither."""
+        topic = dead_letter_topic(group)
+        if topic not in self._tables.topics:
+            self._tables.groups.require(group)
+        return topic
+
+    def _count(self, topic: str) -> int:
+        low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
+        return high - low
+
+    def _to_wire(self, record: Record, *, include_body: bool) -> admin_v1.DeadLetter:
+        message = to_wire_message(record, resource(record.topic))
+        if not include_body:
+            message.body = b""
+            message.system_properties.body_encoding = v2.Encoding.IDENTITY
+            message.system_properties.ClearField("body_digest")
+        origin = origin_topic(record)
+        letter = admin_v1.DeadLetter(
+            offset=record.queue_offset,
+            message=message,
+            origin_topic=origin,
+            origin_message_id=record.properties.get(p.DLQ_ORIGIN_MESSAGE_ID, ""),
+            body_size=len(record.body),
+        )
+        if origin and (resent := find_resent(self._store, record, origin)) is not None:
+            letter.resent_timestamp.CopyFrom(timestamp(resent.store_timestamp))
+        return letter
+
+
+def origin_topic(record: Record) -> str:
+    """Where a dead letter came from. RocketMQ 4 says it only in the property of its retries."""
+    return record.properties.get(p.DLQ_ORIGIN_TOPIC) or record.properties.get("RETRY_TOPIC") or ""
+
+
+def find_resent(store: MessageStore, letter: Record, topic: str) -> Record | None:
+    """The latest message in `topic` that is this dead letter sent again, if the log still has one."""
+    if not letter.unique_key:
+        return None
+    name = _letter_name(letter)
+    found = store.query(topic, letter.unique_key, max_count=_COPIES_MAX, begin=letter.store_timestamp)
+    return next((record for record in reversed(found) if record.properties.get(RESENT_FROM) == name), None)
+
+
+def _letter_name(letter: Record) -> str:
+    return f"{letter.topic} {letter.queue_offset}"

@@ -1,0 +1,247 @@
+"""Consumer groups: create, change, delete, list, describe, and move to other offsets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.consumer_groups import (
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupConfig,
+    check_group_name,
+    is_system_group,
+)
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.timer import Timer
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.processors.administration.accumulation import Accumulation
+from aerobee_broker.processors.administration.clients import connection_to_wire
+from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_broker.tables import Tables
+from aerobee_proto import admin_v1, v2
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+
+_MILLISECONDS_MAX: Final = 1 << 53
+
+
+class GroupAdministration:
+    """One method an RPC. What is changed is on disk before the answer."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        tables: Tables,
+        clients: ClientRegistry,
+        deliveries: Deliveries,
+        timer: Timer,
+        accumulation: Accumulation,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._tables = tables
+        self._clients = clients
+        self._deliveries = deliveries
+        self._timer = timer
+        self._accumulation = accumulation
+        self._clock = clock
+
+    async def create_group(self, request: admin_v1.CreateGroupRequest, _: Client) -> admin_v1.CreateGroupResponse:
+        wire = request.group
+        check_group_name(wire.name)
+        wanted = GroupConfig(name=wire.name, consume_orderly=wire.fifo)
+        if wire.max_attempts:
+            wanted = dataclasses.replace(wanted, retry_max_times=_retries(wire.max_attempts))
+        if wire.HasField("retry_policy"):
+            wanted = dataclasses.replace(wanted, retry_policy=_policy_from_wire(wire.retry_policy))
+        if wire.HasField("consume_enabled"):
+            wanted = dataclasses.replace(wanted, consume_enabled=wire.consume_enabled)
+        existing = self._tables.groups.get(wanted.name)
+        if existing is None:
+            self._tables.groups.create(wanted)
+        elif dataclasses.replace(wanted, attributes=existing.attributes, extra=existing.extra) != existing:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"group {wanted.name!r} exists with another definition; "
+                f"change it with: aerobee group update {wanted.name}",
+            )
+        await self._tables.save_groups()
+        return admin_v1.CreateGroupResponse(status=OK, group=group_to_wire(existing or wanted))
+
+    async def update_group(self, request: admin_v1.UpdateGroupRequest, _: Client) -> admin_v1.UpdateGroupResponse:
+        group = self._tables.groups.require(request.name)
+        if request.HasField("fifo"):
+            group = dataclasses.replace(group, consume_orderly=request.fifo)
+        if request.HasField("max_attempts"):
+            group = dataclasses.replace(group, retry_max_times=_retries(request.max_attempts))
+        if request.HasField("retry_policy"):
+            group = dataclasses.replace(group, retry_policy=_policy_from_wire(request.retry_policy))
+        if request.HasField("consume_enabled"):
+            group = dataclasses.replace(group, consume_enabled=request.consume_enabled)
+        self._tables.groups.update(group)
+        await self._tables.save_groups()
+        self._deliveries.long_polling.end_line(group=group.name)  # what is held back may now be delivered
+        return admin_v1.UpdateGroupResponse(status=OK, group=group_to_wire(group))
+
+    async def delete_group(self, request: admin_v1.DeleteGroupRequest, _: Client) -> admin_v1.DeleteGroupResponse:
+        self._tables.groups.require(request.name)
+        if connected := len(self._clients.of_group(request.name)):
+            raise InvalidRequestError(
+                v2.Code.FORBIDDEN, f"group {request.name!r} has {connected} connected clients; stop them first"
+            )
+        self._tables.groups.delete(request.name)
+        await self._tables.save_groups()
+        await self._deliveries.delete_group(request.name)
+        return admin_v1.DeleteGroupResponse(status=OK)
+
+    async def list_groups(self, request: admin_v1.ListGroupsRequest, _: Client) -> admin_v1.ListGroupsResponse:
+        names = sorted(
+            group.name for group in self._tables.groups if request.include_system or not is_system_group(group.name)
+        )
+        page, token = page_of(names, request.page_size, request.page_token)
+        shown = [group_to_wire(self._tables.groups.require(name)) for name in page]
+        return admin_v1.ListGroupsResponse(status=OK, groups=shown, next_page_token=token)
+
+    async def describe_group(self, request: admin_v1.DescribeGroupRequest, _: Client) -> admin_v1.DescribeGroupResponse:
+        group = self._tables.groups.require(request.name)
+        queues, topics = await self._accumulation.of_group(group.name, self._timer.stats.pending)
+        return admin_v1.DescribeGroupResponse(
+            status=OK,
+            group=group_to_wire(group),
+            queues=queues,
+            topics=topics,
+            clients=[
+                connection_to_wire(client, self._clients, self._clock) for client in self._clients.of_group(group.name)
+            ],
+        )
+
+    # --- Other offsets ----------------------------------------------------------------------------------------
+
+    async def reset_offsets(self, request: admin_v1.ResetOffsetsRequest, _: Client) -> admin_v1.ResetOffsetsResponse:
+        topic = self._tables.topics.require(request.topic)
+        group = self._tables.groups.require(request.group)
+        queue_ids = set(range(topic.read_queue_count)) | set(self._store.queues().get(topic.name, ()))
+        if unknown := sorted(set(request.queue_ids) - queue_ids):
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"topic {topic.name!r} has no queue {unknown[0]}; it has {min(queue_ids)} to {max(queue_ids)}",
+            )
+        wanted = sorted(set(request.queue_ids) or queue_ids)
+        before = {
+            status.queue_id: status.commit_offset
+            for status in self._deliveries.status(group.name)
+            if status.topic == topic.name
+        }
+        target = self._target(request, topic.name, before)
+        after = {queue_id: target(queue_id) for queue_id in wanted}
+        if not request.dry_run:
+            await self._deliveries.reset(topic.name, group.name, after)
+        queues = [
+            admin_v1.ResetOffsetsResponse.Queue(queue_id=queue_id, before=before.get(queue_id), after=after[queue_id])
+            for queue_id in wanted
+        ]
+        return admin_v1.ResetOffsetsResponse(status=OK, queues=queues)
+
+    async def reset_group_offset(
+        self, request: v2.ResetGroupOffsetRequest, client: Client
+    ) -> v2.ResetGroupOffsetResponse:
+        """Admin.ResetGroupOffset: to a time, in all queues."""
+        if not request.HasField("reset_timestamp"):
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "reset_timestamp is missing; give the time to go to")
+        await self.reset_offsets(
+            admin_v1.ResetOffsetsRequest(
+                group=group_name(request.group, client),
+                topic=topic_name(request.topic, client),
+                timestamp=request.reset_timestamp,
+            ),
+            client,
+        )
+        return v2.ResetGroupOffsetResponse(status=OK)
+
+    def _target(
+        self, request: admin_v1.ResetOffsetsRequest, topic: str, before: dict[int, int]
+    ) -> Callable[[int], int]:
+        """Where each queue shall go on, by queue id."""
+        store = self._store
+
+        def within(queue_id: int, offset: int) -> int:
+            low, high = store.queue_range(topic, queue_id)
+            return min(max(offset, low), high)
+
+        match request.WhichOneof("position"):
+            case "timestamp":
+                time_ms = max(request.timestamp.ToMilliseconds(), 0)
+                return lambda queue_id: self._offset_at(topic, queue_id, time_ms)
+            case "offset":
+                if request.offset < 0:
+                    raise InvalidRequestError(
+                        v2.Code.ILLEGAL_OFFSET, f"offset {request.offset} is negative; give 0 or more"
+                    )
+                return lambda queue_id: within(queue_id, request.offset)
+            case "earliest":
+                return lambda queue_id: within(queue_id, 0)
+            case "latest":
+                return lambda queue_id: store.queue_range(topic, queue_id)[1]
+            case "skip":
+                if request.skip < 1:
+                    raise InvalidRequestError(v2.Code.BAD_REQUEST, f"skip {request.skip}: give 1 or more")
+                return lambda queue_id: within(
+                    queue_id, max(before.get(queue_id, 0), store.queue_range(topic, queue_id)[0]) + request.skip
+                )
+            case _:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST, "no position; give timestamp, offset, earliest, latest or skip"
+                )
+
+    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """The first message stored at or after the time, or the end of the queue."""
+        low, high = self._store.queue_range(topic, queue_id)
+        if high == low:
+            return high
+        newest = self._store.store_timestamp_at(topic, queue_id, high - 1)
+        if newest is not None and newest < time_ms:
+            return high
+        return min(max(self._store.offset_by_time(topic, queue_id, time_ms), low), high)
+
+
+def _retries(max_attempts: int) -> int:
+    if max_attempts < 1:
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST, f"max_attempts {max_attempts}: a message is delivered at least once"
+        )
+    return max_attempts - 1
+
+
+def _policy_from_wire(wire: v2.RetryPolicy) -> CustomizedRetry | ExponentialRetry:
+    match wire.WhichOneof("strategy"):
+        case "customized_backoff":
+            return CustomizedRetry(tuple(_milliseconds(delay) for delay in wire.customized_backoff.next))
+        case "exponential_backoff":
+            backoff = wire.exponential_backoff
+            if not 1 <= backoff.multiplier <= 1000 or backoff.multiplier != int(backoff.multiplier):
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST, f"multiplier {backoff.multiplier:g} is no whole number from 1 to 1000"
+                )
+            return ExponentialRetry(
+                initial_ms=_milliseconds(backoff.initial),
+                max_ms=_milliseconds(backoff.max),
+                multiplier=int(backoff.multiplier),
+            )
+        case _:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, "retry_policy has no strategy; give customized_backoff or exponential_backoff"
+            )
+
+
+def _milliseconds(duration: v2.Duration) -> int:
+    milliseconds = duration.seconds * 1000 + duration.nanos // 1_000_000
+    if not 0 <= milliseconds <= _MILLISECONDS_MAX:
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST, f"a retry delay of {duration.seconds} s cannot be; use 0 or more"
+        )
+    return milliseconds

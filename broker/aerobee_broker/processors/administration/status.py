@@ -1,0 +1,153 @@
+"""The broker and its store at a moment, with what they have done since the start."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.consumer_groups import is_system_group
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.timer import Timer
+from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.processors.administration.wire import OK, is_own_topic, timestamp
+from aerobee_broker.rates import Rates
+from aerobee_broker.tables import Tables
+from aerobee_proto import admin_v1, v2
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+
+
+class StatusAdministration:
+    """One method an RPC."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        clients: ClientRegistry,
+        deliveries: Deliveries,
+        transactions: Transactions,
+        timer: Timer,
+        rates: Rates,
+        clock: Clock,
+        listening: Address,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._tables = tables
+        self._clients = clients
+        self._deliveries = deliveries
+        self._transactions = transactions
+        self._timer = timer
+        self._rates = rates
+        self._clock = clock
+        self._listening = listening
+        self._started_ms = clock.now_ms()
+
+    async def broker_status(
+        self, _request: admin_v1.GetBrokerStatusRequest, _: Client
+    ) -> admin_v1.GetBrokerStatusResponse:
+        flush = admin_v1.FlushMode.FLUSH_MODE_SYNC
+        if self._config.store.flush == "async":
+            flush = admin_v1.FlushMode.FLUSH_MODE_ASYNC
+        response = admin_v1.GetBrokerStatusResponse(
+            status=OK,
+            name=self._config.name,
+            cluster=self._config.cluster,
+            version=broker_version(),
+            start_timestamp=timestamp(self._started_ms),
+            listen_addresses=[str(self._listening)],
+            store_state=self._store_state(),
+            flush_mode=flush,
+            topic_count=sum(1 for topic in self._tables.topics if not is_own_topic(topic.name)),
+            group_count=sum(1 for group in self._tables.groups if not is_system_group(group.name)),
+            client_count=len(self._clients),
+            statistics=self._statistics(),
+        )
+        response.uptime.FromMilliseconds(max(0, self._clock.now_ms() - self._started_ms))
+        return response
+
+    async def store_status(
+        self, _request: admin_v1.GetStoreStatusRequest, _: Client
+    ) -> admin_v1.GetStoreStatusResponse:
+        status, stats = self._store.status(), self._store.stats
+        response = admin_v1.GetStoreStatusResponse(
+            status=OK,
+            directory=str(status.directory.absolute()),
+            min_physical_offset=status.min_offset,
+            max_physical_offset=status.wrote,
+            committed_physical_offset=status.committed,
+            flushed_physical_offset=status.flushed,
+            dispatched_physical_offset=status.dispatched,
+            segment_count=status.segments,
+            segment_bytes=status.segments * status.segment_size,
+            queue_count=status.queues,
+            disk_total_bytes=status.disk.total,
+            disk_used_bytes=status.disk.used,
+            fsync_count=stats.sync_seconds.count,
+            last_fsync_seconds=stats.sync_seconds.last,
+            recovery_seconds=stats.recovery_seconds,
+            damaged_range_count=status.damaged_ranges,
+            checksum_failures=stats.checksum_failures,
+            messages_appended=stats.messages_appended,
+            bytes_appended=stats.bytes_appended,
+            state=self._store_state(),
+        )
+        if status.oldest_timestamp is not None:
+            response.oldest_timestamp.CopyFrom(timestamp(status.oldest_timestamp))
+        return response
+
+    async def runtime_stats(
+        self, _request: v2.GetProxyRuntimeStatsRequest, _: Client
+    ) -> v2.GetProxyRuntimeStatsResponse:
+        """Admin.GetProxyRuntimeStats: there is no proxy, so the broker's name and figures."""
+        statistics = self._statistics()
+        return v2.GetProxyRuntimeStatsResponse(
+            status=OK,
+            proxy_name=self._config.name,
+            version=broker_version(),
+            in_tps=statistics.messages_in_rate,
+            out_tps=statistics.messages_out_rate,
+            connections=len(self._clients),
+            producers=statistics.producers,
+            consumers=statistics.consumers,
+        )
+
+    def _store_state(self) -> admin_v1.StoreState:
+        status = self._store.status()
+        running = status.state == "open"
+        return admin_v1.StoreState(
+            running=running,
+            readable=status.state != "closed" and status.running_flags.readable,
+            writable=running and status.running_flags.writable,
+            reason=status.failure or status.refusal,
+        )
+
+    def _statistics(self) -> admin_v1.BrokerStatistics:
+        incoming, outgoing = self._rates.per_second()
+        connected = self._clients.all()
+        return admin_v1.BrokerStatistics(
+            messages_in=self._rates.messages_in,
+            messages_out=self._rates.messages_out,
+            messages_in_rate=incoming,
+            messages_out_rate=outgoing,
+            acknowledged=self._deliveries.stats.acknowledged,
+            redelivered=self._deliveries.stats.redelivered,
+            dead_letters=self._deliveries.stats.dead_letters,
+            waiting_receives=self._deliveries.long_polling.waiting_count,
+            delayed=sum(self._timer.stats.pending.values()),
+            undecided=self._transactions.pending_count,
+            producers=sum(1 for client in connected if client.client_type == v2.ClientType.PRODUCER),
+            consumers=sum(1 for client in connected if client.is_consumer),
+        )
+
+
+def broker_version() -> str:
+    """Of the installed package."""
+    try:
+        return version("aerobee")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,74 @@
+"""What the modules beside it share: the wire form of topics and groups, and pages."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from aerobee_broker.consumer_groups import GroupConfig, is_system_group
+from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.processors.telemetry import retry_policy
+from aerobee_broker.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, is_system_topic, split_stored_name
+from aerobee_proto import admin_v1, v2
+
+OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+PAGE_COUNT_MAX: Final = 1000
+TURN_COUNT: Final = 256  # of what is cheap to answer, between two turns of the event loop
+TYPE_ATTRIBUTE: Final = "message.type"
+
+
+def topic_to_wire(topic: TopicConfig) -> admin_v1.Topic:
+    attributes = {name: value for name, value in topic.attributes.items() if name != TYPE_ATTRIBUTE}
+    return admin_v1.Topic(
+        name=topic.name,
+        read_queue_count=topic.read_queue_count,
+        write_queue_count=topic.write_queue_count,
+        permission=(v2.Permission.NONE, v2.Permission.READ, v2.Permission.WRITE, v2.Permission.READ_WRITE)[
+            topic.readable + 2 * topic.writable
+        ],
+        accept_message_types=ACCEPTED_TYPES[topic.message_type],
+        attributes=attributes,
+        system=is_own_topic(topic.name),
+    )
+
+
+def group_to_wire(group: GroupConfig) -> admin_v1.Group:
+    attempts = max(group.retry_max_times, 0) + 1
+    return admin_v1.Group(
+        name=group.name,
+        fifo=group.consume_orderly,
+        max_attempts=attempts,
+        retry_policy=retry_policy(group.retry_policy, attempts),
+        consume_enabled=group.consume_enabled,
+        system=is_system_group(group.name),
+    )
+
+
+def is_own_topic(topic: str) -> bool:
+    """Whether nobody made the topic by its name: the broker's, or one of a group."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+
+def resource(stored_name: str) -> v2.Resource:
+    """A topic or group as the protocol names it."""
+    namespace, name = split_stored_name(stored_name)
+    return v2.Resource(resource_namespace=namespace, name=name)
+
+
+def timestamp(milliseconds: int) -> v2.Timestamp:
+    found = v2.Timestamp()
+    found.FromMilliseconds(milliseconds)
+    return found
+
+
+def page_count(requested: int, *, default: int = PAGE_COUNT_MAX, maximum: int = PAGE_COUNT_MAX) -> int:
+    """How many items a page has."""
+    return min(requested, maximum) if requested > 0 else default
+
+
+def page_of(names: Sequence[str], size: int, token: str) -> tuple[Sequence[str], str]:
+    """The names behind `token`, the last name of the page before, and the token of the next page. `names` ascend."""
+    begin = bisect_right(names, token) if token else 0
+    end = begin + page_count(size)
+    return names[begin:end], names[end - 1] if end < len(names) else ""

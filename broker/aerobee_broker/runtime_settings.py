@@ -1,0 +1,161 @@
+"""Settings that are changed while the broker runs, and kept over restarts.
+
+Everybody else takes the configuration for frozen. Here alone values of it change, in place, so that whoever holds a
+section sees them at the next use; and only those in CHANGEABLE, each of which is read at every use. What a person sets
+is in `config/aerobeeSettings.json` of the store before it takes effect. At a start it overrules the files, and yields
+to the environment and to flags: who wrote those at this start meant this start.
+
+    {"settings": {"store.retention_hours": "24"}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from aerobee_broker.config import (
+    ENVIRONMENT_PREFIX,
+    BrokerConfig,
+    Source,
+    setting_names,
+    setting_of_text,
+    setting_text,
+)
+from aerobee_broker.json_fields import JsonFields
+from aerobee_store import java_json
+from aerobee_store.errors import ConfigError
+from aerobee_store.json_table import JsonTable, TableFiles
+
+_log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "aerobeeSettings.json"
+CHANGEABLE: Final = frozenset(
+    {
+        *("topics.auto_create", "topics.queue_count", "groups.auto_create"),
+        *("limits.user_property_count_max", "limits.properties_size_max", "limits.delay_seconds_max"),
+        *("listen.advertise", "listen.drain_seconds"),
+        *("delivery.initial_position", "delivery.receive_count_max", "delivery.poll_seconds_max"),
+        *("delivery.poll_reserve_seconds", "delivery.invisible_seconds_min", "delivery.invisible_seconds_max"),
+        *("delivery.auto_renew_seconds_max", "delivery.in_flight_per_group_max", "delivery.fifo_waiting_max"),
+        *("delivery.client_gone_seconds", "delivery.snapshot_event_count"),
+        *("transactions.timeout_seconds", "transactions.check_interval_seconds", "transactions.check_max"),
+        "transactions.age_hours_max",
+        *("store.retention_hours", "store.delete_when_hours", "store.retention_batch_max", "store.clean_forcibly"),
+        *("store.disk_clean_ratio", "store.disk_force_clean_ratio", "store.disk_full_ratio"),
+    }
+)
+_DECIDED_AT_START: Final = ("environment", "flag")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as a person sees it; values as text."""
+
+    name: str
+    value: str
+    default: str
+    source: Source
+    changeable: bool
+
+
+class RuntimeSettings:
+    """The settings of a running broker. `config` is the one that it runs with, and changes in place."""
+
+    def __init__(self, config: BrokerConfig, file: JsonTable, in_disk_thread: Callable[..., Awaitable[object]]) -> None:
+        self._config = config
+        self._file = file
+        self._in_disk_thread = in_disk_thread
+        self._at_start = {name: config.setting(name) for name in CHANGEABLE}
+        self._saved: dict[str, str] = {}
+        self._changing = asyncio.Lock()
+        self._defaults = BrokerConfig.load()
+
+    @classmethod
+    def load(
+        cls, config: BrokerConfig, file_system: TableFiles, in_disk_thread: Callable[..., Awaitable[object]]
+    ) -> Self:
+        """Bring what was saved into `config`. Raises ConfigError, TableFormatError, UnreadableTableError, OSError."""
+        path = config.store.directory / "config" / FILE_NAME
+        file = JsonTable(file_system, path)
+        settings = cls(config, file, in_disk_thread)
+        content = file.load()
+        if content is not None:
+            saved = JsonFields(FILE_NAME, content).texts("settings")
+            try:
+                values = settings._values(saved)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}; correct the file, or remove the entry from it") from None
+            settings._saved = dict(saved)
+            settings._apply(values)
+            for name in saved:
+                if config.sources.get(name) in _DECIDED_AT_START:
+                    _log.warning("saved setting without effect name=%s decided_by=%s", name, config.sources[name])
+        return settings
+
+    def all(self, prefix: str = "") -> list[Setting]:
+        """In order of names; those whose names begin with `prefix`."""
+        return [self._setting(name) for name in setting_names() if name.startswith(prefix)]
+
+    async def change(self, values: Mapping[str, str], unset: Iterable[str] = ()) -> list[Setting]:
+        """Set these, give those their values back that they would have without; all or none. Returns all of them.
+
+        On disk when this returns. Raises ConfigError for what cannot be; OSError, and nothing has changed then.
+        """
+        unset = set(unset)
+        if both := sorted(values.keys() & unset):
+            raise ConfigError(f"{both[0]}: both set and unset; decide for one")
+        for name in (*values, *sorted(unset)):
+            self._check_changeable(name)
+        async with self._changing:
+            saved = {name: value for name, value in self._saved.items() if name not in unset} | dict(values)
+            found = self._values(saved)
+            if saved != self._saved:
+                content = java_json.Bean(settings={name: saved[name] for name in sorted(saved)})
+                await self._in_disk_thread(self._file.save, content)
+            self._saved = saved
+            self._apply(found)
+        return [self._setting(name) for name in sorted({*values, *unset})]
+
+    def _check_changeable(self, name: str) -> None:
+        if name not in setting_names():
+            setting_of_text(name, "")  # raises, with the names that there are
+        if name not in CHANGEABLE:
+            raise ConfigError(
+                f"{name}: only a start can change it; put it into the configuration file and restart the broker"
+            )
+        source = self._config.sources.get(name)
+        if source in _DECIDED_AT_START:
+            variable = ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
+            where = f"the environment ({variable})" if source == "environment" else "a flag of `aerobee serve`"
+            raise ConfigError(f"{name}: {where} decides it; change it there and restart the broker")
+
+    def _values(self, saved: Mapping[str, str]) -> dict[str, object]:
+        """What every changeable setting is with these; checked together, as at a start."""
+        values = dict(self._at_start)
+        for name, text in saved.items():
+            if name not in CHANGEABLE:
+                raise ConfigError(f"{name}: not a setting that can be changed while the broker runs")
+            value = setting_of_text(name, text)
+            if self._config.sources.get(name) not in _DECIDED_AT_START:
+                values[name] = value
+        self._config.with_settings(values)
+        return values
+
+    def _apply(self, values: Mapping[str, object]) -> None:
+        for name, value in values.items():
+            before = self._config.setting(name)
+            if value != before:
+                section, _, key = name.partition(".")
+                object.__setattr__(getattr(self._config, section), key, value)
+                _log.info("setting changed name=%s value=%s before=%s", name, setting_text(value), setting_text(before))
+
+    def _setting(self, name: str) -> Setting:
+        source = self._config.sources.get(name, "default")
+        if name in self._saved and source not in _DECIDED_AT_START:
+            source = "saved"
+        changeable = name in CHANGEABLE and source not in _DECIDED_AT_START
+        value, default = self._config.setting(name), self._defaults.setting(name)
+        return Setting(name, setting_text(value), setting_text(default), source, changeable)
