@@ -8,12 +8,15 @@ its settings as with them: after a restart the official ones do not send them ag
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Final
 
+from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
+COMMAND_SECONDS: Final = 5.0  # for a client to answer a command; RocketMQ's
 EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)
 _SCAN_SECONDS: Final = 5.0
 _PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream for good: the oldest are dropped
@@ -115,6 +118,8 @@ class ClientRegistry:
         self._clients: dict[str, Client] = {}
         self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
         self._expiry_seconds = expiry_seconds
+        self._nonces = itertools.count(1)
+        self._asked: dict[tuple[str, str], asyncio.Future[v2.TelemetryCommand]] = {}  # by client id and nonce
         self.gone_listeners: list[Callable[[str], None]] = []
         self.producer_listeners: list[Callable[[Client], None]] = []  # when one has sent its settings
 
@@ -152,6 +157,67 @@ class ClientRegistry:
             for listener in self.producer_listeners:
                 listener(client)
 
+    def reconnect(self, client: Client) -> bool:
+        """Tell the client to open its Telemetry stream anew and send its settings; False if it has none."""
+        command = v2.ReconnectEndpointsCommand(nonce=str(next(self._nonces)))
+        return client.command(v2.TelemetryCommand(reconnect_endpoints_command=command))
+
+    async def print_stacks(self, client: Client, *, seconds: float = COMMAND_SECONDS) -> v2.TelemetryCommand:
+        """What all threads of the client do: the answer has a status and `thread_stack_trace`. Errors as of `ask`."""
+        return await self.ask(
+            client, print_thread_stack_trace_command=v2.PrintThreadStackTraceCommand(), seconds=seconds
+        )
+
+    async def verify_message(
+        self, client: Client, message: v2.Message, *, seconds: float = COMMAND_SECONDS
+    ) -> v2.TelemetryCommand:
+        """Let a push consumer's listener consume a message; the answer's status says how that went. See `ask`."""
+        command = v2.VerifyMessageCommand(message=message)
+        return await self.ask(client, verify_message_command=command, seconds=seconds)
+
+    async def ask(
+        self,
+        client: Client,
+        *,
+        print_thread_stack_trace_command: v2.PrintThreadStackTraceCommand | None = None,
+        verify_message_command: v2.VerifyMessageCommand | None = None,
+        seconds: float,
+    ) -> v2.TelemetryCommand:
+        """Send a command under a nonce of its own, and return the answer that has it.
+
+        One official client ignores both commands and one stops reading, so an answer must not be relied on. Raises
+        ClientNotConnectedError without a Telemetry stream, or when it ends; ClientSilentError when the time is over.
+        """
+        nonce = str(next(self._nonces))
+        command = v2.TelemetryCommand(
+            print_thread_stack_trace_command=print_thread_stack_trace_command,
+            verify_message_command=verify_message_command,
+        )
+        getattr(command, command.WhichOneof("command") or "").nonce = nonce
+        if not client.command(command):
+            raise ClientNotConnectedError(client.client_id)
+        key = (client.client_id, nonce)
+        answer: asyncio.Future[v2.TelemetryCommand] = asyncio.get_running_loop().create_future()
+        self._asked[key] = answer
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            raise ClientSilentError(client.client_id, seconds) from None
+        finally:
+            del self._asked[key]
+
+    def answered(self, client: Client, command: v2.TelemetryCommand) -> None:
+        """The client wrote something that is no settings; what nobody waits for (any more) is ignored.
+
+        Node's client answers in the field of the command instead of the result.
+        """
+        field = command.WhichOneof("command")
+        nonce = getattr(getattr(command, field), "nonce", "") if field is not None else ""
+        asked = self._asked.get((client.client_id, nonce))
+        if asked is not None and not asked.done():
+            asked.set_result(command)
+
     def open_stream(self, client: Client) -> TelemetryStream:
         """A new Telemetry stream of the client, which ends an older one."""
         if client.stream is not None:
@@ -166,6 +232,7 @@ class ClientRegistry:
         self._streams.discard(stream)
         if client.stream is stream:
             client.stream = None
+            self._give_up(client)
 
     def close_streams(self) -> None:
         """End all Telemetry streams: the broker stops."""
@@ -200,8 +267,15 @@ class ClientRegistry:
 
     def _remove(self, client: Client) -> None:
         del self._clients[client.client_id]
+        self._give_up(client)
         if client.stream is not None:
             client.stream.close()
             client.stream = None
         for listener in self.gone_listeners:
             listener(client.client_id)
+
+    def _give_up(self, client: Client) -> None:
+        """Nothing that the client was asked will be answered."""
+        for (client_id, _), answer in self._asked.items():
+            if client_id == client.client_id and not answer.done():
+                answer.set_exception(ClientNotConnectedError(client_id))

@@ -55,6 +55,28 @@ class GroupExistsError(BrokerError):
         self.group = group
 
 
+class ClientNotConnectedError(BrokerError):
+    """A client that should do something has no Telemetry stream, or it ended."""
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(
+            f"client {client_id!r} has no Telemetry stream: it is gone, or does not read commands; "
+            "see who is connected with: aerobee client list"
+        )
+        self.client_id = client_id
+
+
+class ClientSilentError(BrokerError):
+    """A client did not answer a command in time."""
+
+    def __init__(self, client_id: str, seconds: float) -> None:
+        super().__init__(
+            f"client {client_id!r} did not answer within {seconds:g} s; some clients ignore such commands, "
+            "so look at that process itself"
+        )
+        self.client_id = client_id
+
+
 class TableFormatError(BrokerError):
     """A configuration file is valid JSON but does not hold what it should; `field` says where."""
 

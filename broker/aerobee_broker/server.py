@@ -247,7 +247,7 @@ async def _listen(
         counters=counters,
         route=route,
         heartbeat=HeartbeatProcessor(clients),
-        telemetry=TelemetryProcessor(config, tables),
+        telemetry=TelemetryProcessor(config, tables, clients),
         send=send,
         receive=ReceiveProcessor(config, tables, deliveries, clock),
         pull=PullProcessor(config, store, tables, deliveries),

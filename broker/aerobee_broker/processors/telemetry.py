@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
 from aerobee_broker.errors import InvalidRequestError
@@ -30,17 +30,18 @@ _CUSTOMIZED_MAX: Final = 64  # entries; Python clients take the last for all lat
 class TelemetryProcessor:
     """Answers what clients write into their Telemetry streams."""
 
-    def __init__(self, config: BrokerConfig, tables: Tables) -> None:
+    def __init__(self, config: BrokerConfig, tables: Tables, clients: ClientRegistry) -> None:
         self._config = config
         self._tables = tables
+        self._clients = clients
 
     def process(self, command: v2.TelemetryCommand, client: Client) -> v2.TelemetryCommand | None:
         """The answer to a command, or None. Raises InvalidRequestError, IllegalTopicError, IllegalGroupError.
 
-        Anything but settings is a client's answer to a command of ours, which nothing waits for yet; one official
-        client even answers with the wrong field.
+        Anything but settings is a client's answer to a command of ours.
         """
         if command.WhichOneof("command") != "settings":
+            self._clients.answered(client, command)
             return None
         return v2.TelemetryCommand(
             status=v2.Status(code=v2.Code.OK, message="OK"), settings=self.settings(command.settings, client)

@@ -24,6 +24,8 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.InvalidReceiptHandleError: _Code.INVALID_RECEIPT_HANDLE,
     broker.InvalidTransactionError: _Code.INVALID_TRANSACTION_ID,
     broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,
+    broker.ClientNotConnectedError: _Code.NOT_FOUND,
+    broker.ClientSilentError: _Code.PROXY_TIMEOUT,
     store.InvalidMessageError: _Code.BAD_REQUEST,
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
     # Clients wait before they try again, where other failures are repeated at once.

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from aerobee_broker.clients import ClientRegistry
+from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock
 
@@ -52,6 +53,73 @@ def test_termination(clients: ClientRegistry) -> None:
     clients.terminate("never seen")
     assert gone == ["a"]
     assert len(clients) == 0
+
+
+async def test_a_command_and_its_answer(clients: ClientRegistry) -> None:
+    """The answer with the command's nonce, from the client that was asked, in whichever field it comes."""
+    client, other = clients.seen("c"), clients.seen("other")
+    stream = clients.open_stream(client)
+    for field in ("thread_stack_trace", "print_thread_stack_trace_command"):
+        asking = asyncio.ensure_future(clients.print_stacks(client))
+        sent = await stream.next()
+        assert sent is not None
+        nonce = sent.print_thread_stack_trace_command.nonce
+        answer = v2.TelemetryCommand(status=v2.Status(code=v2.Code.OK))
+        getattr(answer, field).nonce = nonce
+        clients.answered(other, answer)
+        clients.answered(client, v2.TelemetryCommand(thread_stack_trace=v2.ThreadStackTrace(nonce="another")))
+        clients.answered(client, v2.TelemetryCommand())
+        await asyncio.sleep(0)
+        assert not asking.done()
+        clients.answered(client, answer)
+        clients.answered(client, answer)
+        assert await asking == answer
+    asking = asyncio.ensure_future(clients.verify_message(client, v2.Message(body=b"b")))
+    sent = await stream.next()
+    assert sent is not None
+    assert sent.verify_message_command.message.body == b"b"
+    failed = v2.TelemetryCommand(
+        status=v2.Status(code=v2.Code.FAILED_TO_CONSUME_MESSAGE),
+        verify_message_result=v2.VerifyMessageResult(nonce=sent.verify_message_command.nonce),
+    )
+    clients.answered(client, failed)
+    assert await asking == failed
+
+
+async def test_a_command_without_an_answer(clients: ClientRegistry) -> None:
+    """It ends with its time, with the stream, and with the client; without a stream it fails at once."""
+    client = clients.seen("c")
+    with pytest.raises(ClientNotConnectedError, match="Telemetry"):
+        await clients.print_stacks(client)
+    assert not clients.reconnect(client)
+    stream = clients.open_stream(client)
+    with pytest.raises(ClientSilentError, match=r"within 0\.01 s"):
+        await clients.print_stacks(client, seconds=0.01)
+    asking = asyncio.ensure_future(clients.print_stacks(client))
+    await asyncio.sleep(0)
+    clients.close_stream(client, stream)
+    with pytest.raises(ClientNotConnectedError):
+        await asking
+    clients.open_stream(client)
+    asking = asyncio.ensure_future(clients.print_stacks(client))
+    await asyncio.sleep(0)
+    clients.terminate("c")
+    with pytest.raises(ClientNotConnectedError):
+        await asking
+
+
+async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
+    """Each has a nonce of its own."""
+    client = clients.seen("c")
+    stream = clients.open_stream(client)
+    assert clients.reconnect(client)
+    assert clients.reconnect(client)
+    nonces = set()
+    for _ in range(2):
+        sent = await stream.next()
+        assert sent is not None
+        nonces.add(sent.reconnect_endpoints_command.nonce)
+    assert len(nonces - {""}) == 2
 
 
 def test_who_consumes_and_produces(clients: ClientRegistry) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError
@@ -30,7 +30,7 @@ def tables(tmp_path: Path) -> Tables:
 
 @pytest.fixture
 def telemetry(tables: Tables, tmp_path: Path) -> TelemetryProcessor:
-    return TelemetryProcessor(BrokerConfig.tiny(tmp_path), tables)
+    return TelemetryProcessor(BrokerConfig.tiny(tmp_path), tables, ClientRegistry(ManualClock()))
 
 
 def producer(*topics: str) -> v2.Settings:
