@@ -1,0 +1,317 @@
+"""apache.rocketmq.v2.Admin, call by call, as a console makes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_proto import v2
+from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
+from tests.support.in_process_broker import InProcessBroker, in_process_broker
+from tests.support.travelling_clock import TravellingClock
+
+Code = v2.Code
+TOPIC, GROUP = "orders", "billing"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A broker whose time a test moves, a client of its, and the stub of the console."""
+
+    broker: InProcessBroker
+    client: RawClient
+    clock: TravellingClock
+    admin: Any
+
+    async def ok(self, method: str, request: Any) -> Any:
+        """The answer to a call that has to work."""
+        answer = await getattr(self.admin, method)(request, timeout=20)
+        assert answer.status.code == Code.OK, answer.status
+        return answer
+
+    async def refused(self, method: str, request: Any) -> int:
+        """The code of a call that has to fail, with a reason."""
+        answer = await getattr(self.admin, method)(request, timeout=20)
+        assert answer.status.message
+        return int(answer.status.code)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """With the topic `orders` of one queue, and the group `billing`."""
+    clock = TravellingClock()
+    async with in_process_broker(tmp_path / "store", clock=clock, dev=False) as broker:
+        client = RawClient(broker.channel)
+        await client.create_topic(TOPIC, v2.MessageType.NORMAL, v2.MessageType.DELAY, v2.MessageType.TRANSACTION)
+        await client.create_group(GROUP)
+        yield World(broker, client, clock, broker.admin)
+
+
+async def test_change_log_level(world: World) -> None:
+    """The remark says the level; the packages log from there on. It is the one response without a status."""
+    logger = logging.getLogger("aerobee_broker")
+    before = logger.level, logging.getLogger("aerobee_store").level
+    try:
+        for level, name in (("DEBUG", "DEBUG"), ("WARN", "WARNING"), ("TRACE", "DEBUG"), ("ERROR", "ERROR")):
+            request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.Level.Value(level))
+            assert name in (await world.admin.ChangeLogLevel(request, timeout=20)).remark
+            assert logging.getLevelName(logger.level) == name
+    finally:
+        logger.setLevel(before[0])
+        logging.getLogger("aerobee_store").setLevel(before[1])
+
+
+async def test_describe_topic_status(world: World) -> None:
+    """The type of a topic; of one that takes several, the first."""
+    await world.client.create_topic("payments", v2.MessageType.FIFO)
+    answer = await world.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource("payments")))
+    assert answer.topic_message_type == v2.MessageType.FIFO
+    answer = await world.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource(TOPIC)))
+    assert answer.topic_message_type == v2.MessageType.NORMAL
+    request = v2.DescribeTopicStatusRequest(topic=resource("absent"))
+    assert await world.refused("DescribeTopicStatus", request) == Code.TOPIC_NOT_FOUND
+
+
+def _subscriptions(**expressions: str) -> dict[str, Any]:
+    """Settings of a consumer of billing with these tags, by topic."""
+    settings = consumer_settings(GROUP, *expressions)
+    for entry in settings["subscription"].subscriptions:
+        entry.expression.expression = expressions[entry.topic.name]
+    return settings
+
+
+async def test_list_and_describe_subscriptions(world: World) -> None:
+    """Who reads what: consistent while all clients of a group say the same, however they write it; known after them."""
+    listing = v2.ListSubscriptionRequest(group=resource(GROUP))
+    assert not (await world.ok("ListSubscription", listing)).subscription_info
+    one, two = world.client, world.client.other("GO")
+    async with one.telemetry() as first, two.telemetry() as second:
+        await first.told(**_subscriptions(orders="paid || new"))
+        await world.clock.advance(60)
+        await second.told(**_subscriptions(orders="new||paid"))
+        (info,) = (await world.ok("ListSubscription", listing)).subscription_info
+        assert (info.group.name, info.topic.name, info.online, info.subscription_consistency) == (
+            *(GROUP, TOPIC),
+            *(True, True),
+        )
+        assert (info.expression.expression, info.message_model) == ("new||paid", v2.MessageModel.CLUSTERING)
+        await second.told(**_subscriptions(orders="new"))
+        (info,) = (
+            await world.ok("ListSubscription", v2.ListSubscriptionRequest(topic=resource(TOPIC)))
+        ).subscription_info
+        assert not info.subscription_consistency
+        assert info.expression.expression == "new", "of the one that said it last"
+        clients = await world.ok("DescribeSubscription", v2.DescribeSubscriptionRequest(group=resource(GROUP)))
+        found = {
+            each.client_info.client_id: (
+                each.client_info.language,
+                each.subscription_info.expression.expression,
+                each.subscription_info.last_update_timestamp.ToMilliseconds(),
+            )
+            for each in clients.client_subscription_info
+        }
+        assert found.keys() == {one.client_id, two.client_id}
+        assert [found[each.client_id][:2] for each in (one, two)] == [("JAVA", "paid || new"), ("GO", "new")]
+        assert found[two.client_id][2] - found[one.client_id][2] >= 60_000
+    await one.receive(TOPIC, GROUP)
+    for each in (one, two):
+        assert await each.goodbye(GROUP) == Code.OK
+    (info,) = (await world.ok("ListSubscription", listing)).subscription_info
+    assert (info.online, info.subscription_consistency, info.HasField("expression")) == (False, True, False)
+    assert await world.refused("ListSubscription", v2.ListSubscriptionRequest(group=resource("nobody"))) == (
+        Code.CONSUMER_GROUP_NOT_FOUND
+    )
+
+
+async def test_delete_subscription(world: World) -> None:
+    """Not while a client reads; then the group has no position any more, also after the next start."""
+    await world.client.sent(message(TOPIC, "one"))
+    await world.client.receive(TOPIC, GROUP, wait=5)
+    assert await world.client.heartbeat(GROUP) == Code.OK
+    request = v2.DeleteSubscriptionRequest(topic=resource(TOPIC), group=resource(GROUP))
+    assert await world.refused("DeleteSubscription", request) == Code.FORBIDDEN
+    await world.client.goodbye(GROUP)
+    await world.ok("DeleteSubscription", request)
+    listing = v2.ListSubscriptionRequest(group=resource(GROUP))
+    assert not (await world.ok("ListSubscription", listing)).subscription_info
+    assert await world.refused("DeleteSubscription", request) == Code.NOT_FOUND
+    again = await world.client.other().receive(TOPIC, GROUP, wait=5)
+    assert again.attempts == {"one": 1}, "as a group that never read the topic"
+
+
+async def test_group_accumulation(world: World) -> None:
+    """In flight and ready to the message, however acknowledgements came in; how long the oldest ready one waits."""
+    request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP))
+    assert (await world.ok("DescribeGroupAccumulation", request)).accumulation.accumulation == 0
+    await world.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
+    received = await world.client.receive(TOPIC, GROUP, count=3, wait=5)
+    await world.client.acknowledge(TOPIC, GROUP, received.messages[1])
+    await world.clock.advance(30)
+    answer = await world.ok("DescribeGroupAccumulation", request)
+    found = answer.accumulation
+    assert (found.inflight_messages, found.ready_messages, found.accumulation) == (2, 2, 4)
+    assert 30 <= found.deliver_delay_time.seconds < 60
+    assert found.last_consume_timestamp == 0, "nothing before the oldest that is not finished"
+    assert answer.topic_accumulation[TOPIC] == found
+    await world.client.acknowledge(TOPIC, GROUP, received.messages[0], received.messages[2])
+    request.topics.append(resource(TOPIC))
+    found = (await world.ok("DescribeGroupAccumulation", request)).accumulation
+    assert (found.inflight_messages, found.ready_messages, found.last_consume_timestamp > 0) == (0, 2, True)
+    request.lite_topic = "light"
+    assert await world.refused("DescribeGroupAccumulation", request) == Code.NOT_IMPLEMENTED
+    request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP), topics=[resource("absent")])
+    assert await world.refused("DescribeGroupAccumulation", request) == Code.TOPIC_NOT_FOUND
+
+
+async def test_list_consumer_connections(world: World) -> None:
+    """The consumers of a group, by topic if asked; no producers."""
+    producer = world.client.other()
+    async with world.client.telemetry() as consuming, producer.telemetry() as producing:
+        await consuming.told(**consumer_settings(GROUP, TOPIC))
+        await producing.told(**producer_settings(TOPIC))
+        request = v2.ListConsumerConnectionRequest(group=resource(GROUP))
+        (info,) = (await world.ok("ListConsumerConnection", request)).client_info
+        assert (info.client_id, info.language, info.version) == (world.client.client_id, "JAVA", "5.2.1")
+        assert (info.hostname, info.egress_ip) == ("conformance", "127.0.0.1")
+        request.topic.CopyFrom(resource(TOPIC))
+        assert len((await world.ok("ListConsumerConnection", request)).client_info) == 1
+        await world.client.create_topic("other")
+        request.topic.CopyFrom(resource("other"))
+        assert not (await world.ok("ListConsumerConnection", request)).client_info
+        request.liteTopic = "light"
+        assert await world.refused("ListConsumerConnection", request) == Code.NOT_IMPLEMENTED
+
+
+async def test_reset_group_offset(world: World) -> None:
+    """To a time, back and forth: what was acknowledged comes again as for the first time, what is skipped does not."""
+    await world.client.sent(message(TOPIC, "old"))
+    await world.clock.advance(60)
+    between = world.clock.now_ms() - 30_000
+    await world.client.sent(message(TOPIC, "new"))
+    received = await world.client.receive(TOPIC, GROUP, wait=5)
+    await world.client.acknowledge(TOPIC, GROUP, *received.messages)
+
+    def to(milliseconds: int) -> v2.ResetGroupOffsetRequest:
+        return v2.ResetGroupOffsetRequest(
+            group=resource(GROUP), topic=resource(TOPIC), reset_timestamp=timestamp(milliseconds)
+        )
+
+    await world.ok("ResetGroupOffset", to(between))
+    assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"new": 1}
+    await world.ok("ResetGroupOffset", to(0))
+    assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"old": 1, "new": 1}
+    await world.ok("ResetGroupOffset", to(world.clock.now_ms() + 1))
+    assert (await world.client.receive(TOPIC, GROUP)).code == Code.MESSAGE_NOT_FOUND
+    request = v2.ResetGroupOffsetRequest(group=resource(GROUP), topic=resource(TOPIC))
+    assert await world.refused("ResetGroupOffset", request) == Code.BAD_REQUEST
+    request.topic.CopyFrom(resource("absent"))
+    request.reset_timestamp.CopyFrom(timestamp(0))
+    assert await world.refused("ResetGroupOffset", request) == Code.TOPIC_NOT_FOUND
+
+
+async def test_query_message(world: World) -> None:
+    """By id, by the server's id, by key, by time."""
+    sent = await world.client.sent(message(TOPIC, "one", keys=["k1"]), message(TOPIC, "two", keys=["k1", "k2"]))
+    begin = world.clock.now_ms() - 60_000
+
+    async def bodies(**search: Any) -> list[str]:
+        request = v2.ListMessageRequest(topic=resource(TOPIC), **search)
+        return [each.body.decode() for each in (await world.ok("QueryMessage", request)).messages]
+
+    assert await bodies(message_id=sent[0].message_id) == ["one"]
+    assert await bodies(message_key="k1") == ["one", "two"]
+    assert await bodies(message_key="k2") == ["two"]
+    assert await bodies(begin_timestamp=timestamp(begin)) == ["one", "two"]
+    assert await bodies(begin_timestamp=timestamp(begin + 120_000)) == []
+    request = v2.ListMessageRequest(topic=resource(TOPIC), lite_topic="light")
+    assert await world.refused("QueryMessage", request) == Code.NOT_IMPLEMENTED
+
+
+async def test_admin_send_message(world: World) -> None:
+    """As a producer's; the id is answered. A transaction, about which nobody would decide, is refused."""
+    request = v2.AdminSendMessageRequest(
+        topic=resource(TOPIC), tag="paid", key="k1", body=b"by hand", user_properties={"colour": "red"}
+    )
+    answer = await world.ok("AdminSendMessage", request)
+    received = (await world.client.receive(TOPIC, GROUP, wait=5)).one
+    system = received.system_properties
+    assert (received.body, system.message_id) == (b"by hand", answer.message_id)
+    assert (system.tag, list(system.keys), dict(received.user_properties)) == ("paid", ["k1"], {"colour": "red"})
+    assert system.born_timestamp.ToMilliseconds() > 0
+    request.system_properties.message_id = "m-1"
+    assert (await world.ok("AdminSendMessage", request)).message_id == "m-1"
+    request.system_properties.message_type = v2.MessageType.TRANSACTION
+    assert await world.refused("AdminSendMessage", request) == Code.BAD_REQUEST
+    request = v2.AdminSendMessageRequest(topic=resource("absent"), body=b"x")
+    assert await world.refused("AdminSendMessage", request) == Code.TOPIC_NOT_FOUND
+    request = v2.AdminSendMessageRequest(topic=resource(TOPIC))
+    assert await world.refused("AdminSendMessage", request) == Code.MESSAGE_BODY_EMPTY
+
+
+async def test_consumer_running_info(world: World) -> None:
+    """What the broker sees of a push consumer: subscriptions, positions, messages that its life keeps hidden."""
+    await world.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
+    async with world.client.telemetry() as stream:
+        await stream.told(**consumer_settings(GROUP, TOPIC))
+        await world.client.receive(TOPIC, GROUP, count=3, auto_renew=True, wait=5)
+        request = v2.GetConsumerRunningInfoRequest(group=resource(GROUP), client_id=world.client.client_id)
+        info = (await world.ok("GetConsumerRunningInfo", request)).consumer_running_info
+        assert info.properties["clientType"] == "PUSH_CONSUMER"
+        assert info.subscriptions[TOPIC].expression == "*"
+        (item,) = info.message_queue_table
+        held = item.process_queue_info
+        assert (item.message_queue.topic.name, item.message_queue.id) == (TOPIC, 0)
+        assert (held.commit_offset, held.cached_msg_count) == (0, 3)
+        assert (held.cached_msg_min_offset, held.cached_msg_max_offset) == (0, 2)
+    request.client_id = "nobody"
+    assert await world.refused("GetConsumerRunningInfo", request) == Code.NOT_FOUND
+
+
+async def test_topic_route(world: World) -> None:
+    """JSON that a reader of RocketMQ 4 routes understands."""
+    answer = await world.ok("GetTopicRoute", v2.GetTopicRouteRequest(topic=resource(TOPIC)))
+    route = json.loads(answer.topic_route_data)
+    (broker,), (queues,) = route["brokerDatas"], route["queueDatas"]
+    assert broker["brokerAddrs"] == {"0": world.broker.endpoint}
+    assert (broker["brokerName"], queues["brokerName"]) == ("aerobee", "aerobee")
+    assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (1, 1, 6)
+    request = v2.GetTopicRouteRequest(topic=resource("absent"))
+    assert await world.refused("GetTopicRoute", request) == Code.TOPIC_NOT_FOUND
+
+
+async def test_query_time_span(world: World) -> None:
+    """From the first to the last message of each queue, and where the group is in it."""
+    request = v2.QueryTimeSpanRequest(group=resource(GROUP), topics=[resource(TOPIC)])
+    assert not (await world.ok("QueryTimeSpan", request)).queue_time_span_list, "no queue was ever written"
+    await world.client.sent(message(TOPIC, "old"))
+    received = await world.client.receive(TOPIC, GROUP, wait=5)
+    await world.client.acknowledge(TOPIC, GROUP, *received.messages)
+    await world.clock.advance(60)
+    await world.client.sent(message(TOPIC, "new"))
+    await world.clock.advance(30)
+    (span,) = (await world.ok("QueryTimeSpan", request)).queue_time_span_list
+    assert 60_000 <= span.max_timestamp - span.min_timestamp < 90_000
+    assert span.consume_timestamp == span.max_timestamp
+    assert 30_000 <= span.delay_time_ms < 60_000
+    assert (await world.ok("QueryTimeSpan", v2.QueryTimeSpanRequest(group=resource(GROUP)))).queue_time_span_list[
+        0
+    ].message_queue.topic.name == TOPIC
+
+
+async def test_proxy_runtime_stats(world: World) -> None:
+    """Rates of the last minute, and who is connected."""
+    async with world.client.telemetry() as stream:
+        await stream.told(**consumer_settings(GROUP, TOPIC))
+        await world.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
+        await world.client.receive(TOPIC, GROUP, wait=5)
+        answer = await world.ok("GetProxyRuntimeStats", v2.GetProxyRuntimeStatsRequest())
+        assert (answer.proxy_name, answer.connections, answer.consumers, answer.producers) == ("aerobee", 1, 1, 0)
+        assert answer.in_tps > 0
+        assert answer.out_tps > 0
+        assert answer.version
