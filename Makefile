@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
 
-.PHONY: help setup run test check conformance lint type proto test-crash bench clean
+.PHONY: help setup run test check conformance lint type proto test-crash test-java-store bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -47,6 +47,9 @@ proto: .venv/.dev ## regenerate the code beside the .proto files
 
 test-crash: .venv/.dev ## the long crash tests (about an hour)
 	AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=7200
+
+test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
+	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks

@@ -230,11 +230,21 @@ class RecordBatch:
             end = np.concatenate((end, token_end))
             order = np.argsort(record, kind="stable")  # stable: UNIQ_KEY stays before the tokens of its record
             record, start, end = record[order], start[order], end[order]
+        return self._index_hashes(pairs, record, start, end, self.topics)
+
+    def tag_index_hashes(self) -> tuple[Integers, Integers]:
+        """As `index_hashes`, what RocketMQ 5.4 and later have in the index besides: `TAGS`, as the key `T#` and it."""
+        pairs = self._property_pairs()
+        return self._index_hashes(pairs, *pairs.find(property_codec.TAGS), tuple(f"{topic}#T" for topic in self.topics))
+
+    def _index_hashes(
+        self, pairs: PropertyPairs, record: Integers, start: Integers, end: Integers, prefixes: tuple[str, ...]
+    ) -> tuple[Integers, Integers]:
         kind = self.sys_flag & record_codec.SYS_FLAG_TRANSACTION
         if kind.any():
             kept = (kind != record_codec.SYS_FLAG_TRANSACTION)[record]
             record, start, end = record[kept], start[kept], end[kept]
-        hashes = pairs.java_hashes(start, end, self.topics, self.topic_index[record]).view(np.int32).astype(np.int64)
+        hashes = pairs.java_hashes(start, end, prefixes, self.topic_index[record]).view(np.int32).astype(np.int64)
         hashes = np.abs(hashes)
         hashes[hashes == 1 << 31] = 0
         return record, hashes

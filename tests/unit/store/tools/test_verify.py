@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, record
-from aerobee_store.index_file import file_size
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.index_file import IndexService, file_size
+from aerobee_store.properties import index_hash
 from aerobee_store.tools.verify import VerifyReport, verify
 from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
 
@@ -280,6 +283,30 @@ class TestIndex:
         """Used slots and first offset are compared with the file."""
         stored.patch(self.index(stored), 32, struct.pack(">i", 3))
         assert kinds(verify(stored.directory)) == ["index-file"]
+
+    def test_entries_of_tags(self, stored: Stored) -> None:
+        """RocketMQ 5.4 and later index the tag of a message behind its keys, as the key `T#tag`: that is no finding."""
+        for path in (stored.directory / "index").iterdir():
+            path.unlink()
+        config = stored.config
+        counts = config.index_slot_count, config.index_entry_count
+        index = IndexService(DiskFileSystem(), stored.directory / "index", *counts)
+        for number, (sent, place) in enumerate(zip(stored.messages, stored.places, strict=True)):
+            properties = sent.properties
+            keys = [properties["UNIQ_KEY"], *properties["KEYS"].split(" "), f"T#{properties['TAGS']}"]
+            hashes = np.array([index_hash(sent.topic, key) for key in keys])
+            every = np.ones(len(keys), np.int64)
+            index.put(hashes, every * place.physical_offset, every * place.store_timestamp, number)
+        index.close()
+        report = verify(stored.directory)
+        assert report.findings == []
+        assert report.index_entries == 4 * COUNT
+        with MessageStore.open(config) as store:
+            assert [record.physical_offset for record in store.query("A", "order0")] == [0]
+        assert verify(stored.directory).findings == []
+        other = index_hash("A", "T#another")
+        stored.patch(self.index(stored), self.entry(stored, 4), struct.pack(">i", other))
+        assert "index-entry-wrong" in kinds(verify(stored.directory))
 
     def test_no_index(self, stored: Stored) -> None:
         """One finding says how many keys cannot be found."""
