@@ -436,6 +436,11 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "flushIntervalCommitLog": ("store.flush_interval_seconds", _milliseconds),
     "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
     "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
+    "transientStorePoolSize": ("store.pool_buffer_count", int),
+    "fastFailIfNoBufferInStorePool": ("store.pool_fast_failure", _same),
+    "commitIntervalCommitLog": ("store.commit_interval_seconds", _milliseconds),
+    "commitCommitLogLeastPages": ("store.commit_pages_min", int),
+    "commitCommitLogThoroughInterval": ("store.commit_thorough_interval_seconds", _milliseconds),
     "enabledAppendPropCRC": ("store.property_crc", _same),
     "maxMessageSize": ("store.body_size_max", int),
     "fileReservedTime": ("store.retention_hours", int),
@@ -484,6 +489,12 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
         except (ValueError, KeyError):
             # ConfigError is a ValueError: its text names our setting, but the person wrote RocketMQ's.
             raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file") from None
+    if {"transientStorePoolEnable", "writeWithoutMmap"} & properties.keys():
+        # As RocketMQ: the pool, but not if files are to be written by system calls in any case; else what is ours.
+        pool = _switch(properties, "transientStorePoolEnable", path)
+        if pool and not _switch(properties, "writeWithoutMmap", path):
+            values["store.write_mode"] = "pool"
+        ignored = [name for name in ignored if name not in ("transientStorePoolEnable", "writeWithoutMmap")]
     commit_log = properties.get("storePathCommitLog")
     if commit_log is not None:
         if Path(commit_log) != Path(str(values.get("store.directory", ""))) / "commitlog":
@@ -493,6 +504,13 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
             )
         ignored.remove("storePathCommitLog")
     return values, tuple(ignored)
+
+
+def _switch(properties: Mapping[str, str], name: str, path: Path) -> bool:
+    value = properties.get(name, "false")
+    if value.lower() not in ("true", "false"):
+        raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file")
+    return value.lower() == "true"
 
 
 def _kind(setting: str) -> Any:

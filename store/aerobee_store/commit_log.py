@@ -72,6 +72,8 @@ class CommitLog:
                 file.set_position(0)
         if self._active is None and self.files.last is not None:
             self._active = self.files.last
+        if self._active is not None and self._active.wrote < self._active.size:
+            self._active.begin_writing()
         self._uncommitted.clear()
         self.wrote = self.committed = self.flushed = end
 
@@ -79,13 +81,14 @@ class CommitLog:
         """Make room for records of these sizes, to be appended in this order. After this no append of them can fail.
 
         `essential` ones may use half of the room that is kept for queues, index and tables.
-        Raises StoreFullError, with nothing changed but files prepared for later; InvalidMessageError for a record that
-        fits into no segment.
+        Raises StoreFullError and StoreBusyError, with nothing changed but files prepared for later; InvalidMessageError
+        for a record that fits into no segment.
         """
         headroom = self._disk_headroom // 2 if essential else self._disk_headroom
         segment_size = self.segment_size
         file = self._active
         position = file.wrote if file is not None else segment_size
+        is_next = True
         try:
             for size in sizes:
                 if size + BLANK_SIZE_MIN > segment_size - position:
@@ -97,6 +100,9 @@ class CommitLog:
                     if file is not None and position < segment_size:
                         self._reserve(file, position + BLANK_SIZE_MIN, headroom)
                     file = self._following(file)
+                    # One append that fills several segments cannot wait for a buffer that only its own end gives back.
+                    file.begin_writing(wait=is_next and not essential)
+                    is_next = False
                     position = 0
                 position += size
             if file is not None:
@@ -128,8 +134,45 @@ class CommitLog:
         """Move all that was appended to the page cache. OSError is final: what is in the file then is not known."""
         for file in self._uncommitted:
             file.commit(write_ahead=self._write_ahead)
+            if file.committed == file.size:
+                file.end_writing()
         self._uncommitted.clear()
         self.committed = self.wrote
+
+    def begin_commit(self) -> tuple[list[tuple[MappedFile, int]], int]:
+        """The same in parts, so that a thread can do the writing: segments and up to where in each, and where all of it
+        ends in the log.
+
+        Then come `commit_beside`, in one thread, and `end_commit`. What no thread may write is committed at once, but
+        never before what comes before it in the log: that is for the next round.
+        """
+        parts = []
+        end = self.committed
+        for file in self._uncommitted:
+            if file.commits_beside:
+                parts.append((file, file.wrote))
+            elif parts:
+                break
+            else:
+                file.commit(write_ahead=self._write_ahead)
+            end = file.start_offset + file.wrote
+        return parts, end
+
+    def commit_beside(self, parts: Sequence[tuple[MappedFile, int]]) -> None:
+        """Write these parts to their files; in a thread. OSError is final."""
+        for file, position in parts:
+            file.commit_beside(position, write_ahead=self._write_ahead)
+
+    def end_commit(self, end: int) -> None:
+        """Note that all before physical offset `end`, of `begin_commit`, is in the page cache."""
+        uncommitted = []
+        for file in self._uncommitted:
+            if file.committed < file.wrote:
+                uncommitted.append(file)
+            elif file.committed == file.size:
+                file.end_writing()
+        self._uncommitted = uncommitted
+        self.committed = max(self.committed, end)
 
     def unsynced_files(self) -> list[MappedFile]:
         """The segments with committed bytes that are not flushed, oldest first."""
@@ -192,10 +235,9 @@ class CommitLog:
         if active is not None:
             left = active.size - active.wrote
             if left:
-                active.append(record.encode_blank(left))
+                active.fill_up(record.encode_blank(left))
                 if not self._uncommitted or self._uncommitted[-1] is not active:
                     self._uncommitted.append(active)
-                active.wrote = active.size
         self._active = active = self._following(active)
         self.wrote = active.start_offset
         return active

@@ -13,6 +13,7 @@ UNIT_SIZE = 20
 BATCH_UNIT_SIZE = 46
 
 FlushMode = Literal["sync", "async"]
+WriteMode = Literal["gathered", "mapped", "pool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,12 @@ class StoreConfig:
     index_entry_count: int = 20_000_000  # maxIndexNum; format
     flush: FlushMode = "sync"  # flushDiskType
     flush_interval_seconds: float = 0.5  # flushIntervalCommitLog: what async flush may lose at a power cut
+    write_mode: WriteMode = "gathered"  # how records reach the page cache, see write_modes.py; transientStorePoolEnable
+    pool_buffer_count: int = 5  # transientStorePoolSize: buffers of a segment's size, locked in memory
+    pool_fast_failure: bool = False  # fastFailIfNoBufferInStorePool: refuse messages while all buffers are in use
+    commit_interval_seconds: float = 0.2  # commitIntervalCommitLog: how often mode "pool" looks at its buffers
+    commit_pages_min: int = 4  # commitCommitLogLeastPages: of 4 KiB, before it writes them unasked ...
+    commit_thorough_interval_seconds: float = 0.2  # commitCommitLogThoroughInterval: ... or this long after the last
     derived_flush_interval_seconds: float = 1.0  # flushIntervalConsumeQueue: queues, index, then the checkpoint
     sync_timeout_seconds: float = 5.0  # syncFlushTimeout
     light_queues: bool = True  # enableLmq: a message is also in the light queues (%LMQ%...) that it names
@@ -64,6 +71,15 @@ class StoreConfig:
             raise ConfigError("store.index_slot_count must be at least 1 and store.index_entry_count at least 2")
         if self.flush not in ("sync", "async"):
             raise ConfigError(f"store.flush: {self.flush!r} is neither 'sync' nor 'async'")
+        if self.write_mode not in ("gathered", "mapped", "pool"):
+            raise ConfigError(f"store.write_mode: {self.write_mode!r} is none of 'gathered', 'mapped', 'pool'")
+        if self.pool_buffer_count < 2:
+            raise ConfigError(
+                f"store.pool_buffer_count: {self.pool_buffer_count} is not at least 2: while one buffer is written to "
+                f"its file, another takes messages"
+            )
+        if self.commit_pages_min < 1:
+            raise ConfigError(f"store.commit_pages_min: {self.commit_pages_min} is not at least 1")
         if self.disk_headroom < 0:
             raise ConfigError(f"store.disk_headroom: {self.disk_headroom} is negative")
         if not self.delete_when_hours or not all(0 <= hour <= 23 for hour in self.delete_when_hours):
@@ -81,6 +97,8 @@ class StoreConfig:
             raise ConfigError(f"store.scrub_bytes_per_second: {self.scrub_bytes_per_second} is negative; 0 is off")
         for name in (
             "flush_interval_seconds",
+            "commit_interval_seconds",
+            "commit_thorough_interval_seconds",
             "derived_flush_interval_seconds",
             "sync_timeout_seconds",
             "retention_hours",

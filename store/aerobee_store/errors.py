@@ -46,6 +46,10 @@ class LightQueuesFullError(StoreError):
     """A message names a light queue that does not exist, and the store has as many as it may have."""
 
 
+class StoreBusyError(StoreFullError):
+    """No room for another message at this moment, and in the next one there is: what it is written to is not ready."""
+
+
 class StoreAccessError(StoreError):
     """The store may not be written, or not be read, at the moment: a running flag says so, and the text why."""
 

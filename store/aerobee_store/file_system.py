@@ -7,6 +7,7 @@ threads. Errors are `OSError` as the kernel reports them: deciding what they mea
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 Buffer = bytes | bytearray | memoryview
 
 # No room for more bytes: the disk is full, or a quota or the file size limit of the process is reached.
@@ -28,6 +31,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # is needed and the one unused for longest is closed. Well under the usual hard limit of 4096 or more.
 OPEN_FILES_MAX = 768
 _WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
+_c_library = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,15 @@ class FileSystem(Protocol):
     def unlink(self, path: Path) -> None: ...
     def lock(self, path: Path, content: bytes) -> Lock: ...
     def usage(self, path: Path) -> DiskUsage: ...
+
+    def memory(self, size: int) -> memoryview:
+        """Memory of our own, that is no file's. Nobody may count on what is in it at first."""
+
+    def lock_memory(self, memory: memoryview) -> None:
+        """Keep this memory, which may be a map of a file, from being swapped out. OSError if that is not allowed."""
+
+    def unlock_memory(self, memory: memoryview) -> None:
+        """Take that back."""
 
 
 class DiskFile:
@@ -378,3 +391,20 @@ class DiskFileSystem:
     def usage(self, path: Path) -> DiskUsage:
         status = os.statvfs(path)
         return DiskUsage(total=status.f_blocks * status.f_frsize, available=status.f_bavail * status.f_frsize)
+
+    def memory(self, size: int) -> memoryview:
+        return memoryview(mmap.mmap(-1, size))
+
+    def lock_memory(self, memory: memoryview) -> None:
+        _call("mlock", memory)
+
+    def unlock_memory(self, memory: memoryview) -> None:
+        _call("munlock", memory)
+
+
+def _call(name: str, memory: memoryview) -> None:
+    """One of the C library's functions of an address and a size, which Python does not have."""
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    if getattr(_c_library, name)(ctypes.c_void_p(address), ctypes.c_size_t(len(memory))):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

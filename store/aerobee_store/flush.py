@@ -1,8 +1,9 @@
 """When bytes become durable.
 
-    GroupCommit    one sync of the log for everybody who waits: those who come while it runs share the next one
-    FlushInterval  asks for a sync every so often, so that what nobody waits for is not left behind
-    FlushDerived   queues, then index, then the checkpoint that says how far they are
+    GroupCommit     one sync of the log for everybody who waits: those who come while it runs share the next one
+    FlushInterval   asks for a sync every so often, so that what nobody waits for is not left behind
+    CommitInterval  with write mode "pool": moves what lies in the pool's buffers to the page cache
+    FlushDerived    queues, then index, then the checkpoint that says how far they are
 
 A failed sync is final. The kernel may have dropped the pages and would report success the next time, so nothing is
 retried: every waiter fails, and the store takes no more writes.
@@ -40,6 +41,84 @@ def sync_all(files: Sequence[MappedFile | File]) -> float:
     return time.perf_counter() - started
 
 
+class CommitInterval:
+    """With write mode "pool", the task that moves what is in the pool's buffers to the page cache: in a thread, so that
+    the event loop never waits for a page of the file. After RocketMQ's CommitRealTimeService.
+
+    It looks every interval, and commits if enough pages wait or the thorough interval has passed since the last commit;
+    and at once if somebody waits for it: a sync, or a message that is answered from the page cache.
+    """
+
+    name = "commit-interval"
+
+    def __init__(
+        self,
+        log: CommitLog,
+        disk: ThreadPoolExecutor,
+        *,
+        interval_seconds: float,
+        size_min: int,
+        thorough_interval_seconds: float,
+        after_commit: Callable[[], None],
+        on_failure: Callable[[BaseException], StoreFailedError],
+    ) -> None:
+        self._log = log
+        self._disk = disk
+        self._interval_seconds = interval_seconds
+        self._size_min = size_min
+        self._thorough_interval_seconds = thorough_interval_seconds
+        self._after_commit = after_commit
+        self._on_failure = on_failure
+        self._wake = asyncio.Event()
+        self._ended = False
+        self.write_error: OSError | None = None  # of a write that nobody may have waited for to its end
+
+    def request(self) -> None:
+        """Commit soon what has been appended so far."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Commit by the interval and when asked. Ends only when cancelled or when the store has failed."""
+        last = time.monotonic()
+        while not self._ended:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_seconds):
+                    await self._wake.wait()
+            asked = self._wake.is_set()
+            self._wake.clear()
+            waiting = self._log.wrote - self._log.committed
+            due = waiting >= self._size_min or time.monotonic() - last >= self._thorough_interval_seconds
+            if waiting and not self._ended and (asked or due):
+                try:
+                    await self.commit()
+                except OSError as error:
+                    raise self._on_failure(error) from error
+                last = time.monotonic()
+
+    def end(self) -> None:
+        """Nothing is written any more: the store has failed."""
+        self._ended = True
+        self._wake.set()
+
+    async def commit(self) -> None:
+        """Return once all that was appended before the call is in the page cache. OSError is final."""
+        log = self._log
+        loop = asyncio.get_running_loop()
+        wrote = log.wrote
+        while log.committed < wrote:
+            parts, end = log.begin_commit()
+            await loop.run_in_executor(self._disk, self._write, parts)
+            log.end_commit(end)
+        self._after_commit()
+
+    def _write(self, parts: Sequence[tuple[MappedFile, int]]) -> None:
+        try:
+            self._log.commit_beside(parts)
+        except OSError as error:
+            self.write_error = error
+            raise
+
+
 class GroupCommit:
     """The one task that syncs the log. After LevelDB's writer queue: who finds a sync running waits for the next."""
 
@@ -55,9 +134,11 @@ class GroupCommit:
         timeout_seconds: float,
         after_sync: Callable[[], None],
         on_failure: Callable[[BaseException], StoreFailedError],
+        commits: CommitInterval | None,
     ) -> None:
         self._log = log
         self._checkpoint = checkpoint
+        self._commits = commits
         self._stats = stats
         self._disk = disk
         self._timeout_seconds = timeout_seconds
@@ -113,14 +194,17 @@ class GroupCommit:
             if self._log.wrote == self._log.flushed:
                 self._resolve()
                 continue
+            timestamp = self.last_appended_timestamp
+            appended = self._stats.messages_appended
+            waited = len(self._waiters)
             try:
-                self._log.commit()
+                if self._commits is None:
+                    self._log.commit()
+                else:
+                    await self._commits.commit()
                 files = self._log.unsynced_files()
                 positions = [file.committed for file in files]
                 end = self._log.committed
-                timestamp = self.last_appended_timestamp
-                appended = self._stats.messages_appended
-                waited = len(self._waiters)
                 seconds = await self._sync(loop, files)
             except OSError as error:
                 self._stats.sync_failures += 1

@@ -16,18 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, ParamSpec, Self, TypeVar
+from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.config import StoreConfig
+from aerobee_store.config import PAGE_SIZE, StoreConfig
 from aerobee_store.consume_queue import QueueMisalignedError
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.dispatch import ArrivalListener, Dispatch
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Lock
-from aerobee_store.flush import FlushDerived, FlushInterval, GroupCommit
+from aerobee_store.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import FileRun, MappedFileQueue
 from aerobee_store.message_reader import MessageReader, ReadResult
@@ -42,6 +42,7 @@ from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
 from aerobee_store.store_directory import lock_directory, open_error
+from aerobee_store.write_modes import segments_of
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,14 @@ class StoreStatus:
     """Why no message is taken, or none served; empty if all is well."""
 
 
+class Service(Protocol):
+    """What runs as long as the store does."""
+
+    @property
+    def name(self) -> str: ...
+    async def run(self) -> None: ...
+
+
 class MessageStore:
     """A directory of messages, open for one process. Built by `open`."""
 
@@ -100,8 +109,11 @@ class MessageStore:
         self.checkpoint = Checkpoint(file_system, directory / "checkpoint")
         self._log_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
+        self._commit_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
         self._log = CommitLog(
-            MappedFileQueue(FileRun(file_system, directory / "commitlog", config.segment_size)),
+            MappedFileQueue(
+                FileRun(file_system, directory / "commitlog", config.segment_size), segments_of(config, file_system)
+            ),
             write_ahead=config.flush == "sync",
             disk_headroom=config.disk_headroom,
         )
@@ -109,6 +121,17 @@ class MessageStore:
         self._queues = QueueTable(file_system, config, self._deleted, is_batch_topic)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         self._dispatch = Dispatch(self._index, clock, self.stats)
+        self._commits: CommitInterval | None = None
+        if config.write_mode == "pool":
+            self._commits = CommitInterval(
+                self._log,
+                self._commit_disk,
+                interval_seconds=config.commit_interval_seconds,
+                size_min=config.commit_pages_min * PAGE_SIZE,
+                thorough_interval_seconds=config.commit_thorough_interval_seconds,
+                after_commit=lambda: self._writer.after_commit(),
+                on_failure=self._fail,
+            )
         self._group_commit = GroupCommit(
             self._log,
             self.checkpoint,
@@ -117,6 +140,7 @@ class MessageStore:
             timeout_seconds=config.sync_timeout_seconds,
             after_sync=self._after_sync,
             on_failure=self._fail,
+            commits=self._commits,
         )
         self._flush_interval = FlushInterval(self._group_commit, config.flush_interval_seconds)
         self._flush_derived = FlushDerived(
@@ -158,6 +182,7 @@ class MessageStore:
             self._queues,
             self._dispatch,
             self._group_commit,
+            self._commits,
             self.stats,
             clock,
             on_failure=self._fail,
@@ -249,7 +274,10 @@ class MessageStore:
         """Run the services: group commit, flushes, retention, scrub. Raises what kills one of them."""
         self._check_open()
         self._writer.loop = asyncio.get_running_loop()
-        services = (self._group_commit, self._flush_interval, self._flush_derived, self.retention, self.scrub)
+        services: list[Service] = [self._group_commit, self._flush_interval, self._flush_derived]
+        services += [self.retention, self.scrub]
+        if self._commits is not None:
+            services.append(self._commits)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for service in services:
@@ -276,6 +304,7 @@ class MessageStore:
         finally:
             self.state = "closed"
             self._writer.close()
+            self._commit_disk.shutdown(wait=True)
             self._log_disk.shutdown(wait=True)
             self._disk.shutdown(wait=True)
             self._index.close()
@@ -285,8 +314,10 @@ class MessageStore:
 
     def _close_orderly(self) -> None:
         # What a cancelled service has begun ends before the last words are written.
-        for disk in (self._log_disk, self._disk):
+        for disk in (self._commit_disk, self._log_disk, self._disk):
             disk.submit(lambda: None).result()
+        if self._commits is not None and self._commits.write_error is not None:
+            raise self._commits.write_error  # what is in the file then is not known
         for service in (self._group_commit, self._flush_derived):
             if service.sync_error is not None:
                 raise service.sync_error  # syncing again would succeed, and prove nothing
@@ -528,6 +559,8 @@ class MessageStore:
                 self.running.set(RunningFlags.LOGICS_QUEUE_ERROR, str(cause))
         self._group_commit.fail(error)
         self._writer.fail(error)
+        if self._commits is not None:
+            self._commits.end()
         return error
 
     def _check_open(self) -> None:

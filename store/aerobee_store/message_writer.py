@@ -18,8 +18,8 @@ from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import UNIT_DTYPE, ConsumeQueue
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
-from aerobee_store.errors import InvalidMessageError, StoreError, StoreFailedError
-from aerobee_store.flush import GroupCommit
+from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError
+from aerobee_store.flush import CommitInterval, GroupCommit
 from aerobee_store.multi_dispatch import (
     MultiDispatch,
     QueueKey,
@@ -78,6 +78,7 @@ class MessageWriter:
         queues: QueueTable,
         dispatch: Dispatch,
         group_commit: GroupCommit,
+        commits: CommitInterval | None,
         stats: StoreStats,
         clock: Clock,
         *,
@@ -88,6 +89,7 @@ class MessageWriter:
         self._queues = queues
         self._dispatch = dispatch
         self._group_commit = group_commit
+        self._commits = commits
         self._stats = stats
         self._clock = clock
         self._on_failure = on_failure
@@ -282,13 +284,23 @@ class MessageWriter:
         """Return once the bytes before physical offset `end` are in the page cache. StoreFailedError."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commit_waiters.append((end, waiter))
+        if self._commits is not None:
+            self._commits.request()
         await waiter
 
     def commit(self) -> None:
         """Move what was appended to the page cache now. What fails, fails the store and is not raised."""
         try:
             self._log.commit()
-            self._stats.commits += 1
+        except OSError as error:
+            self._on_failure(error)
+            return
+        self.after_commit()
+
+    def after_commit(self) -> None:
+        """Dispatch what the page cache has, where that is enough, and answer who waits for it. Fails as `commit`."""
+        self._stats.commits += 1
+        try:
             if self._config.flush == "async":
                 self._dispatch.follow(self._log.committed)
         except (OSError, StoreError) as error:
@@ -316,7 +328,14 @@ class MessageWriter:
 
     def _prepare(self, sizes: list[int], *, essential: bool = False) -> None:
         try:
-            self._log.prepare(sizes, essential=essential)
+            try:
+                self._log.prepare(sizes, essential=essential)
+            except StoreBusyError:
+                if self._commits is not None and self.loop is not None:
+                    self._commits.request()  # which gives a buffer back
+                    raise
+                self._log.commit()
+                self._log.prepare(sizes, essential=essential)
         except OSError as error:
             raise self._on_failure(error) from error
 
@@ -325,7 +344,10 @@ class MessageWriter:
         self._group_commit.last_appended_timestamp = now
         if self.loop is None:
             return  # no services: `flush` or `close` does it
-        if self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
+        if self._commits is not None:
+            if self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
+                self._commits.request()
+        elif self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
             self.commit()
         elif not self._commit_scheduled:
             self._commit_scheduled = True

@@ -8,7 +8,8 @@
 The disk keeps what was written and what was synced. `crash` answers with a disk as the machine could find it after a
 power cut at this moment: all that was synced, and of the rest any part. It is as unkind as POSIX allows:
 
-- of each 512-byte sector it keeps any version that was written since the last sync, each sector by itself;
+- of each 512-byte sector it keeps any version that was written since the last sync, each sector by itself; what is
+  stored through a map counts as written at the next operation of the disk;
 - a new file may have any size that it had since, and a name is safe only after its directory was synced;
 - names of different files are lost independently, or from some moment on;
 - a sync covers what was written before it began, not what is written while it runs;
@@ -74,7 +75,7 @@ class Operation(NamedTuple):
 class _Inode:
     """The bytes of one file: as they are now, and as they are on the disk."""
 
-    __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "sizes")
+    __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "seen", "sizes")
 
     def __init__(self, size: int, modified_ms: int) -> None:
         self.data = bytearray(size)
@@ -84,6 +85,7 @@ class _Inode:
         self.blocks: set[int] = set()
         self.lost: dict[int, bytes] = {}  # what a failed sync has dropped
         self.mapped = False
+        self.seen = b""  # of a mapped file: its bytes at the last operation of the disk
         self.modified_ms = modified_ms
 
     def sector(self, number: int) -> bytes:
@@ -91,6 +93,16 @@ class _Inode:
 
     def durable_sector(self, number: int) -> bytes:
         return self.durable[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]
+
+    def note_stores(self, sequence: int) -> None:
+        """What was stored through a map since the last time is an unsynced write like any other."""
+        if self.data == self.seen:
+            return
+        seen, self.seen = self.seen, bytes(self.data)
+        for number in range(-(-len(self.data) // SECTOR_SIZE)):
+            sector = self.sector(number)
+            if sector != seen[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]:
+                self.history.append((sequence, number, sector))
 
     def check_holes(self, path: Path) -> None:
         """A map bypasses `write`: what it has changed must lie in blocks that exist."""
@@ -131,9 +143,7 @@ class _Inode:
         found.history = list(self.history)
         found.blocks = set(self.blocks)
         found.lost = dict(self.lost)
-        # A map that was written leaves no history: let it count as one write.
-        found.mapped = False
-        return found
+        return found  # its maps died with the process
 
     def settle(self, content: bytearray) -> None:
         """Say that this is the content, all of it durable."""
@@ -198,7 +208,7 @@ class MemoryFile:
         view = memoryview(self._inode.data)
         if not writable:
             return view.toreadonly()
-        self._inode.mapped = True
+        self._disk.note_map(self._inode)
         return view
 
     def reserve(self, position: int, size: int) -> None:
@@ -256,12 +266,14 @@ class MemoryFileSystem:
         self.before_operation: Callable[[Operation], None] | None = None
         self.log: list[Operation] = []
         self.locked: set[Path] = set()
+        self.may_lock_memory = True
         self._clock = clock or ManualClock()
         self._root = _Directory()
         self._name_changes: list[_NameChange] = []
         self._used_blocks = 0
         self._sequence = 0
         self._faults: list[_Fault] = []
+        self._mapped: list[_Inode] = []  # for writing
         self._mutex = threading.RLock()
 
     # --- what can happen to it --------------------------------------------------------------------------------
@@ -270,6 +282,7 @@ class MemoryFileSystem:
         """The disk as it could be found after a power cut now. The same seed gives the same; this disk is unharmed."""
         source = random.Random(seed)  # noqa: S311 - repeatable, not secret
         with self._mutex:
+            self._note_stores()
             for path, inode in self.files():
                 inode.check_holes(path)
             tree = self._names_after_crash(source)
@@ -293,6 +306,7 @@ class MemoryFileSystem:
     def kill(self) -> MemoryFileSystem:
         """The disk as the next process finds it after `kill -9`: everything written is there, durable or not."""
         with self._mutex:
+            self._note_stores()
             copies: dict[int, _Entry] = {}
 
             def copy(entry: _Entry) -> _Entry:
@@ -516,6 +530,16 @@ class MemoryFileSystem:
         total = self.capacity if self.capacity is not None else 1 << 40
         return DiskUsage(total=total, available=max(0, total - self.used))
 
+    def memory(self, size: int) -> memoryview:
+        return memoryview(bytearray(b"\xee" * size))  # as a buffer that was used before: nobody may count on zeros
+
+    def lock_memory(self, memory: memoryview) -> None:
+        if not self.may_lock_memory:
+            raise OSError(error_numbers.ENOMEM, os.strerror(error_numbers.ENOMEM))
+
+    def unlock_memory(self, memory: memoryview) -> None:
+        """Nothing is ever swapped out."""
+
     # --- inside -----------------------------------------------------------------------------------------------
 
     def begin(self, name: str, path: Path) -> None:
@@ -523,6 +547,7 @@ class MemoryFileSystem:
         with self._mutex:
             operation = Operation(len(self.log) + 1, name, path)
             self.log.append(operation)
+            self._note_stores()
             failing = None
             for fault in list(self._faults):
                 if fault.operation not in (None, name):
@@ -551,6 +576,7 @@ class MemoryFileSystem:
     def sync_inode(self, inode: _Inode, path: Path) -> None:
         with self._mutex:
             inode.check_holes(path)
+            self._note_stores()
             content, sequence, sizes = bytes(inode.data), self._sequence, len(inode.sizes)
         try:
             self.begin("sync", path)
@@ -582,10 +608,23 @@ class MemoryFileSystem:
             inode.blocks |= wanted
             self._used_blocks += len(wanted)
 
+    def note_map(self, inode: _Inode) -> None:
+        """A file is mapped for writing: look from now on at what is stored into it."""
+        with self._mutex:
+            if not inode.mapped:
+                inode.mapped = True
+                inode.seen = bytes(inode.data)
+                self._mapped.append(inode)
+
     def find_inode(self, path: Path) -> _Inode | None:
         """The file of this name, or None."""
         entry = self._find(path)
         return entry if isinstance(entry, _Inode) else None
+
+    def _note_stores(self) -> None:
+        self._sequence += 1
+        for inode in self._mapped:
+            inode.note_stores(self._sequence)
 
     def _store(self, inode: _Inode, data: bytes, position: int) -> None:
         if not data:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from aerobee_store import Appended, MessageStore, RecordBatch, StoreConfig
-from aerobee_store.config import FlushMode
+from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.record import BLANK_SIZE_MIN, Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent, compare, read_all, reopen
@@ -28,6 +28,7 @@ class StoreMachine(RuleBasedStateMachine):
     """`held` may be in the store. Of these no power cut may take `durable`, and no death of the process `written`."""
 
     flush_mode: FlushMode = "sync"
+    write_mode: WriteMode = "gathered"
 
     # Queue files of one sector and of many: only within a file can units be lost while later ones stay.
     @initialize(units=st.sampled_from([20, 100, 500]), slots=st.sampled_from([3, 50]), keys=st.sampled_from([40, 300]))
@@ -39,6 +40,9 @@ class StoreMachine(RuleBasedStateMachine):
             queue_file_size=units * 20,
             index_slot_count=slots,
             index_entry_count=keys,
+            write_mode=self.write_mode,
+            pool_buffer_count=2,
+            pool_fast_failure=keys == 300,
         )
         self.runner = asyncio.Runner()
         self.sender = Sender()
@@ -225,14 +229,35 @@ class AsyncFlushStoreMachine(StoreMachine):
     flush_mode = "async"
 
 
+class MappedStoreMachine(StoreMachine):
+    write_mode = "mapped"
+
+
+class PoolStoreMachine(StoreMachine):
+    write_mode = "pool"
+
+
+class AsyncFlushPoolStoreMachine(PoolStoreMachine):
+    flush_mode = "async"
+
+
 @pytest.mark.crash
-@pytest.mark.parametrize("machine", [StoreMachine, AsyncFlushStoreMachine])
-def test_a_store_holds_what_the_lists_say(machine: type[StoreMachine]) -> None:
+@pytest.mark.parametrize(
+    ("machine", "share"),
+    [
+        (StoreMachine, 1),
+        (AsyncFlushStoreMachine, 1),
+        (MappedStoreMachine, 8),
+        (PoolStoreMachine, 8),
+        (AsyncFlushPoolStoreMachine, 8),
+    ],
+)
+def test_a_store_holds_what_the_lists_say(machine: type[StoreMachine], share: int) -> None:
     """After any sequence of appends, flushes, crashes and reopenings the store is what the model is."""
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=EXAMPLES // share,
             stateful_step_count=25,
             deadline=None,
             print_blob=True,

@@ -39,6 +39,11 @@ def add_parser(commands: Commands) -> None:
         choices=("sync", "async"),
         help="answer a send when it is on disk, or before: a power cut then costs up to 0.5 s (default: sync)",
     )
+    parser.add_argument(
+        "--write-mode",
+        choices=("gathered", "mapped", "pool"),
+        help="how messages reach the page cache (default: gathered); docs/operating.md compares them",
+    )
     parser.add_argument("--dev", action="store_true", help="create topics and groups on first use")
     parser.add_argument(
         "--advertise", metavar="HOST:PORT", help="the address clients are told to use (default: the one they used)"
@@ -58,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         flags={
             "store.directory": arguments.store,
             "store.flush": arguments.flush,
+            "store.write_mode": arguments.write_mode,
             "listen.grpc": arguments.listen,
             "listen.metrics": arguments.metrics,
             "listen.advertise": arguments.advertise,

@@ -29,7 +29,7 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     store.InvalidMessageError: _Code.BAD_REQUEST,
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
     # Clients wait before they try again, where other failures are repeated at once.
-    store.StoreFullError: _Code.TOO_MANY_REQUESTS,
+    store.StoreFullError: _Code.TOO_MANY_REQUESTS,  # StoreBusyError, too
     store.LightQueuesFullError: _Code.LITE_TOPIC_QUOTA_EXCEEDED,
     store.StoreAccessError: _Code.INTERNAL_SERVER_ERROR,
     store.SyncTimeoutError: _Code.MASTER_PERSISTENCE_TIMEOUT,

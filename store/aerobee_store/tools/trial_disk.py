@@ -264,3 +264,10 @@ class TrialDisk:
         while not self._real.exists(path):
             path = path.parent
         return self._real.usage(path)
+
+    def memory(self, size: int) -> memoryview:
+        return self._real.memory(size)
+
+    def lock_memory(self, memory: memoryview) -> None: ...
+
+    def unlock_memory(self, memory: memoryview) -> None: ...

@@ -134,12 +134,37 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert config.ignored_rocketmq_keys == ("namesrvAddr", "listenPort")
 
 
+@pytest.mark.parametrize(
+    ("lines", "mode"),
+    [
+        ("transientStorePoolEnable=true", "pool"),
+        ("transientStorePoolEnable=TRUE\nwriteWithoutMmap=true", "gathered"),
+        ("transientStorePoolEnable=false", "gathered"),
+        ("writeWithoutMmap=false", "gathered"),
+    ],
+)
+def test_the_write_mode_of_a_broker_conf(tmp_path: Path, lines: str, mode: str) -> None:
+    """RocketMQ's pool is ours, with its size, fast failure and intervals; without it the default stays."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        f"{lines}\ntransientStorePoolSize=3\nfastFailIfNoBufferInStorePool=true\ncommitIntervalCommitLog=100\n"
+        "commitCommitLogLeastPages=8\ncommitCommitLogThoroughInterval=400\n"
+    )
+    config = BrokerConfig.load(rocketmq_conf=conf)
+    store = config.store
+    assert (store.write_mode, store.pool_buffer_count, store.pool_fast_failure) == (mode, 3, True)
+    assert store.commit_interval_seconds == 0.1
+    assert (store.commit_pages_min, store.commit_thorough_interval_seconds) == (8, 0.4)
+    assert config.ignored_rocketmq_keys == ()
+
+
 def test_mistakes_in_a_broker_conf(tmp_path: Path) -> None:
     """The person reads RocketMQ's name in the error; a log that lies elsewhere is refused, not ignored."""
     conf = tmp_path / "broker.conf"
     for line, named in (
         ("flushDiskType=NEVER", "flushDiskType"),
         ("maxMessageSize=big", "maxMessageSize"),
+        ("transientStorePoolEnable=yes", "transientStorePoolEnable"),
         ("storePathCommitLog=/elsewhere", "storePathCommitLog"),
     ):
         conf.write_text(f"storePathRootDir={tmp_path}\n{line}\n")
