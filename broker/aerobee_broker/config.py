@@ -458,6 +458,8 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "timerRollWindowSlot": ("timer.roll_window_slots", int),
     "timerFlushIntervalMs": ("timer.flush_interval_seconds", _milliseconds),
     "mappedFileSizeTimerLog": ("timer.log_file_size", int),
+    "enableConsumeQueueExt": ("store.queue_extensions", _same),
+    "mappedFileSizeConsumeQueueExt": ("store.queue_extension_file_size", int),
     "timerMaxDelaySec": ("limits.delay_seconds_max", float),
     "transactionTimeOut": ("transactions.timeout_seconds", _milliseconds),
     "transactionCheckInterval": ("transactions.check_interval_seconds", _milliseconds),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -68,6 +69,15 @@ class BatchConsumeQueue:
     @property
     def topic(self) -> str:
         return self._units.topic
+
+    @property
+    def extends(self) -> bool:
+        """As ConsumeQueue's; its units have room for all they need."""
+        return False
+
+    def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
+        """As ConsumeQueue's."""
+        raise AssertionError("a batch consume queue has no extended units")
 
     @property
     def queue_id(self) -> int:

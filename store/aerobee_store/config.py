@@ -11,6 +11,7 @@ from aerobee_store.errors import ConfigError
 PAGE_SIZE = 4096
 UNIT_SIZE = 20
 BATCH_UNIT_SIZE = 46
+EXTENSION_FILE_SIZE_MIN = 128
 
 FlushMode = Literal["sync", "async"]
 WriteMode = Literal["gathered", "mapped", "pool"]
@@ -28,6 +29,8 @@ class StoreConfig:
     segment_size: int = 1 << 30  # mappedFileSizeCommitLog; format
     queue_file_size: int = 300_000 * UNIT_SIZE  # mappedFileSizeConsumeQueue; format
     batch_queue_file_size: int = 300_000 * BATCH_UNIT_SIZE  # mapperFileSizeBatchConsumeQueue; format
+    queue_extensions: bool = False  # enableConsumeQueueExt: new units have their tags code in an extended unit
+    queue_extension_file_size: int = 48 << 20  # mappedFileSizeConsumeQueueExt; format
     index_slot_count: int = 5_000_000  # maxHashSlotNum; format
     index_entry_count: int = 20_000_000  # maxIndexNum; format
     flush: FlushMode = "sync"  # flushDiskType
@@ -66,6 +69,11 @@ class StoreConfig:
         if self.batch_queue_file_size <= 0 or self.batch_queue_file_size % BATCH_UNIT_SIZE:
             raise ConfigError(
                 f"store.batch_queue_file_size: {self.batch_queue_file_size} is not a multiple of {BATCH_UNIT_SIZE}"
+            )
+        if not EXTENSION_FILE_SIZE_MIN <= self.queue_extension_file_size <= 1 << 30:
+            raise ConfigError(
+                f"store.queue_extension_file_size: {self.queue_extension_file_size} is not between "
+                f"{EXTENSION_FILE_SIZE_MIN} bytes and 1 GiB"
             )
         if self.index_slot_count < 1 or self.index_entry_count < 2:
             raise ConfigError("store.index_slot_count must be at least 1 and store.index_entry_count at least 2")
@@ -121,6 +129,7 @@ class StoreConfig:
             segment_size=16384,
             queue_file_size=20 * UNIT_SIZE,
             batch_queue_file_size=10 * BATCH_UNIT_SIZE,
+            queue_extension_file_size=256,
             index_slot_count=50,
             index_entry_count=100,
             flush=flush,

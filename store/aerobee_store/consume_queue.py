@@ -3,7 +3,8 @@
     offset  size  field
          0     8  physical_offset  of the record in the log
          8     4  size             of the record, above 0
-        12     8  tags_code        Java hash of the tag, 0 without one; of a delayed message its delivery time
+        12     8  tags_code        Java hash of the tag, 0 without one; of a delayed message its delivery time; or the
+                                   address of an extended unit, which then has that (consume_queue_ext.py)
 
 A filler unit (0, 0x7FFFFFFF, 0) stands for no message: before the first message of a queue that was rebuilt, and where
 a damaged record would be. It is never served, and never counts as a position.
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_store.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt
 from aerobee_store.errors import StoreError
 from aerobee_store.file_system import File, FileSystem
 from aerobee_store.mapped_file import FileRun
@@ -35,6 +37,8 @@ assert UNIT_DTYPE.itemsize == UNIT_SIZE
 
 FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER_UNIT: Final = UNIT.pack(0, FILLER_SIZE, 0)
+
+_CHUNK: Final = 4096
 
 Units = npt.NDArray[np.void]
 """Units as a structured array of UNIT_DTYPE."""
@@ -54,6 +58,7 @@ class ConsumeQueue:
         "_run",
         "_starts",
         "_unit_size",
+        "extension",
         "max_offset",
         "min_offset",
         "next_offset",
@@ -71,8 +76,9 @@ class ConsumeQueue:
         file_size: int,
         *,
         dtype: np.dtype[np.void] = UNIT_DTYPE,
+        extension: ConsumeQueueExt | None = None,
     ) -> None:
-        """`dtype`: of a unit, which begins with the fields of UNIT_DTYPE."""
+        """`dtype`: of a unit, which begins with the fields of UNIT_DTYPE. `extension`: its extended units, if any."""
         self.topic = topic
         self.queue_id = queue_id
         self._dtype = dtype
@@ -81,6 +87,7 @@ class ConsumeQueue:
         self._starts: list[int] = []
         self._files: dict[int, File] = {}
         self._dirty: set[int] = set()
+        self.extension = extension
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
@@ -120,6 +127,9 @@ class ConsumeQueue:
             self._remove_files([start])
         if suspect and self._starts:
             self._check_earlier_files()
+        if self.extension is not None:
+            self.extension.load()
+            self._end_extension()
         self.next_offset = self.max_offset
 
     def units(self, queue_offset: int, count: int) -> Units:
@@ -138,6 +148,42 @@ class ConsumeQueue:
             parts.append(part)
             position += len(part)
         return np.frombuffer(b"".join(parts), self._dtype)
+
+    def tags_codes(self, units: Units) -> Iterator[int | None]:
+        """The tags code of each unit, from its extended unit where it has one; None if that cannot be found."""
+        for code in units["tags_code"].tolist():
+            if code > ADDRESS_MAX:
+                yield code
+            else:
+                found = self.extension.get(code) if self.extension is not None else None
+                yield found.tags_code if found is not None else None
+
+    def differing(self, queue_offset: int, units: Units) -> list[int]:
+        """Which of these units, by their number, are not those of the queue from `queue_offset` on.
+
+        One that has its tags code in an extended unit is the same.
+        """
+        there = self.units(queue_offset, len(units))
+        same = there == units
+        if not same.all() and self.extension is not None:
+            same |= (there["physical_offset"] == units["physical_offset"]) & (there["size"] == units["size"])
+            rows = np.flatnonzero(same & (there["tags_code"] != units["tags_code"]))
+            for row, code in zip(rows.tolist(), self.tags_codes(there[rows]), strict=True):
+                same[row] = code == int(units[row]["tags_code"])
+        wrong: list[int] = np.flatnonzero(~same).tolist()
+        return wrong
+
+    @property
+    def extends(self) -> bool:
+        """Whether new units get extended ones."""
+        return self.extension is not None and self.extension.is_fed
+
+    def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
+        """The units with their tags codes moved into extended units, which are written. Only if `extends`."""
+        assert self.extension is not None
+        changed = np.frombuffer(units, UNIT_DTYPE).copy()
+        changed["tags_code"] = self.extension.put(changed["tags_code"].tolist(), store_timestamps)
+        return changed.tobytes()
 
     def put(self, queue_offset: int, units: bytes) -> None:
         """Append units; the first is that of `queue_offset`.
@@ -194,6 +240,8 @@ class ConsumeQueue:
         self._clear(self._starts[-1], max(0, end_position - self._starts[-1]))
         self.max_offset = self.next_offset = end
         self.min_offset = min(self.min_offset, end)
+        if self.extension is not None:
+            self._end_extension()
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move the minimum to the first unit whose record the log still has; a queue without one keeps its end."""
@@ -270,16 +318,35 @@ class ConsumeQueue:
             self.min_offset = max(self.min_offset, self._starts[0] // self._unit_size)
         return released
 
+    def release_extension_files(self) -> list[Path]:
+        """Let go of the files whose extended units no unit of the queue names any more; return their paths, oldest
+        first, for the caller to remove.
+        """
+        if self.extension is None or len(self.extension.files) < 2:
+            return []
+        for begin in range(self.min_offset, self.max_offset, _CHUNK):
+            codes = self.units(begin, _CHUNK)["tags_code"]
+            addresses = codes[codes <= ADDRESS_MAX]
+            if len(addresses):
+                return self.extension.release_before(int(addresses.min()))
+        return []
+
     def distrust(self, queue_offset: int, count: int) -> None:
         """Have the files of these units synced again: whoever wrote them may have died before that."""
+        if self.extension is not None:
+            codes = self.units(queue_offset, count)["tags_code"]
+            addresses = codes[codes <= ADDRESS_MAX]
+            if len(addresses):
+                self.extension.distrust(int(addresses.min()))
         position, end = queue_offset * self._unit_size, (queue_offset + count) * self._unit_size
         self._dirty.update(range(position - position % self._run.file_size, end, self._run.file_size))
 
     def take_dirty(self) -> list[File]:
         """The files written since the last call, to be synced in a disk thread."""
+        files = self.extension.take_dirty() if self.extension is not None else []
         if not self._dirty:
-            return []
-        files = [file for start in self._dirty if (file := self._file(start)) is not None]
+            return files
+        files += [file for start in self._dirty if (file := self._file(start)) is not None]
         self._dirty.clear()
         return files
 
@@ -287,6 +354,8 @@ class ConsumeQueue:
         """Remove all files and the directory."""
         self._remove_files(list(self._starts))
         self._run.file_system.remove_directory(self._run.directory)
+        if self.extension is not None:
+            self.extension.destroy()
         self.begin_at(0)
 
     def begin_at(self, queue_offset: int) -> None:
@@ -298,6 +367,29 @@ class ConsumeQueue:
         for file in self._files.values():
             file.close()
         self._files.clear()
+        if self.extension is not None:
+            self.extension.close()
+
+    def _end_extension(self) -> None:
+        """Cut the extended units behind the last that a unit names. They rise in the queue, so its end tells."""
+        extension = self.extension
+        assert extension is not None
+        if not extension.files:
+            extension.begin_behind(self.max_offset)
+            return
+        highest: int | None = None
+        stop = self.max_offset
+        while stop > self.min_offset:
+            begin = max(self.min_offset, stop - _CHUNK)
+            codes = self.units(begin, stop - begin)["tags_code"]
+            for address in np.sort(codes[codes <= ADDRESS_MAX])[::-1].tolist():
+                highest = address if highest is None else max(highest, address)
+                if extension.get(address) is not None:
+                    extension.truncate(address, beyond=None if address == highest else highest)
+                    return
+            stop = begin
+        extension.truncate(None)
+        extension.begin_behind(self.max_offset)
 
     def _file(self, start: int) -> File | None:
         file = self._files.get(start)

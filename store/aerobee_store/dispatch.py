@@ -1,4 +1,4 @@
-"""Follows the log and feeds the consume queues and the index.
+"""Follows the log and feeds what is derived from it: the consume queues, the index, and whoever else is in the list.
 
 What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed
 twice. Only recovery, which meets records it has not written, parses them.
@@ -8,6 +8,10 @@ twice. Only recovery, which meets records it has not written, parses them.
     prepared           no              yes
     commit             yes             yes
     rolled back        no              no
+
+Each round takes all that the confirm offset has passed, gives it to every `Dispatcher` in the order of the list, and
+then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The queues are first
+in the list, the index second; one that is added sees the records of a round after both.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aerobee_store.batch_consume_queue import BATCH_UNIT, NOT_COMPACTED, AnyQueue
 from aerobee_store.clock import Clock
@@ -61,94 +65,149 @@ class EntryBatch:
     key_timestamps: Integers
 
 
+class Dispatcher(Protocol):
+    """What follows the log. Errors are final: the store fails with them. Neither method may wait for anything."""
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        """Take records that were appended one by one, in the order of the log."""
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        """Take records of one queue that were appended together."""
+
+
+class QueueDispatcher:
+    """Feeds the consume queues of every kind. `grown`: those that have new messages since it was last cleared."""
+
+    def __init__(self) -> None:
+        self.grown: dict[AnyQueue, None] = {}  # in order
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        units: dict[AnyQueue, list[bytes]] = {}
+        stored: dict[AnyQueue, list[int]] = {}  # store times, of queues with extended units
+        first_offsets: dict[AnyQueue, int] = {}
+        for entry in entries:
+            queue = entry.queue
+            if queue is None:
+                continue
+            if entry.message_count:
+                unit = BATCH_UNIT.pack(
+                    entry.physical_offset,
+                    entry.size,
+                    entry.tags_code,
+                    entry.store_timestamp,
+                    entry.queue_offset,
+                    entry.message_count,
+                    NOT_COMPACTED,
+                    0,
+                )
+            else:
+                unit = UNIT.pack(entry.physical_offset, entry.size, entry.tags_code)
+            if queue in units:
+                units[queue].append(unit)
+            else:
+                units[queue] = [unit]
+                first_offsets[queue] = entry.queue_offset
+            for other, queue_offset in entry.others:
+                if other in units:
+                    units[other].append(unit)
+                else:
+                    units[other] = [unit]
+                    first_offsets[other] = queue_offset
+                if other.extends:
+                    stored.setdefault(other, []).append(entry.store_timestamp)
+            if queue.extends:
+                stored.setdefault(queue, []).append(entry.store_timestamp)
+        for queue, parts in units.items():
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            if queue in stored:
+                data = queue.extended(data, stored[queue])
+            queue.put(first_offsets[queue], data)
+        self.grown.update(dict.fromkeys(units))
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        queue, units = batch.queue, batch.units
+        if queue.extends:
+            units = queue.extended(units, [batch.last_store_timestamp] * batch.count)
+        queue.put(batch.queue_offset, units)
+        self.grown[batch.queue] = None
+
+
+class IndexDispatcher:
+    """Feeds the index."""
+
+    def __init__(self, index: IndexService, clock: Clock) -> None:
+        self._index = index
+        self._clock = clock
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        keys: list[tuple[str, str]] = []
+        physical_offsets: list[int] = []
+        timestamps: list[int] = []
+        for entry in entries:
+            for key in entry.keys:
+                keys.append((entry.topic, key))
+                physical_offsets.append(entry.physical_offset)
+                timestamps.append(entry.store_timestamp)
+        if keys:
+            self._index.put(index_hashes(keys), physical_offsets, timestamps, self._clock.now_ms())
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        if len(batch.key_hashes):
+            self._index.put(batch.key_hashes, batch.key_physical_offsets, batch.key_timestamps, self._clock.now_ms())
+
+
 class Dispatch:
     """Single-threaded: the event loop's, or recovery's before there is one."""
 
     def __init__(self, index: IndexService, clock: Clock, stats: StoreStats) -> None:
-        self._index = index
-        self._clock = clock
         self._stats = stats
-        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch]] = deque()
+        self._queues = QueueDispatcher()
+        self.dispatchers: list[Dispatcher] = [self._queues, IndexDispatcher(index, clock)]
         self.arrival_listeners: list[ArrivalListener] = []
         self.dispatched = 0  # physical offset up to which queues and index are complete
         self.last_timestamp = 0  # store time of the last record that was dispatched
+        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch]] = deque()
+        self.waiting_count = 0  # messages that were appended and not dispatched
 
     def add(self, end: int, entries: Sequence[Entry] | EntryBatch) -> None:
         """Note what lies in the log before physical offset `end` and behind what was added before."""
         self._waiting.append((end, entries))
+        self.waiting_count += entries.count if isinstance(entries, EntryBatch) else len(entries)
 
     def follow(self, confirm_offset: int) -> None:
         """Dispatch all that the log is sure of. OSError and QueueMisalignedError are final."""
         waiting = self._waiting
         ready: list[Entry] = []
         end = self.dispatched
+        count = 0
         while waiting and waiting[0][0] <= confirm_offset:
             end, entries = waiting.popleft()
             if isinstance(entries, EntryBatch):
                 self._put_entries(ready)
                 ready = []
-                self._put_batch(entries)
+                for dispatcher in self.dispatchers:
+                    dispatcher.put_batch(entries)
+                self.last_timestamp = entries.last_store_timestamp
+                count += entries.count
             else:
                 ready += entries
+                count += len(entries)
         self._put_entries(ready)
         self.dispatched = end
+        self.waiting_count -= count
+        self._stats.messages_dispatched += count
+        if self._queues.grown:
+            self._notify()
 
-    def _put_entries(self, entries: list[Entry]) -> None:
+    def _put_entries(self, entries: Sequence[Entry]) -> None:
         if not entries:
             return
-        units: dict[AnyQueue, list[bytes]] = {}
-        keys: list[tuple[str, str]] = []
-        physical_offsets: list[int] = []
-        timestamps: list[int] = []
-        first_offsets: dict[AnyQueue, int] = {}
-        for entry in entries:
-            queue = entry.queue
-            if queue is not None:
-                if entry.message_count:
-                    unit = BATCH_UNIT.pack(
-                        entry.physical_offset,
-                        entry.size,
-                        entry.tags_code,
-                        entry.store_timestamp,
-                        entry.queue_offset,
-                        entry.message_count,
-                        NOT_COMPACTED,
-                        0,
-                    )
-                else:
-                    unit = UNIT.pack(entry.physical_offset, entry.size, entry.tags_code)
-                if queue in units:
-                    units[queue].append(unit)
-                else:
-                    units[queue] = [unit]
-                    first_offsets[queue] = entry.queue_offset
-                for other, queue_offset in entry.others:
-                    if other in units:
-                        units[other].append(unit)
-                    else:
-                        units[other] = [unit]
-                        first_offsets[other] = queue_offset
-            for key in entry.keys:
-                keys.append((entry.topic, key))
-                physical_offsets.append(entry.physical_offset)
-                timestamps.append(entry.store_timestamp)
-        for queue, parts in units.items():
-            queue.put(first_offsets[queue], parts[0] if len(parts) == 1 else b"".join(parts))
-        if keys:
-            self._index.put(index_hashes(keys), physical_offsets, timestamps, self._clock.now_ms())
+        for dispatcher in self.dispatchers:
+            dispatcher.put_entries(entries)
         self.last_timestamp = entries[-1].store_timestamp
-        self._stats.messages_dispatched += len(entries)
-        for queue in units:
-            self._notify(queue)
 
-    def _put_batch(self, batch: EntryBatch) -> None:
-        batch.queue.put(batch.queue_offset, batch.units)
-        if len(batch.key_hashes):
-            self._index.put(batch.key_hashes, batch.key_physical_offsets, batch.key_timestamps, self._clock.now_ms())
-        self.last_timestamp = batch.last_store_timestamp
-        self._stats.messages_dispatched += batch.count
-        self._notify(batch.queue)
-
-    def _notify(self, queue: AnyQueue) -> None:
-        for listener in self.arrival_listeners:
-            listener(queue.topic, queue.queue_id, queue.max_offset)
+    def _notify(self) -> None:
+        grown, self._queues.grown = self._queues.grown, {}
+        for queue in grown:
+            for listener in self.arrival_listeners:
+                listener(queue.topic, queue.queue_id, queue.max_offset)

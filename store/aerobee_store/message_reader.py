@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, Literal
 
 from aerobee_store import inner_batch, multi_dispatch, properties
@@ -78,8 +80,9 @@ class MessageReader:
         codes = None if tags is None else {properties.tags_code(tag) for tag in tags}
         records: list[Record] = []
         size = lost = taken = 0
-        for physical_offset, unit_size, code in units.tolist():
-            if codes is not None and code not in codes:
+        unit_codes: Iterable[int | None] = queue.tags_codes(units) if codes is not None else repeat(None)
+        for (physical_offset, unit_size, _), code in zip(units.tolist(), unit_codes, strict=False):
+            if code is not None and codes is not None and code not in codes:
                 taken += 1
                 continue
             if records and (len(records) >= max_count or size + unit_size > max_bytes):

@@ -12,6 +12,7 @@ from typing import Final
 from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueue
+from aerobee_store.consume_queue_ext import ConsumeQueueExt
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.errors import InvalidMessageError, LightQueuesFullError, StoreDirectoryError
 from aerobee_store.file_system import FileSystem
@@ -19,6 +20,7 @@ from aerobee_store.multi_dispatch import QueueKey, is_light
 
 SIMPLE_DIRECTORY: Final = "consumequeue"
 BATCH_DIRECTORY: Final = "batchconsumequeue"
+EXTENSION_DIRECTORY: Final = "consumequeue_ext"
 
 
 class QueueTable:
@@ -85,7 +87,14 @@ class QueueTable:
                     f"topic {topic!r} has batch consume queues (queue.type=BatchCQ): it takes inner batches only"
                 )
             directory = self._config.directory / SIMPLE_DIRECTORY / topic / str(queue_id)
-            queue = ConsumeQueue(self._file_system, directory, topic, queue_id, self._config.queue_file_size)
+            queue = ConsumeQueue(
+                self._file_system,
+                directory,
+                topic,
+                queue_id,
+                self._config.queue_file_size,
+                extension=self._extension(topic, queue_id),
+            )
             self.simple[topic, queue_id] = queue
             self.light_count += is_light(topic)
             queue.begin_at(self._deleted.next_offset(topic, queue_id))
@@ -120,6 +129,7 @@ class QueueTable:
             queue.destroy()
             queue.begin_at(next_offset)
         self._file_system.remove_directory(queues[0].directory.parent)
+        self._file_system.remove_directory(self._config.directory / EXTENSION_DIRECTORY / topic)
         if is_light(topic):
             # They come and go by the thousand. Where they ended is noted, if one comes back.
             for queue in queues:
@@ -135,6 +145,15 @@ class QueueTable:
         """Close every queue."""
         for queue in self.all():
             queue.close()
+
+    def _extension(self, topic: str, queue_id: int) -> ConsumeQueueExt | None:
+        """Of a queue that is to have one, or has one already."""
+        directory = self._config.directory / EXTENSION_DIRECTORY / topic / str(queue_id)
+        config = self._config
+        if not (config.queue_extensions or self._file_system.exists(directory)):
+            return None
+        size = config.queue_extension_file_size
+        return ConsumeQueueExt(self._file_system, directory, size, is_fed=config.queue_extensions)
 
     def _is_batch(self, topic: str) -> bool:
         return topic in self._batch_topics or self._is_batch_topic(topic)

@@ -285,7 +285,8 @@ class Recovery:
             if counts.any():
                 queue = self._queue(found.topic, found.queue_id)
                 if queue is not None:
-                    self._take_queue(queue, found.queue_offsets[counts], found.units[counts])
+                    stored = batch.store_timestamp[found.rows[counts]] if queue.extends else None
+                    self._take_queue(queue, found.queue_offsets[counts], found.units[counts], stored)
         for topic, queue_id, units in batch_queue_units(batch):
             units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
             if len(units) and (batch_queue := self._batch_queue(topic, queue_id)) is not None:
@@ -297,31 +298,40 @@ class Recovery:
         self,
         queue: ConsumeQueue,
         queue_offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
+        stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
         units: np.ndarray[tuple[int], np.dtype[np.void]],
     ) -> None:
         # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
         breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
         for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(units)], strict=True):
-            self._take_run(queue, int(queue_offsets[first]), units[first:last])
+            times = None if stored is None else stored[first:last]
+            self._take_run(queue, int(queue_offsets[first]), units[first:last], times)
 
     def _take_run(
-        self, queue: ConsumeQueue, queue_offset: int, units: np.ndarray[tuple[int], np.dtype[np.void]]
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        units: np.ndarray[tuple[int], np.dtype[np.void]],
+        stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
+        """`stored`: the store times, for a queue whose new units get extended ones."""
     ) -> None:
         first_offset = queue.files[0] if queue.files else queue_offset
-        if queue_offset < first_offset:  # its file was removed with the messages of that time
-            units = units[first_offset - queue_offset :]
-            queue_offset = first_offset
+        gone = max(0, first_offset - queue_offset)  # their file was removed with the messages of that time
+        units, queue_offset = units[gone:], queue_offset + gone
         present = min(max(queue.max_offset - queue_offset, 0), len(units))
         if present:
             if not self._clean:
                 queue.distrust(queue_offset, present)
-            there = queue.units(queue_offset, present)
-            wrong = np.flatnonzero(there != units[:present])
-            for position in wrong.tolist():
+            wrong = queue.differing(queue_offset, units[:present])
+            for position in wrong:
+                # A tags code that stands in its unit is right in every queue.
                 queue.overwrite(queue_offset + position, units[position].tobytes())
             self._report.units_corrected += len(wrong)
         if present < len(units):
-            queue.put(queue_offset + present, units[present:].tobytes())
+            data = units[present:].tobytes()
+            if stored is not None:
+                data = queue.extended(data, stored[gone + present :].tolist())
+            queue.put(queue_offset + present, data)
             self._report.units_added += len(units) - present
 
     # --- cutting what is behind the end -----------------------------------------------------------------------

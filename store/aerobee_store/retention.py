@@ -44,6 +44,7 @@ from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.clock import Clock
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
+from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.dispatch import Dispatch
 from aerobee_store.errors import StoreError
 from aerobee_store.file_system import FileSystem
@@ -271,6 +272,8 @@ class Retention:
         for number, queue in enumerate(self._queues(), 1):
             queue.correct_min_offset(min_offset)
             await self._give_up(queue.directory, queue.release_files(queue.expired_files(min_offset)))
+            if isinstance(queue, ConsumeQueue) and queue.extension is not None:
+                await self._give_up(queue.extension.directory, queue.release_extension_files())
             if number % _QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
         expired = self._index.release_expired(min_offset)

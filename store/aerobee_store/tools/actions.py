@@ -49,6 +49,7 @@ class Sizes:
     batch_queue_file_size: int
     index_slot_count: int
     index_entry_count: int
+    queue_extension_file_size: int
 
     def config(self, directory: Path) -> StoreConfig:
         """For opening the store; what has nothing to do with files is as by default."""
@@ -59,6 +60,7 @@ class Sizes:
             batch_queue_file_size=self.batch_queue_file_size,
             index_slot_count=self.index_slot_count,
             index_entry_count=self.index_entry_count,
+            queue_extension_file_size=self.queue_extension_file_size,
             disk_headroom=0,
         )
 
@@ -103,6 +105,7 @@ def sizes_of(files: StoreFiles, given: GivenSizes) -> Sizes:
         ),
         index_slot_count=counts.slots,
         index_entry_count=counts.entries,
+        queue_extension_file_size=files.queue_extension_file_size or default.queue_extension_file_size,
     )
 
 

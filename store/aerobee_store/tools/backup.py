@@ -46,7 +46,7 @@ from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
 
 PARTIAL: Final = "backup.partial"
 
-_DERIVED: Final = ("consumequeue", "batchconsumequeue", "index")
+_DERIVED: Final = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
 _NOT_COPIED: Final = frozenset({"lock", "lost+found", NEW, OLD})
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from aerobee_store import java_json, properties
 from aerobee_store.consume_queue import FILLER_SIZE, Units
+from aerobee_store.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt, ExtensionUnit
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.errors import StoreError
 from aerobee_store.log_scan import LogScan, QueueUnits, queue_units, rows_by_queue
@@ -23,8 +24,6 @@ from aerobee_store.tools.findings import Finding, Findings
 from aerobee_store.tools.store_files import QueueFiles, QueueKey, StoreFiles
 
 _CHUNK: Final = 1 << 16  # units read at once
-# From here down a tags code is the address of an extended unit (RocketMQ's enableConsumeQueueExt).
-_EXTENDED_MAX: Final = -(1 << 31) - 1
 _SYSTEM_PREFIX: Final = "rmq_sys_"
 
 
@@ -67,7 +66,7 @@ class QueueCheck:
             self._deleted.load()
         except StoreError as error:
             findings.add(Finding(kind="configuration-file", path="config/deletedTopics.json", detail=str(error)))
-        self._extended = (files.directory / "consumequeue_ext").is_dir()
+        self._extensions: dict[QueueKey, ConsumeQueueExt | None] = {}
         self._batch_topics = {topic for topic, _ in files.batch_queues}
         # A live store dispatches in the order of the log: units of records before this place were there at the start.
         self._dispatched = _dispatched(files) if files.live else 1 << 63
@@ -99,6 +98,9 @@ class QueueCheck:
 
     def finish(self, log_end: int) -> None:
         """Look at the units that no record has asked for, and tell what is missing."""
+        for extension in self._extensions.values():
+            if extension is not None:
+                extension.close()
         for key, queue in self._queues.items():
             for missing in queue.missing:
                 self._tell_missing(key, queue, missing)
@@ -119,12 +121,17 @@ class QueueCheck:
         there = queue.files.read(offset, count)
         same = there == units
         if not same.all():
-            if self._extended:
-                same |= (
+            extension = self._extension(key)
+            if extension is not None:
+                extended = (
                     (there["physical_offset"] == units["physical_offset"])
                     & (there["size"] == units["size"])
-                    & (there["tags_code"] <= _EXTENDED_MAX)
+                    & (there["tags_code"] <= ADDRESS_MAX)
                 )
+                same |= extended
+                for row in np.flatnonzero(extended).tolist():
+                    address, code = int(there[row]["tags_code"]), int(units[row]["tags_code"])
+                    self._check_extended(key, offset + row, extension.get(address), address, code)
             for row in np.flatnonzero(~same).tolist():
                 self._take_other(key, queue, offset + row, units[row], there[row])
         self.units += int(np.count_nonzero(same))
@@ -160,6 +167,38 @@ class QueueCheck:
                 queue_offset=offset,
             )
         )
+
+    def _check_extended(self, key: QueueKey, offset: int, found: ExtensionUnit | None, address: int, code: int) -> None:
+        if found is not None and found.tags_code == code:
+            return
+        self._findings.add(
+            Finding(
+                kind="unit-extension",
+                severity="warning" if found is None else "error",
+                detail=f"the unit has its tags code at address {address}: "
+                + ("nothing is there" if found is None else f"it is {found.tags_code}, the message has {code}"),
+                path=self._queue_path(key),
+                topic=key[0],
+                queue_id=key[1],
+                queue_offset=offset,
+            )
+        )
+
+    def _extension(self, key: QueueKey) -> ConsumeQueueExt | None:
+        """The extended units of a queue; None without, and if names and sizes of their files cannot be."""
+        if key not in self._extensions:
+            disk = self._files.disk
+            directory = self._files.directory / "consumequeue_ext" / key[0] / str(key[1])
+            sizes = {disk.size(directory / name) for name in disk.list(directory)}
+            extension = None
+            if len(sizes) == 1 and 0 not in sizes:
+                extension = ConsumeQueueExt(disk, directory, sizes.pop(), is_fed=False)
+                try:
+                    extension.load()
+                except StoreError:
+                    extension = None
+            self._extensions[key] = extension
+        return self._extensions[key]
 
     def _tell_jump(self, key: QueueKey, queue: _Queue, offset: int, physical_offset: int) -> None:
         expected = queue.next_offset

@@ -29,6 +29,7 @@ _LOOKED_AT: Final = frozenset(
     {
         "commitlog",
         "consumequeue",
+        "consumequeue_ext",
         "batchconsumequeue",
         "index",
         "checkpoint",
@@ -155,6 +156,7 @@ class StoreFiles:
     segment_size: int = 0
     queue_file_size: int = 0
     batch_queue_file_size: int = 0
+    queue_extension_file_size: int = 0
     segments: list[MappedFile] = field(default_factory=list)
     queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
@@ -183,6 +185,7 @@ class StoreFiles:
         files._find_segments()
         files.queue_file_size = files._find_queues("consumequeue", UNIT_DTYPE, files.queues)
         files.batch_queue_file_size = files._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, files.batch_queues)
+        files._find_extensions()
         files._find_index()
         if not files.segments and any(queue.end() > queue.first for queue in files.queues.values()):
             raise StoreDirectoryError(
@@ -289,6 +292,16 @@ class StoreFiles:
             self._check_sizes(directory, "queue-file", sizes, usual, unit_size=dtype.itemsize)
             queues[key] = QueueFiles(self.disk, key, directory, dtype, sizes)
         return usual
+
+    def _find_extensions(self) -> None:
+        root = self.directory / "consumequeue_ext"
+        sizes: list[int] = []
+        for topic in self.disk.list(root):
+            for queue_id in self.disk.list(root / topic) if (root / topic).is_dir() else ():
+                directory = root / topic / queue_id
+                if directory.is_dir():
+                    sizes += self._numbered(directory, "queue-file").values()
+        self.queue_extension_file_size = _usual(sizes)
 
     def _find_index(self) -> None:
         directory = self.directory / "index"

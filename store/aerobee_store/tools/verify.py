@@ -19,6 +19,8 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
                                       the queue's beginning: their topic was deleted and made again, or RocketMQ rebuilt
                                       the queue from a part of the log
     unit-wrong              error     a unit that names another place, size or tag than its message has
+    unit-extension          both      a unit whose extended unit has another tags code: filters pass over the message; a
+                                      warning if there is none: filters read the message to know
     unit-ahead              error     units of messages behind the end of the log
     unit-stray              error     units that name a place where no message of this queue begins
     unit-invalid            error     units that cannot be
