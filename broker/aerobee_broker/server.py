@@ -269,7 +269,9 @@ async def _listen(
             accumulation=accumulation,
             clock=clock,
         ),
-        clients=ClientAdministration(config=config, tables=tables, clients=clients, deliveries=deliveries, clock=clock),
+        clients=ClientAdministration(
+            config=config, store=store, tables=tables, clients=clients, deliveries=deliveries, clock=clock
+        ),
         accumulation=accumulation,
         messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
         dead_letters=DeadLetterAdministration(store=store, tables=tables, counters=counters),

@@ -292,7 +292,6 @@ MISSING: Final[dict[str, Missing]] = {
     "tls": Missing("there is no TLS yet", (212,)),
     "lite": Missing("lite topics are not implemented yet", tuple(range(193, 199))),
     "priority": Missing("messages are delivered by age, not by priority, yet", (199,)),
-    "commands": Missing("no command is sent to clients yet but the check of a transaction", (61, 62)),
 }
 """What does not apply today, and why."""
 

@@ -275,6 +275,50 @@ async def test_060_answer_in_the_wrong_field(client: RawClient, topic: str) -> N
         await stream.told(**producer_settings(topic))
 
 
+async def test_061_reconnect(client: RawClient, topic: str, group: str) -> None:
+    """An operator may tell a client to open its stream anew; the old one ends then, and the new one has settings."""
+    async with client.telemetry() as stream:
+        await stream.told(**consumer_settings(group, topic))
+        request = admin_v1.ReconnectClientRequest(client_id=client.client_id)
+        assert (await client.admin.ReconnectClient(request)).status.code == Code.OK
+        assert (await stream.read()).reconnect_endpoints_command.nonce
+        async with client.telemetry() as again:
+            await again.told(**consumer_settings(group, topic))
+            assert await stream.read() is EOF
+    request.client_id = "nobody"
+    assert (await client.admin.ReconnectClient(request)).status.code == Code.NOT_FOUND
+
+
+async def _asked(client: RawClient, method: str, request: Any) -> asyncio.Task[Any]:
+    """A call of the Admin service that is answered once the client has answered the broker."""
+    admin: Any = v2.AdminStub(client.channel)
+    return asyncio.ensure_future(getattr(admin, method)(request, timeout=20))
+
+
+async def test_062_print_stacks(client: RawClient, topic: str, group: str) -> None:
+    """The command has a nonce; the answer under it reaches whoever asked, and a refusal does, too."""
+    async with client.telemetry() as stream:
+        await stream.told(**consumer_settings(group, topic))
+        request = v2.PrintThreadStackTraceRequest(client_id=client.client_id, group=resource(group))
+        asked = await _asked(client, "PrintThreadStackTrace", request)
+        nonce = (await stream.read()).print_thread_stack_trace_command.nonce
+        assert nonce
+        for wrong in ("", nonce + "0"):  # of somebody else
+            stacks = v2.ThreadStackTrace(nonce=wrong, thread_stack_trace="wrong")
+            await stream.call.write(v2.TelemetryCommand(thread_stack_trace=stacks))
+        stacks = v2.ThreadStackTrace(nonce=nonce, thread_stack_trace="main: waiting")
+        await stream.call.write(v2.TelemetryCommand(status=v2.Status(code=Code.OK), thread_stack_trace=stacks))
+        answer = await asked
+        assert (answer.status.code, answer.thread_stack_trace) == (Code.OK, "main: waiting")
+        asked = await _asked(client, "PrintThreadStackTrace", request)
+        stacks = v2.ThreadStackTrace(nonce=(await stream.read()).print_thread_stack_trace_command.nonce)
+        status = v2.Status(code=Code.NOT_IMPLEMENTED, message="no stacks here")
+        await stream.call.write(v2.TelemetryCommand(status=status, thread_stack_trace=stacks))
+        assert (await asked).status == status
+    request.client_id = "nobody"
+    assert (await (await _asked(client, "PrintThreadStackTrace", request))).status.code == Code.NOT_FOUND
+
+
 async def test_063_changed_group(client: RawClient, topic: str, group: str) -> None:
     """What an operator changes is told with the client's next settings."""
     await client.create_group(group, max_attempts=5)

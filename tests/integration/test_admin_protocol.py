@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -271,6 +272,55 @@ async def test_consumer_running_info(world: World) -> None:
         assert (held.cached_msg_min_offset, held.cached_msg_max_offset) == (0, 2)
     request.client_id = "nobody"
     assert await world.refused("GetConsumerRunningInfo", request) == Code.NOT_FOUND
+
+
+async def test_print_thread_stack_trace(world: World) -> None:
+    """What the client answers under the command's nonce; PROXY_TIMEOUT if it does not answer within 5 s."""
+    request = v2.PrintThreadStackTraceRequest(client_id=world.client.client_id, group=resource(GROUP))
+    assert await world.refused("PrintThreadStackTrace", request) == Code.NOT_FOUND
+    async with world.client.telemetry() as stream:
+        await stream.told(**consumer_settings(GROUP, TOPIC))
+        asked = asyncio.ensure_future(world.ok("PrintThreadStackTrace", request))
+        stacks = v2.ThreadStackTrace(nonce=(await stream.read()).print_thread_stack_trace_command.nonce)
+        stacks.thread_stack_trace = "main: waiting"
+        await stream.call.write(v2.TelemetryCommand(thread_stack_trace=stacks))
+        assert (await asked).thread_stack_trace == "main: waiting"
+        silent = asyncio.ensure_future(world.refused("PrintThreadStackTrace", request))
+        assert (await stream.read()).print_thread_stack_trace_command.nonce
+        await world.clock.advance(4)
+        assert not silent.done()
+        await world.clock.advance(2)
+        assert await silent == Code.PROXY_TIMEOUT
+
+
+async def test_verify_message(world: World) -> None:
+    """The message goes to the client that is named; its verdict comes back, and the message is not consumed."""
+    (sent,) = await world.client.sent(message(TOPIC, "try me"))
+    request = v2.VerifyMessageRequest(
+        client_id=world.client.client_id, group=resource(GROUP), topic=resource(TOPIC), message_id=sent.message_id
+    )
+    async with world.client.telemetry() as stream:
+        await stream.told(**consumer_settings(GROUP, TOPIC))
+
+        async def tried(**answer: Any) -> Any:
+            """What the console is told when the client answers so."""
+            asked = asyncio.ensure_future(world.admin.VerifyMessage(request, timeout=20))
+            command = (await stream.read()).verify_message_command
+            assert (command.message.body, command.message.topic.name) == (b"try me", TOPIC)
+            result = v2.TelemetryCommand(**answer)
+            getattr(result, result.WhichOneof("command") or "").nonce = command.nonce
+            await stream.call.write(result)
+            return (await asked).status
+
+        result = v2.VerifyMessageResult()
+        assert (await tried(verify_message_result=result)).code == Code.OK
+        failed = v2.Status(code=Code.FAILED_TO_CONSUME_MESSAGE, message="the listener says no")
+        assert await tried(status=failed, verify_message_result=result) == failed
+        nodes = v2.Status(code=Code.NOT_IMPLEMENTED, message="not implemented")  # and in the field of the command
+        assert await tried(status=nodes, verify_message_command=v2.VerifyMessageCommand()) == nodes
+        request.message_id = "absent"
+        assert await world.refused("VerifyMessage", request) == Code.MESSAGE_NOT_FOUND
+    assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"try me": 1}
 
 
 async def test_topic_route(world: World) -> None:

@@ -43,6 +43,8 @@ class AdminService:
                 "ListConsumerConnection": administration.clients.list_consumer_connections,
                 "ResetGroupOffset": administration.groups.reset_group_offset,
                 "QueryMessage": self._query_message,
+                "PrintThreadStackTrace": administration.clients.print_thread_stack_trace,
+                "VerifyMessage": administration.clients.verify_message,
                 "AdminSendMessage": administration.messages.send,
                 "GetConsumerRunningInfo": administration.clients.consumer_running_info,
                 "GetTopicRoute": administration.topics.topic_route,

@@ -56,6 +56,7 @@ def aerobee_admin_handler(administration: Administration, counters: BrokerCounte
             "GetBrokerStatus": administration.status.broker_status,
             "GetStoreStatus": administration.status.store_status,
             "ListConnections": administration.clients.list_connections,
+            "ReconnectClient": administration.clients.reconnect,
             "DescribeMessage": administration.messages.describe,
             "ListDeadLetterQueues": administration.dead_letters.list_queues,
             "ListDeadLetters": administration.dead_letters.list_letters,

@@ -15,16 +15,20 @@ from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
+from aerobee_broker.message_mapping import to_wire_message
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
 from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
+from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import stored_name
 from aerobee_proto import admin_v1, v2
+from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
 _LANGUAGES: Final = {"DOTNET": "DOT_NET", "GO": "GOLANG", "HTTP": "NODE_JS"}  # headers that differ from the enum
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
+_FINE: Final = (v2.Code.OK, v2.Code.CODE_UNSPECIFIED)  # some clients leave the status of an answer out
 _EVERYTHING: Final = v2.FilterExpression(type=v2.FilterType.TAG, expression="*")
 
 
@@ -50,9 +54,17 @@ class ClientAdministration:
     """One method an RPC."""
 
     def __init__(
-        self, *, config: BrokerConfig, tables: Tables, clients: ClientRegistry, deliveries: Deliveries, clock: Clock
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        clients: ClientRegistry,
+        deliveries: Deliveries,
+        clock: Clock,
     ) -> None:
         self._config = config
+        self._store = store
         self._tables = tables
         self._clients = clients
         self._deliveries = deliveries
@@ -137,12 +149,46 @@ class ClientAdministration:
                 item.process_queue_info.cached_msg_count = len(held)
         return v2.GetConsumerRunningInfoResponse(status=OK, consumer_running_info=info)
 
-    def _connected(self, client_id: str, group: str) -> Client:
+    # --- Commands ---------------------------------------------------------------------------------------------
+
+    async def reconnect(self, request: admin_v1.ReconnectClientRequest, _: Client) -> admin_v1.ReconnectClientResponse:
+        if not self._clients.reconnect(self._connected(request.client_id, None)):
+            raise ClientNotConnectedError(request.client_id)
+        return admin_v1.ReconnectClientResponse(status=OK)
+
+    async def print_thread_stack_trace(
+        self, request: v2.PrintThreadStackTraceRequest, client: Client
+    ) -> v2.PrintThreadStackTraceResponse:
+        """Admin.PrintThreadStackTrace: also of a producer, which has no group to name."""
+        group = group_name(request.group, client) if request.group.name else None
+        answer = await self._clients.print_stacks(self._connected(request.client_id, group))
+        if answer.WhichOneof("command") != "thread_stack_trace" or answer.status.code not in _FINE:
+            return v2.PrintThreadStackTraceResponse(status=_of_client(answer))
+        return v2.PrintThreadStackTraceResponse(
+            status=OK, thread_stack_trace=answer.thread_stack_trace.thread_stack_trace
+        )
+
+    async def verify_message(self, request: v2.VerifyMessageRequest, client: Client) -> v2.VerifyMessageResponse:
+        """Admin.VerifyMessage: the listener of a push consumer gets the message; nothing is acknowledged or counted."""
+        topic = self._tables.topics.require(topic_name(request.topic, client)).name
+        found = self._connected(request.client_id, group_name(request.group, client))
+        records = by_message_id(self._store, topic, request.message_id)
+        if not records:
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_NOT_FOUND, f"no message {request.message_id[:200]!r} in topic {topic!r}; check the id"
+            )
+        answer = await self._clients.verify_message(found, to_wire_message(records[-1], request.topic))
+        if answer.WhichOneof("command") == "verify_message_result" and answer.status.code in _FINE:
+            return v2.VerifyMessageResponse(status=OK)
+        return v2.VerifyMessageResponse(status=_of_client(answer))
+
+    def _connected(self, client_id: str, group: str | None) -> Client:
         found = self._clients.get(client_id)
-        if found is None or found.group != group:
+        if found is None or (group is not None and found.group != group):
+            whose = "" if group is None else f" of group {group!r}"
             raise InvalidRequestError(
                 v2.Code.NOT_FOUND,
-                f"no client {client_id[:200]!r} of group {group!r} is connected; `aerobee client list` shows who is",
+                f"no client {client_id[:200]!r}{whose} is connected; `aerobee client list` shows who is",
             )
         return found
 
@@ -287,6 +333,15 @@ def _client_info(client: Client) -> v2.ClientInfo:
         egress_ip=client.peer[0],
         message_model=_message_model(client),
     )
+
+
+def _of_client(answer: v2.TelemetryCommand) -> v2.Status:
+    """What a client answered instead of a result."""
+    if answer.status.code in _FINE:
+        return v2.Status(
+            code=v2.Code.NOT_IMPLEMENTED, message="the client answered something else; its SDK does not support this"
+        )
+    return v2.Status(code=answer.status.code, message=answer.status.message or "the client gave no reason")
 
 
 def _message_model(client: Client) -> v2.MessageModel.ValueType:

@@ -1031,6 +1031,47 @@ class ListConnectionsResponse(_message.Message):
 Global___ListConnectionsResponse: _TypeAlias = ListConnectionsResponse  # noqa: Y015
 
 @_typing.final
+class ReconnectClientRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconnectClientRequest: _TypeAlias = ReconnectClientRequest  # noqa: Y015
+
+@_typing.final
+class ReconnectClientResponse(_message.Message):
+    """OK once the command is on its way: clients do not answer it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconnectClientResponse: _TypeAlias = ReconnectClientResponse  # noqa: Y015
+
+@_typing.final
 class ResetOffsetsRequest(_message.Message):
     """Consumers need not be stopped. What is in flight from the new offset on is delivered once more."""
 

@@ -100,6 +100,11 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsResponse.FromString,
                 _registered_method=True)
+        self.ReconnectClient = channel.unary_unary(
+                '/aerobee.v1.AdminService/ReconnectClient',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ReconnectClientRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ReconnectClientResponse.FromString,
+                _registered_method=True)
         self.ResetOffsets = channel.unary_unary(
                 '/aerobee.v1.AdminService/ResetOffsets',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ResetOffsetsRequest.SerializeToString,
@@ -233,6 +238,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReconnectClient(self, request, context):
+        """Tells a client to open its Telemetry stream anew and send its settings; not every SDK does. NOT_FOUND for one that
+        is not connected, or has no such stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetOffsets(self, request, context):
         """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered.
         """
@@ -350,6 +363,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListConnections,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsResponse.SerializeToString,
+            ),
+            'ReconnectClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReconnectClient,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ReconnectClientRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ReconnectClientResponse.SerializeToString,
             ),
             'ResetOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetOffsets,
@@ -739,6 +757,33 @@ class AdminService:
             '/aerobee.v1.AdminService/ListConnections',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReconnectClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ReconnectClient',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ReconnectClientRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ReconnectClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

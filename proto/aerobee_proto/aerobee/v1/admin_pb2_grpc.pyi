@@ -70,6 +70,10 @@ class AdminServiceStub:
     """Where the log begins and ends, how much of it is durable, what it costs."""
     ListConnections: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListConnectionsRequest, _admin_pb2.ListConnectionsResponse]
     """Who is connected, in order of client ids."""
+    ReconnectClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReconnectClientRequest, _admin_pb2.ReconnectClientResponse]
+    """Tells a client to open its Telemetry stream anew and send its settings; not every SDK does. NOT_FOUND for one that
+    is not connected, or has no such stream.
+    """
     ResetOffsets: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetOffsetsRequest, _admin_pb2.ResetOffsetsResponse]
     """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered."""
     DescribeMessage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeMessageRequest, _admin_pb2.DescribeMessageResponse]
@@ -120,6 +124,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Where the log begins and ends, how much of it is durable, what it costs."""
     ListConnections: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListConnectionsRequest, _admin_pb2.ListConnectionsResponse]  # type: ignore[assignment]
     """Who is connected, in order of client ids."""
+    ReconnectClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReconnectClientRequest, _admin_pb2.ReconnectClientResponse]  # type: ignore[assignment]
+    """Tells a client to open its Telemetry stream anew and send its settings; not every SDK does. NOT_FOUND for one that
+    is not connected, or has no such stream.
+    """
     ResetOffsets: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetOffsetsRequest, _admin_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
     """Moves a group to other offsets of a topic, forwards or backwards. Durable when answered."""
     DescribeMessage: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeMessageRequest, _admin_pb2.DescribeMessageResponse]  # type: ignore[assignment]
@@ -245,6 +253,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListConnectionsResponse, _abc.Awaitable[_admin_pb2.ListConnectionsResponse]]:
         """Who is connected, in order of client ids."""
+
+    @_abc_1.abstractmethod
+    def ReconnectClient(
+        self,
+        request: _admin_pb2.ReconnectClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReconnectClientResponse, _abc.Awaitable[_admin_pb2.ReconnectClientResponse]]:
+        """Tells a client to open its Telemetry stream anew and send its settings; not every SDK does. NOT_FOUND for one that
+        is not connected, or has no such stream.
+        """
 
     @_abc_1.abstractmethod
     def ResetOffsets(
