@@ -286,6 +286,14 @@ class _StoreCollector(Collector):
             "rocketmq_storage_dispatch_behind_bytes", "Bytes of the log that consumers cannot see.", behind
         )
         yield self._gauge(
+            "aerobee_store_dispatch_waiting_messages",
+            "Messages that were stored and wait for the disk, or for queues and index.",
+            self._store.waiting_count,
+        )
+        yield self._counter(
+            "aerobee_store_busy_refusals", "Appends that were refused because too much waited.", stats.busy_refusals
+        )
+        yield self._gauge(
             "rocketmq_storage_message_reserve_time",
             "Milliseconds since the oldest message was stored.",
             0 if oldest is None else max(0, self._clock.now_ms() - oldest),

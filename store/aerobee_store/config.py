@@ -46,6 +46,8 @@ class StoreConfig:
     light_queues: bool = True  # enableLmq: a message is also in the light queues (%LMQ%...) that it names
     multi_dispatch: bool = False  # enableMultiDispatch: ... and in the queues of other topics that it names
     light_queue_count_max: int = 20_000  # maxLmqConsumeQueueNum
+    dispatch_waiting_count_max: int = 200_000  # messages that wait for the disk, then for queues and index; then: busy
+    dispatch_waiting_bytes_max: int = 256 << 20  # the same in bytes of the log
     property_crc: bool = True  # enabledAppendPropCRC: every byte of a record is under a checksum
     body_size_max: int = 4 << 20  # maxMessageSize
     disk_headroom: int = 64 << 20  # no message is taken when less is left: queues, index and tables need it
@@ -97,6 +99,9 @@ class StoreConfig:
         for name in ("disk_clean_ratio", "disk_force_clean_ratio", "disk_full_ratio"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"store.{name}: {getattr(self, name)} is not above 0 and at most 1")
+        for name in ("dispatch_waiting_count_max", "dispatch_waiting_bytes_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"store.{name}: {getattr(self, name)} is not at least 1")
         if self.light_queue_count_max < 1:
             raise ConfigError(f"store.light_queue_count_max: {self.light_queue_count_max} is not at least 1")
         if self.retention_batch_max < 1:

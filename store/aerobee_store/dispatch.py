@@ -12,6 +12,8 @@ twice. Only recovery, which meets records it has not written, parses them.
 Each round takes all that the confirm offset has passed, gives it to every `Dispatcher` in the order of the list, and
 then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The queues are first
 in the list, the index second; one that is added sees the records of a round after both.
+
+What waits is bounded (`DispatchRoom`): a disk that hangs must not fill the memory. Then no message is taken.
 """
 
 from __future__ import annotations
@@ -63,6 +65,14 @@ class EntryBatch:
     key_hashes: Integers
     key_physical_offsets: Integers
     key_timestamps: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRoom:
+    """What may wait for dispatch. `count`: of messages, a batch in store layout being one; `size`: bytes of the log."""
+
+    count: int
+    size: int
 
 
 class Dispatcher(Protocol):
@@ -159,27 +169,40 @@ class IndexDispatcher:
 class Dispatch:
     """Single-threaded: the event loop's, or recovery's before there is one."""
 
-    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats) -> None:
+    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, room: DispatchRoom) -> None:
         self._stats = stats
+        self._room = room
         self._queues = QueueDispatcher()
         self.dispatchers: list[Dispatcher] = [self._queues, IndexDispatcher(index, clock)]
         self.arrival_listeners: list[ArrivalListener] = []
         self.dispatched = 0  # physical offset up to which queues and index are complete
         self.last_timestamp = 0  # store time of the last record that was dispatched
         self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch]] = deque()
+        self._waiting_items = 0  # what of it takes memory one by one
         self.waiting_count = 0  # messages that were appended and not dispatched
 
     def add(self, end: int, entries: Sequence[Entry] | EntryBatch) -> None:
         """Note what lies in the log before physical offset `end` and behind what was added before."""
         self._waiting.append((end, entries))
-        self.waiting_count += entries.count if isinstance(entries, EntryBatch) else len(entries)
+        if isinstance(entries, EntryBatch):
+            self.waiting_count += entries.count
+            self._waiting_items += 1
+        else:
+            self.waiting_count += len(entries)
+            self._waiting_items += len(entries)
+
+    def has_room(self, wrote: int, *, essential: bool) -> bool:
+        """Whether another append may wait here, with a log that ends at `wrote`. Essential ones have twice the room."""
+        factor = 2 if essential else 1
+        room = self._room
+        return self._waiting_items < factor * room.count and wrote - self.dispatched < factor * room.size
 
     def follow(self, confirm_offset: int) -> None:
         """Dispatch all that the log is sure of. OSError and QueueMisalignedError are final."""
         waiting = self._waiting
         ready: list[Entry] = []
         end = self.dispatched
-        count = 0
+        count = items = 0
         while waiting and waiting[0][0] <= confirm_offset:
             end, entries = waiting.popleft()
             if isinstance(entries, EntryBatch):
@@ -189,12 +212,15 @@ class Dispatch:
                     dispatcher.put_batch(entries)
                 self.last_timestamp = entries.last_store_timestamp
                 count += entries.count
+                items += 1
             else:
                 ready += entries
                 count += len(entries)
+                items += len(entries)
         self._put_entries(ready)
         self.dispatched = end
         self.waiting_count -= count
+        self._waiting_items -= items
         self._stats.messages_dispatched += count
         if self._queues.grown:
             self._notify()

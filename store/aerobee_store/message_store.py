@@ -24,7 +24,7 @@ from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import PAGE_SIZE, StoreConfig
 from aerobee_store.consume_queue import QueueMisalignedError
 from aerobee_store.deleted_topics import DeletedTopics
-from aerobee_store.dispatch import ArrivalListener, Dispatch
+from aerobee_store.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Lock
 from aerobee_store.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
@@ -120,7 +120,8 @@ class MessageStore:
         self._deleted = DeletedTopics(file_system, directory)
         self._queues = QueueTable(file_system, config, self._deleted, is_batch_topic)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
-        self._dispatch = Dispatch(self._index, clock, self.stats)
+        room = DispatchRoom(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
+        self._dispatch = Dispatch(self._index, clock, self.stats, room)
         self._commits: CommitInterval | None = None
         if config.write_mode == "pool":
             self._commits = CommitInterval(
@@ -186,6 +187,7 @@ class MessageStore:
             self.stats,
             clock,
             on_failure=self._fail,
+            flush=self.flush,
         )
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, self.stats)
 
@@ -353,7 +355,8 @@ class MessageStore:
         messages still takes it. An inner batch (SYS_FLAG_INNER_BATCH) is one message here and takes as many queue
         offsets as its property INNER_NUM says; INNER_BASE is added to it.
 
-        Raises InvalidMessageError, StoreFullError, StoreAccessError, StoreFailedError, StoreClosedError; nothing is
+        Raises InvalidMessageError, LightQueuesFullError, StoreBusyError (too much waits for the disk already; what is
+        essential has twice the room), StoreFullError, StoreAccessError, StoreFailedError, StoreClosedError; nothing is
         stored then.
         """
         self._check_open()
@@ -498,6 +501,16 @@ class MessageStore:
     def arrival_listeners(self) -> list[ArrivalListener]:
         """Called from dispatch with (topic, queue id, new end) when messages can be read."""
         return self._dispatch.arrival_listeners
+
+    @property
+    def dispatchers(self) -> list[Dispatcher]:
+        """Who follows the log, in this order: the queues, the index, and whoever is added; see dispatch.py."""
+        return self._dispatch.dispatchers
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that were appended and cannot be read yet."""
+        return self._dispatch.waiting_count
 
     @property
     def retention_listeners(self) -> list[RetentionListener]:

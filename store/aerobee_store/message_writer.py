@@ -83,7 +83,9 @@ class MessageWriter:
         clock: Clock,
         *,
         on_failure: Callable[[BaseException], StoreFailedError],
+        flush: Callable[[], None],
     ) -> None:
+        """`flush` makes everything durable and dispatched, blocking: for a store without services."""
         self._config = config
         self._log = log
         self._queues = queues
@@ -93,6 +95,7 @@ class MessageWriter:
         self._stats = stats
         self._clock = clock
         self._on_failure = on_failure
+        self._flush = flush
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
         self.loop: asyncio.AbstractEventLoop | None = None  # None: no services, `flush` or `close` does all
         self._ended = False
@@ -310,6 +313,8 @@ class MessageWriter:
         waiters, self._commit_waiters = self._commit_waiters, []
         for end, waiter in waiters:
             if end > committed:
+        if not self._dispatch.has_room(self._log.wrote, essential=essential):
+            self._make_room()
                 self._commit_waiters.append((end, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
@@ -321,6 +326,20 @@ class MessageWriter:
             if not waiter.done():
                 waiter.set_exception(error)
         self._commit_waiters.clear()
+
+    def _make_room(self) -> None:
+        """Too much waits for dispatch: without services it is done now, otherwise whoever sends has to wait."""
+        if self.loop is None:
+            self._flush()
+            return
+        self._group_commit.request()
+        self._stats.busy_refusals += 1
+        waiting = self._log.wrote - self._dispatch.dispatched
+        raise StoreBusyError(
+            f"{self._config.directory}: {self._dispatch.waiting_count} messages of {waiting} bytes wait for the disk, "
+            f"and no more may (store.dispatch_waiting_count_max, store.dispatch_waiting_bytes_max); try again a little "
+            f"later"
+        )
 
     def close(self) -> None:
         """Nothing is committed any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+ALLOCATION_SECONDS_BOUNDS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SYNC_SECONDS_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 MESSAGES_PER_SYNC_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
@@ -35,11 +36,15 @@ class StoreStats:
     messages_appended: int = 0
     bytes_appended: int = 0
     messages_dispatched: int = 0
+    busy_refusals: int = 0  # appends refused because too much waited for dispatch
     messages_read: int = 0
     commits: int = 0
     sync_seconds: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS_BOUNDS))
     messages_per_sync: Histogram = field(default_factory=lambda: Histogram(MESSAGES_PER_SYNC_BOUNDS))
     sync_failures: int = 0
+    allocation_seconds: Histogram = field(default_factory=lambda: Histogram(ALLOCATION_SECONDS_BOUNDS))
+    allocation_failures: int = 0  # segments that could not be made in advance
+    segment_locks_refused: int = 0  # warm segments that may not be locked in memory
     checksum_failures: int = 0
     recovery_seconds: float = 0.0
     recovered_records: int = 0

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import errno
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
-from aerobee_store import Message, MessageStore, StoreConfig
-from aerobee_store.record import TransactionType
+from aerobee_store import (
+    ConfigError,
+    Message,
+    MessageStore,
+    RecordBatch,
+    StoreBusyError,
+    StoreConfig,
+    StoreFailedError,
+)
+from aerobee_store.dispatch import Entry, EntryBatch
+from aerobee_store.record import TransactionType, encode
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
@@ -96,3 +107,109 @@ def test_delayed_messages_have_their_time_as_tags_code() -> None:
     disk.unlink(path)
     MessageStore.open(config, file_system=disk, clock=ManualClock(2000)).close()
     assert disk.contents()[path][:20] == unit
+
+
+# --- who follows, and how much may wait
+
+
+class Follower:
+    """Notes what it is given, and what the store could do at that moment."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.seen: list[tuple[str, int, int]] = []
+        self.found: list[int] = []
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        self.seen += [(entry.topic, entry.queue_offset, entry.physical_offset) for entry in entries]
+        self.found += [len(self._store.query(entry.topic, key)) for entry in entries for key in entry.keys[:1]]
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        self.seen.append((batch.queue.topic, batch.queue_offset, batch.count))
+
+
+def test_a_dispatcher_that_is_added_comes_after_queues_and_index(store: MessageStore) -> None:
+    """It sees every record in the order of the log, when it can be read and found; listeners hear of it later."""
+    follower = Follower(store)
+    store.dispatchers.append(follower)
+    heard: list[int] = []
+    store.arrival_listeners.append(lambda topic, queue_id, end: heard.append(len(follower.seen)))
+    sender = Sender()
+    sent = sender.append(store, [sender.message(20), sender.message(20, "bills")])
+    data = encode(
+        Message("orders", 0, b"raw"),
+        queue_offset=0,
+        physical_offset=0,
+        store_timestamp=0,
+        store_host=("127.0.0.1", 1),
+        property_crc=True,
+    )
+    store.append_records("orders", 0, RecordBatch.parse(data, base_physical_offset=None))
+    sent += sender.append(store, [sender.message(20)])
+    store.flush()
+    places = [(one.topic, one.queue_offset, one.physical_offset) for one in sent]
+    assert follower.seen == [*places[:2], ("orders", 1, 1), places[2]]
+    assert follower.found == [1, 1, 1]
+    assert heard == [4, 4]
+
+
+def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
+    """What is derived would not follow the log any more."""
+
+    class Failing(Follower):
+        def put_entries(self, entries: Sequence[Entry]) -> None:
+            raise OSError(errno.EIO, "no")
+
+    store.dispatchers.append(Failing(store))
+    store.append([Message("orders", 0, b"x")])
+    with pytest.raises(StoreFailedError, match="no"):
+        store.flush()
+    assert store.state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed"), [({"dispatch_waiting_count_max": 5}, 5), ({"dispatch_waiting_bytes_max": 3000}, 3)]
+)
+async def test_no_message_is_taken_while_too_many_wait(limit: dict[str, int], allowed: int) -> None:
+    """Refused as busy, with nothing stored; what consumers need has twice the room; after a sync all is well."""
+    config = replace(StoreConfig.tiny(DIRECTORY), **limit)  # type: ignore[arg-type] # sizes are integers
+    message = Message("orders", 0, b"." * 900)
+    with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
+        running = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        for _ in range(allowed):
+            [last] = store.append([message])
+        with pytest.raises(StoreBusyError, match=r"wait for the disk.*dispatch_waiting_count_max.*try again"):
+            store.append([message])
+        assert (store.positions[0], store.waiting_count, store.stats.busy_refusals) == (last.end, allowed, 1)
+        for _ in range(allowed):
+            [last] = store.append([message], essential=True)
+        with pytest.raises(StoreBusyError):
+            store.append([message], essential=True)
+        readable = asyncio.Event()
+        store.arrival_listeners.append(lambda topic, queue_id, end: readable.set())
+        async with asyncio.timeout(10):
+            await store.wait_stored(last.end)
+            await readable.wait()
+        [last] = store.append([message])
+        assert last.queue_offset == 2 * allowed
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+def test_without_services_the_append_dispatches() -> None:
+    """A tool that never flushes does not fill the memory, and is not refused."""
+    config = replace(StoreConfig.tiny(DIRECTORY), dispatch_waiting_count_max=5)
+    with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
+        for _ in range(12):
+            store.append([Message("orders", 0, b"x")])
+            assert store.waiting_count <= 5
+        assert store.queue_range("orders", 0) == (0, 10)
+
+
+def test_bounds_that_cannot_be() -> None:
+    """Below one nothing could be stored."""
+    for name in ("dispatch_waiting_count_max", "dispatch_waiting_bytes_max"):
+        with pytest.raises(ConfigError, match=rf"store\.{name}"):
+            replace(StoreConfig.tiny(DIRECTORY), **{name: 0})  # type: ignore[arg-type] # sizes are integers

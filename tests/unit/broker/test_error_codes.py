@@ -1,0 +1,22 @@
+"""Which protocol code a sender gets for what the store refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerobee_broker.services.errors import status_of
+from aerobee_proto import v2
+from aerobee_store import LightQueuesFullError, StoreBusyError, StoreFullError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreFullError("no room"), v2.Code.TOO_MANY_REQUESTS),
+        (StoreBusyError("too much waits"), v2.Code.TOO_MANY_REQUESTS),
+        (LightQueuesFullError("too many"), v2.Code.LITE_TOPIC_QUOTA_EXCEEDED),
+    ],
+)
+def test_what_the_store_refuses(error: Exception, code: v2.Code.ValueType) -> None:
+    """The code says whether trying again helps, and the message why."""
+    assert status_of(error, "SendMessage") == v2.Status(code=code, message=str(error))
