@@ -19,6 +19,10 @@
 A file is named by its local creation time, 17 digits. When it is full, the next one begins where it ended. The index is
 derived from the log; it is written through a shared mapping whose blocks are reserved first, because its slots are hit
 at random: a write call each would cost more than everything else in dispatch.
+
+The process may be killed between any two stores into the mapping, and others may look at it meanwhile. So an entry
+counts only when the header does, which is stored last, as bytes that were packed before: `struct.pack_into` zeroes its
+target first, and a header of zeros says that the file is empty.
 """
 
 from __future__ import annotations
@@ -151,15 +155,29 @@ class IndexFile:
         young = self.begin_timestamp + entries["seconds"].astype(np.int64) * 1000 + 1000 > timestamp
         return int(entries["physical_offset"][int(young.argmax())]) if young.any() else self.end_offset
 
+    def last_before(self, end: int) -> tuple[int, bool]:
+        """The physical offset of the last entry of a record before `end`, -1 if there is none, and whether it is sound:
+        whether no entry of such a record is missing behind it.
+
+        Entries before `end` must have been synced together with a header that counts them. If one that is counted is
+        out of order, or one that is not counted lies there, something was lost.
+        """
+        entries = self._entries[1 : self.next_entry]
+        count = self._count_before(end)
+        last = int(entries["physical_offset"][count - 1]) if count else -1
+        if 1 + count == self.entry_count:
+            return last, True
+        following = self._entries[1 + count]
+        offset = int(following["physical_offset"])
+        if count < len(entries):
+            return last, offset >= end
+        # What a killed process had begun to add is at or behind `end`, or nothing but zeros yet.
+        return last, not (max(last, self.begin_offset) <= offset < end and (offset or int(following["key_hash"])))
+
     def truncate(self, end: int) -> None:
         """Drop the entries of records at or behind physical offset `end`, and link the slots anew."""
         entries = self._entries[1 : self.next_entry]
-        # Entries are in the order of the log; after a crash unsynced ones may be anything, so the first wrong one ends
-        # them.
-        offsets = entries["physical_offset"].astype(np.int64)
-        wrong = (offsets >= end) | (offsets < 0) | (entries["key_hash"] < 0)
-        wrong[1:] |= offsets[1:] < offsets[:-1]
-        first = int(wrong.argmax()) if wrong.any() else len(entries)
+        first = self._count_before(end)
         kept = entries[:first].copy()
         self._slots[:] = 0
         self._entries[1 + first : self.next_entry] = np.zeros((), ENTRY_DTYPE)
@@ -168,7 +186,7 @@ class IndexFile:
         if first:
             begin = self.begin_timestamp
             last_timestamp = min(self.end_timestamp, begin + int(kept["seconds"][-1]) * 1000)
-            self._link(kept["key_hash"].astype(np.int64), kept["physical_offset"], kept["seconds"])
+            self._chain(kept["key_hash"].astype(np.int64))  # what is kept stays as it lies there: never half written
             self.end_offset = int(kept["physical_offset"][-1])
             self.end_timestamp = last_timestamp
             self.begin_offset = int(kept["physical_offset"][0])
@@ -181,6 +199,18 @@ class IndexFile:
         self.file.close()
         # The arrays are views of the mapping; dropping them lets it go.
         del self._slots, self._entries, self._view
+
+    def _count_before(self, end: int) -> int:
+        """How many entries are in order and of records before `end`.
+
+        Entries are in the order of the log; after a crash unsynced ones may be anything, so the first wrong one ends
+        them.
+        """
+        entries = self._entries[1 : self.next_entry]
+        offsets = entries["physical_offset"].astype(np.int64)
+        wrong = (offsets >= end) | (offsets < 0) | (entries["key_hash"] < 0)
+        wrong[1:] |= offsets[1:] < offsets[:-1]
+        return int(wrong.argmax()) if wrong.any() else len(entries)
 
     def _reserve(self, end: int) -> None:
         if end > self._reserved:
@@ -198,8 +228,8 @@ class IndexFile:
         if self.begin_timestamp > 0:
             seconds = min(max((timestamp - self.begin_timestamp) // 1000, 0), _SECONDS_MAX)
         position = self._entries_position + ENTRY_SIZE * self.next_entry
-        ENTRY.pack_into(self._view, position, key_hash, physical_offset, seconds, previous)
-        _SLOT.pack_into(self._view, slot_position, self.next_entry)
+        self._view[position : position + ENTRY_SIZE] = ENTRY.pack(key_hash, physical_offset, seconds, previous)
+        self._view[slot_position : slot_position + SLOT_SIZE] = _SLOT.pack(self.next_entry)
         if self.next_entry == 1:
             self.begin_offset, self.begin_timestamp = physical_offset, timestamp
         if not previous:
@@ -221,7 +251,15 @@ class IndexFile:
         self.end_offset, self.end_timestamp = int(physical_offsets[-1]), int(timestamps[-1])
 
     def _link(self, key_hashes: IntArray, physical_offsets: npt.ArrayLike, seconds: npt.ArrayLike) -> None:
-        """Append entries and chain them: within a slot each follows the one before it, the first follows the slot's."""
+        """Append entries and chain them."""
+        entries = self._entries[self.next_entry : self.next_entry + len(key_hashes)]
+        entries["key_hash"] = key_hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = seconds
+        self._chain(key_hashes)
+
+    def _chain(self, key_hashes: IntArray) -> None:
+        """Chain the next entries: within a slot each follows the one before it, the first follows the slot's."""
         count = len(key_hashes)
         slots = key_hashes % self.slot_count
         numbers = np.arange(self.next_entry, self.next_entry + count)
@@ -235,11 +273,7 @@ class IndexFile:
         previous = np.empty(count, np.int64)
         previous[order] = np.where(begins, old, np.concatenate(([0], numbers[order][:-1])))
         ends = np.append(begins[1:], True)
-        entries = self._entries[self.next_entry : self.next_entry + count]
-        entries["key_hash"] = key_hashes
-        entries["physical_offset"] = physical_offsets
-        entries["seconds"] = seconds
-        entries["previous"] = previous
+        self._entries["previous"][self.next_entry : self.next_entry + count] = previous
         self._slots[sorted_slots[ends]] = numbers[order][ends]
         self.slots_used += int(np.count_nonzero(begins & (old == 0)))
         self.next_entry += count
@@ -256,9 +290,7 @@ class IndexFile:
         self.next_entry = min(max(next_entry, 1), self.entry_count)
 
     def _store_header(self) -> None:
-        HEADER.pack_into(
-            self._view,
-            0,
+        self._view[:HEADER_SIZE] = HEADER.pack(
             self.begin_timestamp,
             self.end_timestamp,
             self.begin_offset,
@@ -340,20 +372,29 @@ class IndexService:
                 file.truncate(end)
                 break
 
-    def distrust(self, end: int) -> None:
+    def distrust(self, end: int) -> int:
         """Drop everything about records at or behind physical offset `end`, after which nothing is known to be synced.
 
         Header, slots and entries may then be of different ages, so the last file is linked anew whatever it says; and
         what stays is synced again, because the process that wrote it may have died before.
+
+        Answers before which physical offset the index is complete: `end`, or less if a file has lost what it had.
         """
+        is_sound = True
         while self.files:
             file = self.files[-1]
-            if not file.is_empty and file.begin_offset < end:
+            last, file_is_sound = file.last_before(end)
+            is_sound &= file_is_sound
+            if not is_sound and last >= 0:
+                end = last  # that record may have other keys, which are not there; it comes again with all of them
+                last, _ = file.last_before(end)
+            if last >= 0:
                 file.truncate(end)
                 break
             self._remove(file)
         for file in self.files:
             file.dirty = True
+        return end
 
     def release_expired(self, min_physical_offset: int) -> list[IndexFile]:
         """Let go of the leading files of which every record is gone from the log, never the last one.

@@ -171,18 +171,17 @@ class Recovery:
                 return begin
         derived = self._checkpoint.derived_offset
         if derived is not None:
-            self._index.distrust(derived)
+            complete = self._index.distrust(derived)
             if not self._index.files:
                 return self._log.min_offset
-            # The index is believed for what is in it, and not for where it is said to end.
-            return self._segment_start(min(derived, queues_end, self._index.last_offset))
+            return self._segment_start(min(derived, queues_end, complete))
         begin = self._begin_by_checkpoint()
         begin = min(begin, self._segment_start(queues_end))
         synced = self._synced_index_end()
         begin = min(begin, self._segment_start(synced))
         # What lies in the index behind that may be missing or half written; it is added again from the log.
-        self._index.distrust(max(begin, synced))
-        return begin
+        complete = self._index.distrust(max(begin, synced))
+        return min(begin, self._segment_start(complete))
 
     def _begin_after_clean_stop(self, queues_end: int, last_unit: int) -> int | None:
         if queues_end and not self._is_record(last_unit):
