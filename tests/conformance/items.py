@@ -291,7 +291,6 @@ MISSING: Final[dict[str, Missing]] = {
     "authentication": Missing("there is no authentication yet", tuple(range(7, 14))),
     "tls": Missing("there is no TLS yet", (212,)),
     "lite": Missing("lite topics are not implemented yet", tuple(range(193, 199))),
-    "priority": Missing("messages are delivered by age, not by priority, yet", (199,)),
 }
 """What does not apply today, and why."""
 

@@ -67,14 +67,6 @@ async def lite(client: RawClient) -> str | None:
     return _unless_not_implemented(sent.status) or _unless_not_implemented(synced.status)
 
 
-async def priority(client: RawClient) -> str | None:
-    topic = await client.create_topic("probe-priority", v2.MessageType.PRIORITY)
-    sent = [message(topic, f"{i}", message_type=v2.MessageType.PRIORITY, priority=i) for i in range(3)]
-    await client.sent(*sent)
-    order = [each.body for each in await client.receive_all(topic, "probe", 3, count=1)]
-    return None if order == [b"0", b"1", b"2"] else f"the order of priorities 0, 1, 2 is {order}"
-
-
 async def commands(client: RawClient) -> str | None:
     admin: Any = v2.AdminStub(client.channel)
     request = v2.PrintThreadStackTraceRequest(client_id=client.client_id, group=resource("probe"))
@@ -82,5 +74,5 @@ async def commands(client: RawClient) -> str | None:
 
 
 PROBES: Final[dict[str, Probe]] = {
-    probe.__name__: probe for probe in (authentication, tls, sql, pull, lite, priority, commands)
+    probe.__name__: probe for probe in (authentication, tls, sql, pull, lite, commands)
 }

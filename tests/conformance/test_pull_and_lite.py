@@ -65,6 +65,23 @@ async def test_192_offsets(client: RawClient, topic: str, group: str) -> None:
     assert (answer.status.code, answer.offset) == (Code.OK, 1)
 
 
+async def test_199_priority(client: RawClient, topic: str, group: str) -> None:
+    """The highest of all queues first, within one answer and from one to the next; equal ones by age; one that comes
+    back before all that are lower."""
+    await client.create_topic(topic, v2.MessageType.PRIORITY, queues=3)
+    for number, priority in enumerate((0, 5, 1, 5, 3, 9)):
+        body = f"{priority}{'abcdef'[number]}"
+        await client.sent(message(topic, body, message_type=v2.MessageType.PRIORITY, priority=priority))
+    first = (await client.receive(topic, group, count=1, wait=5)).one
+    assert (first.body, first.system_properties.priority) == (b"9f", 9)
+    assert (await client.receive(topic, group, count=2)).bodies == ["5b", "5d"]
+    changed = await client.change(topic, group, first.system_properties.receipt_handle, 0)
+    assert changed.status.code == Code.OK
+    again = await client.receive(topic, group)
+    assert again.bodies == ["9f", "3e", "1c", "0a"]
+    assert again.attempts == {"9f": 2, "3e": 1, "1c": 1, "0a": 1}
+
+
 async def test_200_lite_topic_in_an_acknowledgement(client: RawClient, topic: str, group: str) -> None:
     """A lite topic named with a handle changes nothing about what becomes of the message."""
     await client.sent(message(topic))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.delivery.journal import JOURNAL_GROUP, JOURNAL_TOPIC
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.errors import (
@@ -19,6 +20,7 @@ from aerobee_broker.errors import (
     TopicNotFoundError,
 )
 from aerobee_broker.topics import TopicConfig
+from aerobee_proto import v2
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World, bodies
 
 Start = Callable[..., Awaitable[World]]
@@ -143,6 +145,42 @@ async def test_a_subscription_that_was_deleted(start: Start) -> None:
     assert [status.topic for status in world.deliveries.status(GROUP)] == ["other"]
     assert attempts(await world.receive()) == {"a": 1}
     assert await world.receive(topic="other") == []
+
+
+# --- Long backlogs -------------------------------------------------------------------------------------------
+
+
+async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(start: Start) -> None:
+    """It ends in time, and the next one goes on where it ended, also after a crash."""
+    world = await start()
+    await world.send(*(f"{n}" for n in range(12_000)), tag="other")
+    await world.send("wanted", tag="mine")
+
+    async def look(condition: str) -> list[DeliveredMessage]:
+        expression = v2.FilterExpression(type=v2.FilterType.SQL, expression=condition)
+        return await world.deliveries.receive(
+            TOPIC,
+            GROUP,
+            client_id="c",
+            count=1,
+            invisible_ms=60_000,
+            wait_seconds=20,
+            look_seconds=0,
+            wanted=filter_of(expression),
+        )
+
+    lags = []
+    for _ in range(40):
+        assert await look("TAGS = 'mine'") == []
+        lags.append(world.deliveries.status(GROUP)[0].lag)
+    assert lags == sorted(set(lags), reverse=True), "each has looked at some more"
+    while lags[-1] > 12_001 - 5000:
+        assert await look("TAGS = 'mine'") == []
+        lags.append(world.deliveries.status(GROUP)[0].lag)
+    world = await world.crash()
+    assert await look("TAGS = 'mine'") == []
+    assert world.deliveries.status(GROUP)[0].lag < 12_001 - 4000, "at most 4096 messages are looked at again"
+    assert bodies(await world.receive(tags=frozenset({"mine"}))) == ["wanted"]
 
 
 # --- Receive and acknowledge --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aerobee_broker.delivery.events import QueueEvent
+from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 
 MESSAGE_GROUPS = ("a", "b", "c", "")
@@ -40,7 +41,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.left_out: set[int] = set()
         self.withdrawn: set[int] = set()  # a crash may forget of these that they were
         self.queue = QueueDelivery(START)
-        self.queue.keep_order()
+        self.queue.keep_order(Lanes)
 
     # The model
 
@@ -184,14 +185,14 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
             self.events.append(
                 self.queue.deliver([offset], offset + 1, nonce=self.nonce, invisible_until_ms=self.now + 1)
             )
-        self.queue.keep_order()
+        self.queue.keep_order(Lanes)
         self.learn(self.queue)
 
     def learn(self, queue: QueueDelivery) -> None:
-        assert queue.lanes is not None
-        assert queue.lanes.unknown == {*queue.in_flight, *queue.ready}
-        assert not queue.lanes.has_open()
-        for offset in list(queue.lanes.unknown):
+        assert isinstance(queue.order, Lanes)
+        assert queue.order.unknown == {*queue.in_flight, *queue.ready}
+        assert not queue.order.has_open()
+        for offset in list(queue.order.unknown):
             queue.learn(offset, self.log[offset])
 
     @rule(last_snapshot=st.booleans(), twice=st.booleans())
@@ -232,7 +233,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         for event in self.events:
             restored.apply(event)
         restored.expire(self.now)
-        restored.keep_order()
+        restored.keep_order(Lanes)
         self.queue = restored
         self.learn(restored)
         self.expire_model()
@@ -260,8 +261,8 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         assert sorted(queue.in_flight) == self.with_status("in flight")
         assert sorted(queue.ready) == self.with_status("waiting")
         assert queue.take_ready(1000) == self.may_go(1000)
-        assert queue.lanes is not None
-        assert queue.lanes.has_open() == bool(self.may_go(1))
+        assert isinstance(queue.order, Lanes)
+        assert queue.order.has_open() == bool(self.may_go(1))
         unfinished = [offset for offset, message in self.messages.items() if message.status != "finished"]
         assert queue.commit_offset == min(unfinished, default=queue.cursor)
         for offset in queue.ready:

@@ -36,6 +36,8 @@ from aerobee_broker.delivery.journal import (
     encode_removed,
     encode_state,
 )
+from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.delivery.receiving import DeliveredMessage, Receiving, Wish, new_nonce
 from aerobee_broker.delivery.stats import DeliveryStats
@@ -43,7 +45,7 @@ from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueSt
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.topics import TopicConfig, dead_letter_topic
+from aerobee_broker.topics import TopicConfig, TopicMessageType, dead_letter_topic
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
@@ -51,6 +53,7 @@ _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
 _ATTEMPTS_WITHOUT_END: Final = 1 << 30
+LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 
 class Deliveries:
@@ -149,6 +152,7 @@ class Deliveries:
         wanted: MessageFilter = EVERYTHING,
         attempt_id: str = "",
         queue_id: int | None = None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> list[DeliveredMessage]:
         """At most `count` messages of any queue of the topic, as soon as there is one; empty when the wait is over.
 
@@ -161,16 +165,21 @@ class Deliveries:
         To a group that consumes in order nothing of a message group is delivered while something of it is in flight.
         A repeated attempt gets what is still in flight of its answer, as the same delivery, with and without
         auto-renew. `queue_id` is for such groups only: nothing of other queues.
+
+        Of a priority topic the highest priority goes first. `look_seconds`: for how long to look through messages that
+        do not pass, or for higher ones; the next receive goes on there, also after a crash.
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
+        look_until = loop.time() + look_seconds
         again = False
         attempt = None
         while True:
             topic_config = self._tables.topics.require(topic)
             group_config = self._tables.groups.require(group)
             orderly = group_config.consume_orderly
+            by_priority = topic_config.message_type is TopicMessageType.PRIORITY
             if again and invisible_ms is None and not self._connected(client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
             subscription = self._subscriptions.get(topic, group)
@@ -195,12 +204,13 @@ class Deliveries:
                     attempt_max=_ATTEMPTS_WITHOUT_END
                     if topic == dead_letter_topic(group)
                     else max(group_config.retry_max_times + 1, 1),
-                    orderly=orderly,
+                    order=Lanes if orderly else Priorities if by_priority else None,
                 )
                 queues = subscription.rotated()
                 if place is not None:
                     queues = [queue for queue in queues if queue.key.queue_id == place]
-                taken = self._receiving.take(queues, wish)
+                is_last = loop.time() >= look_until
+                taken = self._receiving.take(queues, wish, is_last=is_last)
                 if taken.more or len(taken.messages) >= count:
                     self.long_polling.wake(topic, group, place)
                 if taken.messages:
@@ -216,6 +226,8 @@ class Deliveries:
                     await self._dead_letters.create_topic(group)
                     continue
                 if taken.more:
+                    if is_last:
+                        return []  # somebody else was woken above
                     await asyncio.sleep(0)
                     continue
             seconds = deadline - loop.time()
@@ -342,8 +354,8 @@ class Deliveries:
             self._recent.popitem(last=False)
         self.stats.acknowledged += len(entries)
         self._subscriptions.note_commit(queue)
-        lanes = queue.delivery.lanes
-        if lanes is not None and (lanes.has_open() or queue.delivery.cursor < self._subscriptions.end_of(queue)):
+        lanes = queue.delivery.order
+        if isinstance(lanes, Lanes) and (lanes.has_open() or queue.delivery.cursor < self._subscriptions.end_of(queue)):
             self._visibility.wake_receive(queue)  # what waited for the last of its message group
 
     # --- Clients, topics, groups ------------------------------------------------------------------------------

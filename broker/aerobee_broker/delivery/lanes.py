@@ -17,7 +17,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
+
+from aerobee_store.properties import SHARDING_KEY
 
 _STALE_MAX: Final = 1024  # pairs in the heap beyond twice the lanes
 
@@ -37,6 +39,9 @@ class Lanes:
     What was there before the lanes were (a restart, a group that became orderly) is `unknown` until `learn` tells its
     message group; nothing may be taken before all of it is known.
     """
+
+    LABEL_PROPERTY: ClassVar = SHARDING_KEY
+    """Of a message: its value is the label that is told here, the message group; "" without one."""
 
     __slots__ = ("_flights", "_lane_of", "_lanes", "_open", "unknown")
 
@@ -60,10 +65,10 @@ class Lanes:
 
     # What there is
 
-    def learn(self, offset: int, message_group: str, *, is_in_flight: bool) -> None:
+    def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None:
         """An unknown message that is not finished has this message group."""
         self.unknown.discard(offset)
-        lane = self._lane(message_group)
+        lane = self._lane(label)
         self._lane_of[offset] = lane
         if is_in_flight:
             lane.in_flight += 1
@@ -71,9 +76,9 @@ class Lanes:
             insort(lane.waiting, offset)
             self._offer(lane)
 
-    def add(self, offset: int, message_group: str) -> None:
+    def add(self, offset: int, label: str) -> None:
         """The next message of the queue; it waits."""
-        lane = self._lane(message_group)
+        lane = self._lane(label)
         self._lane_of[offset] = lane
         lane.waiting.append(offset)
         if len(lane.waiting) == 1:

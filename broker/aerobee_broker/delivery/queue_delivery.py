@@ -14,9 +14,10 @@ Methods for live traffic return the event to write into the journal; `apply` rep
 read again. What is not an event follows from one: expiry from the time, and messages that a filter skipped from the
 next delivery, which says where the one before it ended.
 
-A group whose messages are consumed in order has `lanes` (lanes.py) beside this state; they say which of the ready
-messages may go out. As any of them may have to wait, its new messages come in through `see`, which makes them ready
-after 0 deliveries, and go out like all others. `keep_order` switches that on at any time, `forget_order` off.
+A group whose messages are consumed in order has lanes (lanes.py) beside this state, one of a priority topic priorities
+(priorities.py): they say which of the ready messages may go out, or which first. As any message may have to wait, new
+ones come in through `see`, which makes them ready after 0 deliveries, and go out like all others. `keep_order` switches
+that on at any time, `forget_order` off.
 """
 
 from __future__ import annotations
@@ -24,14 +25,32 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.offset_ranges import OffsetRanges
+from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.errors import InvalidReceiptHandleError
 
 _STALE_DEADLINES_MAX: Final = 1024  # what the heap of deadlines may hold beyond twice what is in flight
+
+
+class Order(Protocol):
+    """What decides which of the ready messages go out."""
+
+    unknown: set[int]
+
+    def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None: ...
+    def add(self, offset: int, label: str) -> None: ...
+    def take(self, count: int) -> list[int]: ...
+    def deliver(self, offsets: Sequence[int], nonce: int) -> None: ...
+    def rename(self, nonce: int, new_nonce: int) -> None: ...
+    def put_back(self, offset: int, nonce: int) -> None: ...
+    def finish(self, offset: int, nonce: int) -> None: ...
+
+
+_Kept = TypeVar("_Kept", Lanes, Priorities)
 
 
 class InFlight:
@@ -53,14 +72,14 @@ class QueueDelivery:
         "_deadline_sequence",
         "_deadline_size",
         "_deadlines",
-        "_order",
+        "_ready_order",
         "_recorded_cursor",
         "_unrecorded",
         "commit_offset",
         "cursor",
         "finished",
         "in_flight",
-        "lanes",
+        "order",
         "ready",
     )
 
@@ -70,10 +89,10 @@ class QueueDelivery:
         self.finished = OffsetRanges()  # above commit_offset, below cursor
         self.in_flight: dict[int, InFlight] = {}
         self.ready: dict[int, int] = {}  # queue offset -> deliveries so far
-        self._order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
+        self._ready_order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
         self._recorded_cursor = commit_offset  # as the journal knows it
         self._unrecorded: list[int] = []  # seen since, and waiting when they were seen
-        self.lanes: Lanes | None = None  # of a group that consumes in order
+        self.order: Order | None = None
         # (time, sequence, offsets): one entry a delivery, not one a message. What is stale is dropped when its time
         # comes, or all at once when there is too much of it.
         self._deadlines: list[tuple[int, int, tuple[int, ...]]] = []
@@ -96,33 +115,35 @@ class QueueDelivery:
 
     # Order
 
-    def keep_order(self) -> None:
-        """From now on only what is next in its lane goes out; `learn` all `lanes.unknown` first."""
-        if self.lanes is None:
-            self.lanes = Lanes({offset: entry.nonce for offset, entry in self.in_flight.items()}, self.ready)
-            self._order = None  # not kept up to date while nobody takes by it
+    def keep_order(self, kind: type[_Kept]) -> _Kept:
+        """From now on only what the order lets go goes out; `learn` all `unknown` of it first."""
+        if not isinstance(self.order, kind):
+            self.order = kind({offset: entry.nonce for offset, entry in self.in_flight.items()}, self.ready)
+            self._ready_order = None  # not kept up to date while nobody takes by it
+        assert isinstance(self.order, kind), "it was made just now, or before"
+        return self.order
 
     def forget_order(self) -> None:
         """From now on whatever is ready goes out."""
-        self.lanes = None
+        self.order = None
 
-    def learn(self, offset: int, message_group: str) -> None:
-        """One of `lanes.unknown` has this message group, "" for none."""
-        assert self.lanes is not None, "keep_order comes first"
-        self.lanes.learn(offset, message_group, is_in_flight=offset in self.in_flight)
+    def learn(self, offset: int, label: str) -> None:
+        """One of `order.unknown` has this label: the value of the order's LABEL_PROPERTY, "" without."""
+        assert self.order is not None, "keep_order comes first"
+        self.order.learn(offset, label, is_in_flight=offset in self.in_flight)
 
     def see(self, messages: Iterable[tuple[int, str]], cursor: int) -> None:
-        """(offset, message group) of messages from the cursor on, ascending; they are ready for their first delivery.
+        """(offset, label) of messages from the cursor on, ascending; they are ready for their first delivery.
 
         `cursor` becomes the cursor; what lies between the old and the new one and is not in `messages` is finished.
         Not an event: the next one tells, at the latest that of `record_seen`.
         """
-        assert self.lanes is not None, "only order needs to see more than it delivers"
-        for offset, message_group in messages:
+        assert self.order is not None, "only order needs to see more than it delivers"
+        for offset, label in messages:
             self.skip(offset)
             self.cursor = offset + 1
             self.ready[offset] = 0
-            self.lanes.add(offset, message_group)
+            self.order.add(offset, label)
             self._unrecorded.append(offset)
         self.skip(cursor)
 
@@ -131,13 +152,18 @@ class QueueDelivery:
         """Messages that were seen and that no event has told of."""
         return len(self._unrecorded)
 
+    @property
+    def unrecorded_span(self) -> int:
+        """How far the cursor has moved since an event told of it."""
+        return self.cursor - self._recorded_cursor
+
     def record_seen(self) -> Delivered:
-        """The event that tells of them, without a delivery."""
+        """The event that tells of them, and of what was skipped, without a delivery."""
         return self._delivered([], 0, 0, None)
 
     def is_in_flight_under(self, nonce: int) -> bool:
-        """Whether `repeat` would find something. Only with `lanes`."""
-        return self.lanes is not None and nonce in self.lanes
+        """Whether `repeat` would find something. Only of a group that consumes in order."""
+        return isinstance(self.order, Lanes) and nonce in self.order
 
     def in_flight_under(self, nonce: int) -> list[int]:
         """The offsets in flight under this nonce, ascending. Looks at all that is in flight."""
@@ -166,8 +192,8 @@ class QueueDelivery:
             if entry is not None and entry.nonce == nonce:
                 del self.in_flight[offset]
                 withdrawn[offset] = entry.attempt - 1
-                if self.lanes is not None:
-                    self.lanes.put_back(offset, nonce)
+                if self.order is not None:
+                    self.order.put_back(offset, nonce)
         if withdrawn:
             self._make_ready(withdrawn)
         return len(withdrawn)
@@ -175,12 +201,15 @@ class QueueDelivery:
     # Out
 
     def take_ready(self, count: int) -> list[int]:
-        """The lowest `count` offsets that may be delivered again, or at last. Nothing changes before `deliver`."""
-        if self.lanes is not None:
-            return self.lanes.take(count)
-        if self._order is None:
-            self._order = sorted(self.ready)
-        return self._order[:count]
+        """`count` offsets that may be delivered again, or at last: the lowest, or those with the highest priority.
+
+        Nothing changes before `deliver`.
+        """
+        if self.order is not None:
+            return self.order.take(count)
+        if self._ready_order is None:
+            self._ready_order = sorted(self.ready)
+        return self._ready_order[:count]
 
     def deliver(
         self, offsets: Sequence[int], cursor: int, *, nonce: int, invisible_until_ms: int, client_id: str | None = None
@@ -216,8 +245,8 @@ class QueueDelivery:
         self.cursor = position
         self.skip(cursor)
         self._add_deadline(invisible_until_ms, tuple(offsets))
-        if self.lanes is not None:
-            self.lanes.deliver(offsets, nonce)
+        if self.order is not None:
+            self.order.deliver(offsets, nonce)
         return self._delivered(runs, nonce, invisible_until_ms, client_id)
 
     def skip(self, cursor: int) -> None:
@@ -254,8 +283,8 @@ class QueueDelivery:
         """Another time under another nonce, which the client's life no longer extends. InvalidReceiptHandleError."""
         entry = self.check(offset, nonce)
         self._set_in_flight(offset, InFlight(entry.attempt, invisible_until_ms, new_nonce, None))
-        if self.lanes is not None:
-            self.lanes.rename(nonce, new_nonce)
+        if self.order is not None:
+            self.order.rename(nonce, new_nonce)
         return Changed(offset, entry.attempt, new_nonce, invisible_until_ms)
 
     def release(self, offsets: Iterable[int], nonce: int, invisible_until_ms: int) -> None:
@@ -286,10 +315,10 @@ class QueueDelivery:
         self.finished = OffsetRanges()
         self.in_flight = {}
         self.ready = {}
-        self._order = []
+        self._ready_order = []
         self._deadlines = []
         self._deadline_size = 0
-        self.lanes = None  # made anew with the next receive, of what is then there
+        self.order = None  # made anew with the next receive, of what is then there
         self._note_recorded()
         return Reset(offset)
 
@@ -304,8 +333,8 @@ class QueueDelivery:
                 if entry is not None and entry.invisible_until_ms <= now_ms:
                     del self.in_flight[offset]
                     expired[offset] = entry.attempt
-                    if self.lanes is not None:
-                        self.lanes.put_back(offset, entry.nonce)
+                    if self.order is not None:
+                        self.order.put_back(offset, entry.nonce)
         if expired:
             self._make_ready(expired)
         return len(expired)
@@ -334,7 +363,7 @@ class QueueDelivery:
         Where events before it are missing, because the log lost them, everything that it does not tell of is ready:
         a redelivery too many is allowed, a message too few is not.
         """
-        assert self.lanes is None, "lanes are made of what is there after all events"
+        assert self.order is None, "an order is made of what is there after all events"
         match event:
             case Delivered():
                 self._apply_delivered(event)
@@ -354,14 +383,14 @@ class QueueDelivery:
 
     def cut(self, end: int) -> bool:
         """Forget all from `end` on: the log does not have it. True if there was something."""
-        assert self.lanes is None, "lanes are made of what is left"
+        assert self.order is None, "an order is made of what is left"
         if end >= self.cursor:
             return False
         for offset in [offset for offset in self.in_flight if offset >= end]:
             del self.in_flight[offset]
         for offset in [offset for offset in self.ready if offset >= end]:
             del self.ready[offset]
-        self._order = None
+        self._ready_order = None
         kept = [(first, min(last, end)) for first, last in self.finished if first < end]
         self.finished = OffsetRanges()
         for first, last in kept:
@@ -387,7 +416,7 @@ class QueueDelivery:
                 del self.in_flight[offset]
             for offset in [offset for offset in self.ready if offset < event.commit_offset]:
                 del self.ready[offset]
-            self._order = None
+            self._ready_order = None
             self._commit(event.commit_offset)
         self._apply_range(event.begin, event.end, event.entries)
 
@@ -458,8 +487,8 @@ class QueueDelivery:
     def _finish(self, offset: int) -> None:
         entry = self.in_flight.pop(offset, None)
         self._forget_ready(offset)
-        if self.lanes is not None:
-            self.lanes.finish(offset, 0 if entry is None else entry.nonce)
+        if self.order is not None:
+            self.order.finish(offset, 0 if entry is None else entry.nonce)
         self._add_finished(offset, offset + 1)
 
     def _forget_ready(self, offset: int) -> None:
@@ -468,20 +497,20 @@ class QueueDelivery:
 
     def _make_ready(self, attempts: dict[int, int]) -> None:
         self.ready.update(attempts)
-        if self._order is None:
+        if self._ready_order is None:
             return
         if len(attempts) == 1:
-            insort(self._order, *attempts)
+            insort(self._ready_order, *attempts)
         else:
-            self._order.extend(attempts)
-            self._order.sort()  # two sorted runs at most of the times: linear
+            self._ready_order.extend(attempts)
+            self._ready_order.sort()  # two sorted runs at most of the times: linear
 
     def _drop_from_order(self, offsets: Sequence[int]) -> None:
-        if self._order is not None:
-            if self._order[: len(offsets)] == list(offsets):
-                del self._order[: len(offsets)]
+        if self._ready_order is not None:
+            if self._ready_order[: len(offsets)] == list(offsets):
+                del self._ready_order[: len(offsets)]
             else:
-                self._order = None
+                self._ready_order = None
 
     def _add_finished(self, begin: int, end: int) -> None:
         if begin <= self.commit_offset:

@@ -6,8 +6,9 @@ queues together with the journal, in the same step of the loop.
 
 from __future__ import annotations
 
+import heapq
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -26,16 +27,18 @@ from aerobee_broker.delivery.journal import (
     encode_acknowledged,
     encode_delivered,
 )
+from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.priorities import Priorities, rank
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import TooManyRequestsError
 from aerobee_store import MessageStore, Record
-from aerobee_store import properties as p
 from aerobee_store.clock import Clock
 
 _SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group looks at before others get their turn
 _UNRECORDED_MAX: Final = 128  # messages that were seen and not delivered, before the journal is told of them
+_PASSED_MAX: Final = 4096  # messages that a filter left out, likewise: what a crash makes to be looked at again
 _LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, as above
 
 
@@ -59,7 +62,7 @@ class Wish:
     wanted: MessageFilter
     attempt: int | None  # the nonce of queue 0 that stands for the attempt
     attempt_max: int  # deliveries before a message is a dead letter
-    orderly: bool
+    order: type[Lanes | Priorities] | None  # what the messages go by, beside their age
 
 
 @dataclass(slots=True)
@@ -106,8 +109,11 @@ class Receiving:
         self._history = history
         self._stats = stats
 
-    def take(self, queues: Sequence[Queue], wish: Wish) -> Taken:
-        """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`."""
+    def take(self, queues: Sequence[Queue], wish: Wish, *, is_last: bool = False) -> Taken:
+        """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`.
+
+        `is_last`: there is no time to look again, so the best of what has been seen has to do.
+        """
         room = self._config.in_flight_per_group_max - self._subscriptions.in_flight_count(wish.group)
         if room <= 0:
             raise TooManyRequestsError(
@@ -116,7 +122,11 @@ class Receiving:
             )
         if wish.count > room:
             wish = replace(wish, count=room)
-        return self._take_in_order(queues, wish) if wish.orderly else self._take_any(queues, wish)
+        if wish.order is Lanes:
+            return self._take_in_order(queues, wish)
+        if wish.order is Priorities:
+            return self._take_by_priority(queues, wish, is_last)
+        return self._take_any(queues, wish)
 
     def _take_any(self, queues: Sequence[Queue], wish: Wish) -> Taken:
         now_ms = self._clock.now_ms()
@@ -125,11 +135,12 @@ class Receiving:
         count = wish.count
         for queue in queues:
             self._visibility.expire(queue, now_ms)
-            if queue.delivery.lanes is not None:  # the group was orderly
+            if queue.delivery.order is not None:  # the group was orderly
                 queue.delivery.forget_order()
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
-                taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, wish)
+                offsets = queue.delivery.take_ready(count)
+                taken.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, wish)
                 count -= len(reading.records)
                 if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
                     taken.more = True
@@ -158,6 +169,52 @@ class Receiving:
             self._deliver(readings, taken, wish, now_ms)
         return taken
 
+    def _take_by_priority(self, queues: Sequence[Queue], wish: Wish, is_last: bool) -> Taken:
+        """All queues are looked at as far ahead as may be, then the first of all of them go out."""
+        now_ms = self._clock.now_ms()
+        taken = Taken()
+        seen: dict[Queue, dict[int, Record]] = {}
+        for queue in queues:
+            self._visibility.expire(queue, now_ms)
+            if not self._learn(queue, queue.delivery.keep_order(Priorities)):
+                taken.more = True
+                continue
+            seen[queue] = {}
+            taken.more |= self._see_ahead(queue, wish.wanted, seen[queue])
+        readings = {queue: _Reading(queue.delivery.cursor) for queue in seen}
+        if not taken.more or is_last:
+            for queue, offsets in self._highest(list(seen), wish.count).items():
+                taken.needs_dead_letter_topic |= self._read_ready(queue, readings[queue], offsets, wish, seen[queue])
+                taken.more |= bool(readings[queue].finished)
+        self._deliver(readings, taken, wish, now_ms)
+        taken.messages.sort(key=_urgency)
+        return taken
+
+    def _highest(self, queues: Sequence[Queue], count: int) -> dict[Queue, list[int]]:
+        """The offsets, ascending, of the `count` messages of all queues with the highest priority, then the oldest."""
+        heads: list[
+            tuple[int, int, int, int, Iterator[int]]
+        ] = []  # rank, place in the log, offset, queue, the next ones
+        found: dict[Queue, list[int]] = {}
+
+        def push(number: int, following: Iterator[int]) -> None:
+            offset = next(following, None)
+            if offset is not None:
+                queue = queues[number]
+                order = queue.delivery.keep_order(Priorities)
+                place = self._store.physical_offset_at(queue.key.topic, queue.key.queue_id, offset) or 0
+                heapq.heappush(heads, (order.rank_of(offset), place, offset, number, following))
+
+        for number, queue in enumerate(queues):
+            push(number, iter(queue.delivery.take_ready(count)))
+        for _ in range(count):
+            if not heads:
+                break
+            _, _, offset, number, following = heapq.heappop(heads)
+            found.setdefault(queues[number], []).append(offset)
+            push(number, following)
+        return {queue: sorted(offsets) for queue, offsets in found.items()}
+
     def _invisible_until(self, wish: Wish, now_ms: int) -> tuple[int, str | None]:
         if wish.invisible_ms is not None:
             return now_ms + wish.invisible_ms, None
@@ -170,7 +227,7 @@ class Receiving:
         until_ms, owner = self._invisible_until(wish, now_ms)
         for queue in queues:
             self._visibility.expire(queue, now_ms)
-            queue.delivery.keep_order()
+            queue.delivery.keep_order(Lanes)
             nonce = attempt ^ queue.key.queue_id
             if count <= 0 or not queue.delivery.is_in_flight_under(nonce):
                 continue
@@ -198,20 +255,22 @@ class Receiving:
         """Read up to `count` messages that no other of their message group keeps waiting; None: not yet possible."""
         delivery = queue.delivery
         self._visibility.expire(queue, now_ms)
-        delivery.keep_order()
-        assert delivery.lanes is not None, "keep_order has made them"
-        for offset in list(islice(delivery.lanes.unknown, _LEARNT_PER_STEP_MAX)):
-            record = self._subscriptions.read_one(queue, offset)
-            delivery.learn(offset, "" if record is None else _message_group(record))
-        if delivery.lanes.unknown:
+        if not self._learn(queue, delivery.keep_order(Lanes)):
             taken.more = True
             return None
         seen: dict[int, Record] = {}
         taken.more |= self._see(queue, count, wish.wanted, seen)
         reading = _Reading(delivery.cursor)
-        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, count, wish, seen)
+        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, delivery.take_ready(count), wish, seen)
         taken.more |= bool(reading.finished)  # the next one of that message group may follow
         return reading
+
+    def _learn(self, queue: Queue, order: Lanes | Priorities) -> bool:
+        """Read the labels of some messages that were there before the order; True if all are known."""
+        for offset in list(islice(order.unknown, _LEARNT_PER_STEP_MAX)):
+            record = self._subscriptions.read_one(queue, offset)
+            queue.delivery.learn(offset, "" if record is None else record.properties.get(order.LABEL_PROPERTY, ""))
+        return not order.unknown
 
     def _see(self, queue: Queue, count: int, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
         """See new messages until `count` may be delivered, or too many wait; True if only this step was too short.
@@ -228,32 +287,64 @@ class Receiving:
             # As many as are missing first; when these had to wait there may be a long row of them.
             size = missing if turn == 0 else 4 * size
             size = min(size, budget, room)
-            result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, delivery.cursor, size)
-            if result.next_offset <= delivery.cursor:
+            looked = self._see_next(queue, Lanes, size, wanted, seen)
+            if looked is None:
                 return False
-            self._stats.lost += result.lost
-            if result.status == "offset-too-small":
-                self._stats.lost += result.next_offset - delivery.cursor
-            budget -= len(result.records) if wanted.condition is None else result.next_offset - delivery.cursor
-            seen.update((record.queue_offset, record) for record in result.records)
-            delivery.see(
-                [(record.queue_offset, _message_group(record)) for record in result.records], result.next_offset
-            )
-            if result.next_offset >= result.max_offset:
-                return False
+            budget -= looked
             if budget <= 0:
                 break
         return len(delivery.take_ready(count)) < count
+
+    def _see_ahead(self, queue: Queue, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
+        """See new messages until so many wait as may, to know which goes first; True if there are more of them."""
+        budget = _SEEN_PER_STEP_MAX
+        for _ in range(wanted.reads_per_step):
+            room = self._config.priority_waiting_max - len(queue.delivery.ready)
+            if room <= 0:
+                return False
+            looked = self._see_next(queue, Priorities, min(budget, room), wanted, seen)
+            if looked is None:
+                return False
+            budget -= looked
+            if budget <= 0:
+                break
+        return True
+
+    def _see_next(
+        self,
+        queue: Queue,
+        order: type[Lanes | Priorities],
+        size: int,
+        wanted: MessageFilter,
+        seen: dict[int, Record],
+    ) -> int | None:
+        """See up to `size` messages from the cursor on; returns how many were read, None at the end of the queue."""
+        delivery = queue.delivery
+        before = delivery.cursor
+        result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, before, size)
+        if result.next_offset <= before:
+            return None
+        self._stats.lost += result.lost
+        if result.status == "offset-too-small":
+            self._stats.lost += result.next_offset - before
+        seen.update((record.queue_offset, record) for record in result.records)
+        label = order.LABEL_PROPERTY
+        delivery.see(
+            [(record.queue_offset, record.properties.get(label, "")) for record in result.records], result.next_offset
+        )
+        if result.next_offset >= result.max_offset:
+            return None
+        return len(result.records) if wanted.condition is None else result.next_offset - before
 
     def _read_ready(
         self,
         queue: Queue,
         reading: _Reading,
-        count: int,
+        offsets: Sequence[int],
         wish: Wish,
         seen: Mapping[int, Record] | None = None,
     ) -> bool:
-        """Read up to `count` messages that are ready; True if some wait for a dead-letter topic that is not there.
+        """Read these messages, which are ready; True if some wait for a dead-letter topic that is not there.
 
         `seen`: some that have been read already.
         """
@@ -261,8 +352,9 @@ class Receiving:
         has_dead_letter_topic = self._dead_letters.has_topic(queue.key.group)
         waits = False
         stuck: set[str] = set()  # message groups whose first waits for that topic
-        for offset in delivery.take_ready(count):
-            if stuck and delivery.lanes is not None and delivery.lanes.message_group_of(offset) in stuck:
+        lanes = delivery.order if isinstance(delivery.order, Lanes) else None
+        for offset in offsets:
+            if stuck and lanes is not None and lanes.message_group_of(offset) in stuck:
                 continue
             record = seen.get(offset) if seen else None
             if record is None:
@@ -279,8 +371,8 @@ class Receiving:
                 reading.finished.append(offset)
             else:
                 waits = True
-                if delivery.lanes is not None:
-                    stuck.add(delivery.lanes.message_group_of(offset))
+                if lanes is not None:
+                    stuck.add(lanes.message_group_of(offset))
         return waits
 
     def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
@@ -322,11 +414,12 @@ class Receiving:
                 events.append(encode_delivered(queue.encoded_key, delivered))
                 self._make_messages(queue, reading.records, delivered, taken.messages)
                 self._note_delivered(queue, offsets, nonce, wish, taken)
-            elif delivery.unrecorded_count >= _UNRECORDED_MAX:
-                events.append(encode_delivered(queue.encoded_key, delivery.record_seen()))
-                passes_over = True
             else:
                 delivery.skip(reading.cursor)
+                if delivery.unrecorded_count >= _UNRECORDED_MAX or delivery.unrecorded_span >= _PASSED_MAX:
+                    passed = delivery.record_seen()
+                    events.append(encode_delivered(queue.encoded_key, passed))
+                    passes_over |= passed.passes_over
             self._subscriptions.note_commit(queue)
         self._record(finished_events, events, passes_over, taken, now_ms)
 
@@ -367,9 +460,9 @@ class Receiving:
         self._stats.delivered += index
 
 
-def _message_group(record: Record) -> str:
-    """What orders a message; "" without one."""
-    return record.properties.get(p.SHARDING_KEY, "")
+def _urgency(message: DeliveredMessage) -> tuple[int, int]:
+    record = message.record
+    return rank(record.properties.get(Priorities.LABEL_PROPERTY, "")), record.physical_offset
 
 
 def new_nonce() -> int:

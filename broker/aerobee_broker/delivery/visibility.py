@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import Queue
 from aerobee_broker.long_polling import LongPolling
@@ -72,7 +73,7 @@ class Visibility:
         """
         now_ms = self._clock.now_ms()
         for queue, offsets, nonce in parts:
-            if queue.delivery.lanes is None:
+            if not isinstance(queue.delivery.order, Lanes):
                 queue.delivery.release(offsets, nonce, now_ms)
                 self.expire(queue, now_ms)
             elif queue.delivery.withdraw(offsets, nonce):

@@ -54,18 +54,21 @@ class ReceiveProcessor:
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
         config = self._config.delivery
+
+        def seconds(requested: float | None) -> float:
+            return poll_seconds(
+                requested, remaining_seconds, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max
+            )
+
+        asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
         messages = await self._deliveries.receive(
             topic,
             group,
             client_id=client.client_id,
             count=max(1, min(request.batch_size, config.receive_count_max)),
             invisible_ms=None if request.auto_renew else self._invisible_ms(request),
-            wait_seconds=poll_seconds(
-                duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None,
-                remaining_seconds,
-                reserve=config.poll_reserve_seconds,
-                longest=config.poll_seconds_max,
-            ),
+            wait_seconds=seconds(asked),
+            look_seconds=seconds(None),
             wanted=filter_of(request.filter_expression),
             attempt_id=request.attempt_id,
             queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
