@@ -35,6 +35,7 @@ from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore, Record
 from aerobee_store import properties as p
 from aerobee_store.clock import Clock
+from aerobee_store.record import TransactionType
 from aerobee_store.timer_files import TIMER_TOPIC
 
 JOURNAL_READ_MAX: Final = 100_000  # messages of the journal, each with one or more events
@@ -175,7 +176,7 @@ class MessageAdministration:
         if p.TIMER_DELIVER_MS in properties or p.TIMER_OUT_MS in properties:
             for waited in self._waiting(TIMER_TOPIC, record.topic, message_id)[:1]:
                 yield self._delayed(waited)
-        if record.prepared_transaction_offset:
+        if record.transaction_type is TransactionType.COMMIT:
             for half in self._waiting(HALF_TOPIC, record.topic, message_id)[:1]:
                 yield _event(_Kind.PREPARED, half.store_timestamp)
             yield _event(_Kind.COMMITTED, record.store_timestamp)
@@ -273,6 +274,8 @@ class MessageAdministration:
 
     async def _history(self, record: Record, groups: set[str]) -> tuple[list[admin_v1.TimelineEvent], bool]:
         """What the journal says of the message, and whether all of it could be read."""
+        # A delivery is answered when its event is in the log; to be read, it must be on disk, too.
+        await self._store.wait_stored(self._store.positions[0], durable=True)
         low, high = self._store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)
         if low == high:
             return [], True
