@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
 
-.PHONY: help setup run test check conformance lint type proto test-crash test-java-store bench clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-crash test-java-store bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -44,6 +44,9 @@ type: .venv/.dev ## strict type check of packages and tests
 
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
+
+test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
+	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary tests
 
 test-crash: .venv/.dev ## the long crash tests (about an hour)
 	AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=7200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import subprocess
 import sys
 import time
@@ -19,12 +18,11 @@ from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import admin_v1, v2
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
+from tests.support.official_sdks import PYTHON
 from tests.support.sdk_program import SdkProgram, send_until_taken, wait_all_messages, wait_group
 
 TOPIC, GROUP = "ledger-entries", "ledger"
 Code = v2.Code
-ROOT = Path(__file__).parents[2]
-SDK_VERSION = "5.1.2"
 
 
 # --- The protocol -------------------------------------------------------------------------------------------
@@ -433,14 +431,6 @@ async def test_locks_survive_an_orderly_restart(tmp_path: Path) -> None:
 # --- The released Python SDK --------------------------------------------------------------------------------
 
 
-def _installed() -> str | None:
-    try:
-        return importlib.metadata.version("rocketmq-python-client")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-with_sdk = pytest.mark.skipif(_installed() != SDK_VERSION, reason=f"needs rocketmq-python-client=={SDK_VERSION}")
 Start = Callable[..., SdkProgram]
 
 
@@ -458,8 +448,7 @@ def start(tmp_path: Path, process: BrokerProcess) -> Iterator[Start]:
 
         def begin(name: str, **options: Any) -> SdkProgram:
             home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
-            return programs.enter_context(SdkProgram(command, home, ROOT, endpoint=process.endpoint, **options))
+            return programs.enter_context(PYTHON.program(name, home, endpoint=process.endpoint, **options))
 
         yield begin
 
@@ -484,8 +473,7 @@ def numbers(events: list[dict[str, Any]], group: str) -> list[int]:
     return [int(number) for name, _, number in parts if name == group]
 
 
-@pytest.mark.sdk
-@with_sdk
+@PYTHON.mark
 def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, start: Start) -> None:
     """A push consumer whose group appears with its first use: the failing message is tried again before its group goes
     on, the other message groups do not wait for it."""
@@ -509,8 +497,7 @@ def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, sta
     wait_group(process, GROUP, lag=0)
 
 
-@pytest.mark.sdk
-@with_sdk
+@PYTHON.mark
 def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start) -> None:
     """After its last attempt the message is a dead letter, and the next of its group comes."""
     administer(process, "topic", "create", TOPIC, "--type", "fifo")
@@ -527,8 +514,7 @@ def test_sdk_gives_a_message_up_and_goes_on(process: BrokerProcess, start: Start
     assert [message["body"] for message in reader.ask("receive", count=10, invisible=30)["messages"]] == ["a.1"]
 
 
-@pytest.mark.sdk
-@with_sdk
+@PYTHON.mark
 def test_sdk_keeps_the_order_over_the_death_of_the_broker(process: BrokerProcess, start: Start) -> None:
     """Killed in the middle and started again: no message group skips a message or goes back behind what is done."""
     administer(process, "topic", "create", TOPIC, "--type", "fifo")

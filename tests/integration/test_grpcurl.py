@@ -16,7 +16,7 @@ import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
 
-pytestmark = [pytest.mark.sdk, pytest.mark.timeout(400)]  # the first run builds grpcurl, for a minute or two
+pytestmark = [pytest.mark.sdk("grpcurl"), pytest.mark.timeout(400)]  # the first run builds grpcurl, for a minute or two
 
 VERSION = "v1.9.3"
 MESSAGING = "apache.rocketmq.v2.MessagingService"

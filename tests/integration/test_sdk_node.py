@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import shutil
-import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.official_sdks import NODE
 from tests.support.port_forwarder import forwarded_port
 from tests.support.sdk_program import (
     SdkProgram,
@@ -28,27 +25,9 @@ from tests.support.sdk_program import (
     wait_group,
 )
 
-pytestmark = pytest.mark.sdk
+pytestmark = NODE.mark
 
-HERE = Path(__file__).with_name("sdk_node")
 Start = Callable[..., SdkProgram]
-
-
-@pytest.fixture(scope="module")
-def node() -> str:
-    """The path of Node, with the SDK installed beside the programs: downloaded once, the folder is ignored by git."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("needs Node.js and npm on the PATH")
-    wanted = json.loads((HERE / "package.json").read_text())["dependencies"]["rocketmq-client-nodejs"]
-    installed = HERE / "node_modules" / "rocketmq-client-nodejs" / "package.json"
-    with (HERE / "package.json").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run installs, the others wait
-        if not installed.exists() or json.loads(installed.read_text())["version"] != wanted:
-            command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100, check=False)
-            assert done.returncode == 0, f"npm cannot install the SDK:\n{done.stdout}\n{done.stderr}"
-    return node
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +46,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory, short_polls: list[str]) -> 
 
 
 @pytest.fixture
-def start(node: str, tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a program of the folder sdk_node by its name; none of them outlives the test."""
     with ExitStack() as programs:
 
         def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
             home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            return programs.enter_context(SdkProgram([node, f"{name}.js"], home, HERE, endpoint=endpoint, **options))
+            return programs.enter_context(NODE.program(name, home, endpoint=endpoint, **options))
 
         yield begin
 
@@ -173,6 +152,23 @@ def test_push_consumption_succeeds_and_fails_without_a_crash(broker: BrokerProce
     for program in (failing, fine):
         program.answer()
         assert program.end() == 0
+
+
+def test_push_keeps_the_order_of_each_message_group_while_one_fails(broker: BrokerProcess, start: Start) -> None:
+    """A listener that fails is called again for the same message before the next of its message group comes."""
+    create_topic(broker, "ordered", "fifo")
+    producer = start("producer", broker.endpoint, topic="ordered")
+    consumer = start("push_consumer", broker.endpoint, topic="ordered", group="ordered", failures=1)
+    producer.ready()
+    consumer.ready()
+    sent = [{"body": f"{group}{number}", "message_group": group} for number in range(8) for group in ("a", "b", "c")]
+    producer.ask("send", messages=sent)
+    wait_all_messages([consumer], {message["body"] for message in sent}, "acknowledged")
+    order: dict[str, list[str]] = defaultdict(list)
+    for message in consumer.messages():
+        order[message["body"][0]].append(message["body"])
+    assert order == {group: [f"{group}{number}" for number in range(8) for _ in range(2)] for group in "abc"}
+    wait_group(broker, "ordered", lag=0)
 
 
 def test_push_consumption_goes_on_after_the_broker_was_killed(

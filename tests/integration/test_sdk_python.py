@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.official_sdks import PYTHON
 from tests.support.port_forwarder import forwarded_port
 from tests.support.sdk_program import (
     SdkProgram,
@@ -25,21 +24,7 @@ from tests.support.sdk_program import (
     wait_group,
 )
 
-VERSION = "5.1.2"
-ROOT = Path(__file__).parents[2]
-
-
-def _installed() -> str | None:
-    try:
-        return importlib.metadata.version("rocketmq-python-client")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-pytestmark = [
-    pytest.mark.sdk,
-    pytest.mark.skipif(_installed() != VERSION, reason=f"needs rocketmq-python-client=={VERSION}: make setup"),
-]
+pytestmark = PYTHON.mark
 
 Start = Callable[..., SdkProgram]
 
@@ -58,8 +43,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
 
         def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
             home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
-            return programs.enter_context(SdkProgram(command, home, ROOT, endpoint=endpoint, **options))
+            return programs.enter_context(PYTHON.program(name, home, endpoint=endpoint, **options))
 
         yield begin
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
-from tests.integration.test_sdk_python import ROOT, pytestmark
+from tests.support.official_sdks import PYTHON
 from tests.support.sdk_program import Event, SdkProgram
 
-__all__ = ["pytestmark"]
+pytestmark = PYTHON.mark
 
 Start = Callable[..., SdkProgram]
 TOPIC = "payments"
@@ -45,9 +45,7 @@ def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
 
         def begin(name: str, **options: Any) -> SdkProgram:
             home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            command = [sys.executable, "-m", f"tests.integration.sdk_python.{name}"]
-            program = SdkProgram(command, home, ROOT, endpoint=broker.endpoint, topic=TOPIC, **options)
-            return programs.enter_context(program)
+            return programs.enter_context(PYTHON.program(name, home, endpoint=broker.endpoint, topic=TOPIC, **options))
 
         yield begin
 

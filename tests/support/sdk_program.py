@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -124,6 +125,10 @@ class SdkProgram:
                         return
                     cause = "ended before" if self._ended else f"did not give in {seconds:g} s"
                     raise AssertionError(f"{self.name} {cause}: {what}; events: {self._events[-20:]}\n{self.logs()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        self._process.send_signal(number)
 
     def end(self) -> int:
         """Shut it down in an orderly way; returns its exit code."""

@@ -85,7 +85,9 @@ class TelemetryProcessor:
         group = self._tables.group_or_first_use(name, topics)
         subscription = reply.subscription
         subscription.fifo = group.consume_orderly
-        subscription.receive_batch_size = self._config.delivery.receive_count_max
+        # Go's client goes on with the rest of a batch while it waits to repeat a message that failed, out of order.
+        alone = group.consume_orderly and client.language == "GO"
+        subscription.receive_batch_size = 1 if alone else self._config.delivery.receive_count_max
         own = received.subscription.long_polling_timeout
         if received.client_type not in _SIMPLE_TYPES or own.ToMilliseconds() <= 0:
             subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)

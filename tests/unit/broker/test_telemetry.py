@@ -100,6 +100,18 @@ def test_an_orderly_group_is_fifo(telemetry: TelemetryProcessor, tables: Tables)
     assert settings.backoff_policy.max_attempts == 5
 
 
+@pytest.mark.parametrize(("language", "size"), [("GO", 1), ("JAVA", 32), ("PYTHON", 32), ("HTTP", 32)])
+def test_only_go_gets_one_message_at_a_time_of_an_orderly_group(
+    telemetry: TelemetryProcessor, tables: Tables, language: str, size: int
+) -> None:
+    """Its client goes on with the rest of a batch while it waits to repeat a message that failed."""
+    tables.groups.create(GroupConfig(name="billing", consume_orderly=True))
+    client = Client("a")
+    client.language = language
+    assert telemetry.settings(consumer(), client).subscription.receive_batch_size == size
+    assert telemetry.settings(consumer(group="unordered"), client).subscription.receive_batch_size == 32
+
+
 def test_simple_and_lite_consumers(telemetry: TelemetryProcessor) -> None:
     """A simple consumer keeps its own waiting time; a lite one has a quota, without which it cannot subscribe."""
     received = consumer(v2.ClientType.SIMPLE_CONSUMER)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.official_sdks import PYTHON
 
 _IMPORTS = {
     "ours": "from aerobee_proto import admin_v1, v2",
@@ -51,7 +52,7 @@ print("exchanged")
 """
 
 
-@pytest.mark.sdk
+@PYTHON.mark
 @pytest.mark.parametrize("order", [("ours", "theirs"), ("theirs", "ours")], ids=["ours first", "theirs first"])
 def test_both_are_imported_and_understand_each_other(order: tuple[str, str], tmp_path: Path) -> None:
     """Whichever comes first, both import, write the same bytes, and read what the other wrote as equal values."""

@@ -14,6 +14,7 @@ from google.protobuf.descriptor_pb2 import (
     FieldDescriptorProto,
     FileDescriptorProto,
 )
+from tests.support.official_sdks import PYTHON
 
 from aerobee_proto import pool
 
@@ -131,7 +132,7 @@ def test_a_declaration_is_as_published(file: str, what: str) -> None:
     assert sorted(described(ours(file))[what]) == sorted(published()[file][what])
 
 
-@pytest.mark.sdk
+@PYTHON.mark
 def test_everything_in_the_official_clients_files_is_in_ours(tmp_path: Path) -> None:
     """What the released Python client was generated from agrees with ours wherever it says anything."""
     script = (

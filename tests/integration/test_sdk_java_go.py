@@ -1,0 +1,365 @@
+"""The released Java and Go SDKs, unmodified, against a real broker: the same stories for both.
+
+Every SDK client is a program of its own, built from tests/sdk. `make test-sdks` runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.official_sdks import GO, JAVA, OfficialSdk
+from tests.support.sdk_program import (
+    SdkProgram,
+    bodies,
+    create_topic,
+    numbered,
+    send_until_taken,
+    wait_all_messages,
+    wait_group,
+)
+
+pytestmark = [
+    pytest.mark.toolchain,
+    pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="Java and Go run with `make test-sdks`"),
+]
+
+Start = Callable[..., SdkProgram]
+
+CONFIG = """
+[delivery]
+poll_seconds_max = 3
+[transactions]
+timeout_seconds = 1.0
+check_interval_seconds = 1.0
+"""
+
+
+@pytest.fixture(params=[pytest.param(each, marks=each.mark, id=each.name.lower()) for each in (JAVA, GO)])
+def sdk(request: pytest.FixtureRequest) -> OfficialSdk:
+    """The one that the story is told with."""
+    chosen: OfficialSdk = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a broker that answers polls and asks for transactions soon: clients wait for a poll when they shut down."""
+    config = tmp_path_factory.mktemp("config") / "aerobee.toml"
+    config.write_text(CONFIG)
+    return ["--dev", "--config", str(config)]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> Iterator[BrokerProcess]:
+    """One broker for the tests that leave it alone; each has topics and groups of its own."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), arguments) as running:
+        yield running
+
+
+@pytest.fixture
+def own_broker(tmp_path_factory: pytest.TempPathFactory, arguments: list[str]) -> Iterator[BrokerProcess]:
+    """A broker that the test may kill."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), arguments) as running:
+        yield running
+
+
+@pytest.fixture
+def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
+    """Starts a program by its name; none of them outlives the test."""
+    with ExitStack() as programs:
+
+        def begin(name: str, broker: BrokerProcess, **options: Any) -> SdkProgram:
+            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+            return programs.enter_context(sdk.program(name, home, endpoint=broker.endpoint, **options))
+
+        yield begin
+
+
+@pytest.fixture
+def topic(sdk: OfficialSdk, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    return f"{sdk.name.lower()}-{request.node.originalname.removeprefix('test_').replace('_', '-')}"
+
+
+def drained(consumer: SdkProgram, count: int, *, invisible: float = 60) -> list[dict[str, Any]]:
+    """What a simple consumer receives until it has so many; not acknowledged. AssertionError if they do not come."""
+    received: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 40
+    while len(received) < count:
+        received += consumer.ask("receive", count=16, invisible=invisible)["messages"]
+        assert time.monotonic() < deadline, f"{len(received)} of {count} came\n{consumer.logs()}"
+    return received
+
+
+def test_every_field_arrives_and_only_the_unacknowledged_come_again(
+    broker: BrokerProcess, start: Start, topic: str
+) -> None:
+    """A message arrives as it was sent; unacknowledged ones come again after their time, with attempt 2."""
+    producer = start("producer", broker, topic=topic)
+    consumer = start("simple_consumer", broker, topic=topic, group=topic)
+    sent = {
+        "body": "grüße, 世界 🚀",
+        "tag": "greeting",
+        "keys": ["kunde-ü", "order-1"],
+        "properties": {"currency": "€", "Ключ": "значение"},
+    }
+    [message_id] = producer.ready().ask("send", messages=[sent])["message_ids"]
+    producer.ask("send", messages=[{"body": "plain"}])
+    by_body = {message["body"]: message for message in drained(consumer.ready(), 2, invisible=10)}
+    full, plain = by_body[sent["body"]], by_body["plain"]
+    expected = {**sent, "topic": topic, "message_id": message_id, "attempt": 1}
+    assert {name: full[name] for name in expected} == expected
+    assert full["born_host"]
+    assert abs(full["born_timestamp"] / 1000 - time.time()) < 60
+    assert (plain["tag"], plain["keys"], plain["properties"]) == (None, [], {})
+
+    consumer.ask("acknowledge", bodies=[sent["body"]])
+    [again] = drained(consumer, 1)
+    assert (again["body"], again["attempt"]) == ("plain", 2)
+    assert again["time"] - plain["time"] > 9  # its 10 s began a little before we noted the time
+    consumer.ask("acknowledge", bodies=["plain"])
+    assert consumer.ask("receive", count=10, invisible=60)["messages"] == []
+    wait_group(broker, topic, lag=0)
+    for program in (producer, consumer):
+        assert program.end() == 0, program.logs()
+
+
+def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """Shortened, the message comes again soon; the client's new handle acknowledges it."""
+    producer = start("producer", broker, topic=topic)
+    consumer = start("simple_consumer", broker, topic=topic, group=topic)
+    producer.ready().ask("send", messages=[{"body": "slow"}, {"body": "slower"}])
+    drained(consumer.ready(), 2)
+    changed = consumer.ask("change", body="slow", invisible=1)
+    consumer.ask("change", body="slower", invisible=120)
+    consumer.ask("acknowledge", bodies=["slower"])
+    [again] = drained(consumer, 1)
+    assert (again["body"], again["attempt"]) == ("slow", 2)
+    assert again["time"] - changed["time"] > 0.5
+    consumer.ask("acknowledge", bodies=["slow"])
+    wait_group(broker, topic, lag=0)
+
+
+def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """A message waits for its millisecond; one that was recalled never comes, and cannot be recalled twice."""
+    create_topic(broker, topic, "delay")
+    producer = start("producer", broker, topic=topic)
+    consumer = start("push_consumer", broker, topic=topic, group=topic)
+    producer.ready()
+    consumer.ready()
+    due = time.time() + 4
+    later = [{"body": "taken back", "due": due}, {"body": "delayed", "due": due}, {"body": "too late", "due": due - 60}]
+    [message_id, *_] = producer.ask("send", messages=later)["message_ids"]
+    assert producer.ask("recall", body="taken back")["message_id"] == message_id
+    producer.tell("recall", body="taken back")
+    with pytest.raises(AssertionError, match="was recalled already"):
+        producer.answer()
+    [at_once, in_time] = consumer.wait_messages(2)
+    assert (at_once["body"], in_time["body"]) == ("too late", "delayed")
+    assert in_time["time"] >= due - 0.01
+    producer.ask("send", messages=[{"body": "end", "due": due + 1}])
+    consumer.wait_messages(3)
+    assert bodies(consumer.messages()) == ["delayed", "end", "too late"]
+
+
+def test_filters_by_tag_and_by_sql(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """Both kinds of consumers get what their filter lets through; the rest is finished for their groups."""
+    filters: dict[str, dict[str, Any]] = {
+        "by-tag": {"expression": "even || prime"},
+        "by-sql": {"expression": "price BETWEEN 10 AND 19 AND region = 'eu'", "sql": True},
+    }
+    producer = start("producer", broker, topic=topic)
+    simple, push = {}, {}
+    for name, filtered in filters.items():
+        simple[name] = start("simple_consumer", broker, topic=topic, group=f"{topic}-{name}", **filtered)
+        push[name] = start("push_consumer", broker, topic=topic, group=f"{topic}-push-{name}", **filtered)
+    for program in (producer, *simple.values(), *push.values()):
+        program.ready()
+    sent = [
+        {
+            "body": f"m{number}",
+            "tag": ("even", "odd")[number % 2],
+            "properties": {"price": str(number), "region": ("eu", "us", "asia")[number % 3]},
+        }
+        for number in range(30)
+    ]
+    producer.ask("send", messages=sent)
+    expected = {
+        "by-tag": [f"m{number}" for number in range(0, 30, 2)],
+        "by-sql": [f"m{number}" for number in range(10, 20) if number % 3 == 0],
+    }
+    for name, wanted in expected.items():
+        received = drained(simple[name], len(wanted))
+        assert bodies(received) == sorted(wanted)
+        simple[name].ask("acknowledge", bodies=wanted)
+        wait_group(broker, f"{topic}-{name}", lag=0)
+        wait_all_messages([push[name]], set(wanted))
+        wait_group(broker, f"{topic}-push-{name}", lag=0)
+        assert bodies(push[name].messages()) == sorted(wanted)
+
+
+def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """Two consumers of one group never get the same message, another group gets all."""
+    producer = start("producer", broker, topic=topic)
+    sharing = [start("push_consumer", broker, topic=topic, group=f"{topic}-sharing") for _ in range(2)]
+    alone = start("push_consumer", broker, topic=topic, group=f"{topic}-alone")
+    for program in (producer, *sharing, alone):
+        program.ready()
+    sent: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 30
+    # One by one, and until both got some: a consumer that polls first takes all that is there.
+    while len(sent) < 40 or any(len(consumer.messages()) < 3 for consumer in sharing):
+        assert time.monotonic() < deadline, "one of two consumers gets everything"
+        sent.append({"body": f"m{len(sent)}"})
+        producer.ask("send", messages=sent[-1:])
+    everything = {message["body"] for message in sent}
+    assert Counter(bodies(wait_all_messages(sharing, everything))) == Counter(everything)
+    assert Counter(bodies(wait_all_messages([alone], everything))) == Counter(everything)
+    for group in ("sharing", "alone"):
+        wait_group(broker, f"{topic}-{group}", lag=0)
+    for program in (*sharing, alone):
+        assert program.end() == 0, program.logs()
+
+
+def test_a_failing_listener_gets_the_message_again_after_the_backoff(
+    broker: BrokerProcess, start: Start, topic: str
+) -> None:
+    """Attempts rise, and the delays are those of the settings: 1 s, then 5 s. What succeeded does not come again."""
+    producer = start("producer", broker, topic=topic)
+    consumer = start("push_consumer", broker, topic=topic, group=topic, failures=2)
+    producer.ready()
+    consumer.ready()
+    producer.ask("send", messages=[{"body": "hard"}])
+    attempts = consumer.wait_messages(3)
+    assert [message["attempt"] for message in attempts] == [1, 2, 3]
+    first, second, third = (message["time"] for message in attempts)
+    assert 0.9 < second - first < 20  # the upper bounds are for a busy machine
+    assert 4.9 < third - second < 20
+    wait_group(broker, topic, lag=0)
+    assert len(consumer.messages()) == 3
+
+
+def test_push_keeps_the_order_of_each_message_group_while_one_fails(
+    broker: BrokerProcess, start: Start, topic: str
+) -> None:
+    """A listener that fails is called again for the same message before the next of its message group comes."""
+    create_topic(broker, topic, "fifo")
+    producer = start("producer", broker, topic=topic)
+    consumer = start("push_consumer", broker, topic=topic, group=topic, failures=1)
+    producer.ready()
+    consumer.ready()
+    sent = [{"body": f"{group}{number}", "message_group": group} for number in range(5) for group in ("a", "b", "c")]
+    producer.ask("send", messages=sent)
+    called = consumer.wait_messages(2 * len(sent))
+    order: dict[str, list[str]] = defaultdict(list)
+    for message in called:
+        order[message["message_group"]].append(message["body"])
+    assert order == {group: [f"{group}{number}" for number in range(5) for _ in range(2)] for group in "abc"}
+    wait_group(broker, topic, lag=0)
+    assert len(consumer.messages()) == 2 * len(sent)
+
+
+def test_commit_and_rollback(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """What is committed arrives once, under its id; what is rolled back does not."""
+    create_topic(broker, topic, "transaction")
+    producer = start("producer", broker, topic=topic, answer="rollback")
+    consumer = start("simple_consumer", broker, topic=topic, group=topic)
+    producer.ready()
+    consumer.ready()
+    committed = producer.ask("transact", body="committed", decision="commit")
+    producer.ask("transact", body="rolled back", decision="rollback")
+    producer.ask("transact", body="later")
+    producer.ask("decide", body="later", decision="commit")
+    received = drained(consumer, 2)
+    assert bodies(received) == ["committed", "later"]
+    assert [m["message_id"] for m in received if m["body"] == "committed"] == [committed["message_id"]]
+    consumer.ask("acknowledge", bodies=["committed", "later"])
+    assert consumer.ask("receive", count=10, invisible=60)["messages"] == []
+
+
+def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """Killed between its half message and its decision: another one is asked, as often as it does not know."""
+    create_topic(broker, topic, "transaction")
+    dying = start("producer", broker, topic=topic).ready()
+    consumer = start("simple_consumer", broker, topic=topic, group=topic).ready()
+    sent = dying.ask("transact", body="orphan")
+    dying.signal(signal.SIGKILL)
+    unsure = start("producer", broker, topic=topic).ready()
+    unsure.wait_messages(2, "checked")
+    unsure.signal(signal.SIGKILL)
+    heir = start("producer", broker, topic=topic, answer="commit").ready()
+    [checked] = heir.wait_messages(1, "checked")[:1]
+    assert (checked["body"], checked["message_id"]) == ("orphan", sent["message_id"])
+    [message] = drained(consumer, 1)
+    assert message["message_id"] == sent["message_id"]
+
+
+def test_a_broker_that_is_killed_and_restarted(own_broker: BrokerProcess, start: Start, topic: str) -> None:
+    """No client is restarted; all messages arrive, and what was acknowledged before does not come again."""
+    producer = start("producer", own_broker, topic=topic)
+    push = start("push_consumer", own_broker, topic=topic, group=f"{topic}-push", seconds=0.2)
+    simple = start("simple_consumer", own_broker, topic=topic, group=f"{topic}-simple")
+    for program in (producer, push, simple):
+        program.ready()
+    producer.ask("send", messages=numbered(20, "first"))
+    first = {message["body"] for message in numbered(20, "first")}
+    wait_all_messages([push], first)
+    wait_group(own_broker, f"{topic}-push", lag=0)
+    held = [message["body"] for message in drained(simple, 20)]
+    producer.ask("send", messages=numbered(60, "second"))
+    # All are in flight: Go's client never asks again for an answer that was lost, see docs/sdks.md.
+    wait_group(own_broker, f"{topic}-push", ready=0)
+    own_broker.kill()  # the listener works on what it has
+    time.sleep(0.3)
+    own_broker.start()
+    send_until_taken(producer, numbered(20, "third"))
+    rest = {message["body"] for message in (*numbered(60, "second"), *numbered(20, "third"))}
+    wait_all_messages([push], rest)
+    wait_group(own_broker, f"{topic}-push", lag=0)
+    deliveries = Counter(message["body"] for message in push.messages())
+    assert {body: deliveries[body] for body in first} == dict.fromkeys(first, 1)
+
+    deadline = time.monotonic() + 40
+    while True:  # handles from before are as good as before; the connection needs a moment
+        simple.tell("acknowledge", bodies=held)
+        try:
+            simple.answer()
+            break
+        except AssertionError:
+            assert time.monotonic() < deadline, simple.logs()
+    received = drained(simple, len(rest))
+    assert {message["body"] for message in received} == rest
+    assert {message["attempt"] for message in received} == {1}
+
+
+def test_a_namespace_keeps_topics_apart(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """The same topic and group in a namespace and without are two."""
+    for namespace in ("", "shop"):
+        producer = start("producer", broker, topic=topic, namespace=namespace).ready()
+        producer.ask("send", messages=[{"body": f"in {namespace!r}"}])
+    for namespace in ("", "shop"):
+        consumer = start("simple_consumer", broker, topic=topic, group=topic, namespace=namespace).ready()
+        assert bodies(drained(consumer, 1)) == [f"in {namespace!r}"]
+        assert consumer.ask("receive", count=10, invisible=60)["messages"] == []
+
+
+def test_an_unknown_topic_is_refused(tmp_path_factory: pytest.TempPathFactory, start: Start, topic: str) -> None:
+    """A broker that creates nothing by itself says which topic it does not know, and how to create it."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), ()) as strict:
+        producer = start("producer", strict, topic=topic)
+        with pytest.raises(AssertionError, match=rf"aerobee topic create {topic}"):
+            producer.ready()
+        command = [sys.executable, "-m", "aerobee_broker", "topic", "list", "--endpoint", strict.endpoint]
+        assert topic not in subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout

@@ -1,0 +1,164 @@
+"""The released official SDKs, unmodified: how each is installed or built, and how a program with it is started.
+
+| SDK | version | needs | its programs |
+| --- | --- | --- | --- |
+| Python | `PYTHON.version` | `make setup` | tests/integration/sdk_python, one module each |
+| Node.js | `package.json` | node, npm | tests/integration/sdk_node, one file each |
+| Java | `pom.xml` | java and javac 17, mvn | tests/sdk/java |
+| Go | `go.mod` | go | tests/sdk/go |
+
+Java and Go are built once, into `build/sdks`, and again when their sources change. What a machine lacks skips the test
+and says what it was; a build that fails where the tools are there is a failure, unless no registry can be reached.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sdk_program import SdkProgram
+
+ROOT = Path(__file__).parents[2]
+_BUILD = ROOT / "build" / "sdks"
+_BUILD_SECONDS = 110
+_UNREACHABLE = re.compile(
+    r"ENOTFOUND|ECONNREFUSED|EAI_AGAIN|ETIMEDOUT|no such host|connection refused|i/o timeout|Unknown host"
+    r"|Could not transfer artifact|could not be resolved|Temporary failure in name resolution",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OfficialSdk:
+    """One SDK; `mark` goes to each test that runs it."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    @property
+    def mark(self) -> pytest.MarkDecorator:
+        return pytest.mark.sdk(str(self))
+
+    def program(self, program: str, home: Path, **options: Any) -> SdkProgram:
+        """Start a program; its SDK is installed or built before, if need be. Skips the test where that cannot be."""
+        command, folder = _COMMANDS[self.name](program, home)
+        return SdkProgram(command, home, folder, **options)
+
+
+def _pinned(file: str, pattern: str) -> str:
+    match = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"))
+    assert match is not None, f"{file} does not name the SDK's version"
+    return match[1]
+
+
+PYTHON = OfficialSdk("Python", "5.1.2")
+NODE = OfficialSdk(
+    "Node.js", _pinned("tests/integration/sdk_node/package.json", r'"rocketmq-client-nodejs": "([^"]+)"')
+)
+JAVA = OfficialSdk(
+    "Java", _pinned("tests/sdk/java/pom.xml", r"<artifactId>rocketmq-client-java</artifactId>\s*<version>([^<]+)<")
+)
+GO = OfficialSdk("Go", _pinned("tests/sdk/go/go.mod", r"rocketmq-clients/golang/v5 v(\S+)"))
+
+
+def _python(program: str, home: Path) -> tuple[list[str], Path]:
+    try:
+        installed = importlib.metadata.version("rocketmq-python-client")
+    except importlib.metadata.PackageNotFoundError:
+        installed = None
+    if installed != PYTHON.version:
+        pytest.skip(f"needs rocketmq-python-client=={PYTHON.version}: make setup")
+    return [sys.executable, "-m", f"tests.integration.sdk_python.{program}"], ROOT
+
+
+def _node(program: str, home: Path) -> tuple[list[str], Path]:
+    """The SDK is installed beside the programs; the folder is ignored by git."""
+    node, npm = _tools("node", "npm")
+    folder = ROOT / "tests" / "integration" / "sdk_node"
+    installed = folder / "node_modules" / "rocketmq-client-nodejs" / "package.json"
+    with _one_at_a_time(folder / "package.json"):
+        if not installed.exists() or json.loads(installed.read_text())["version"] != NODE.version:
+            _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, "npm cannot install the SDK")
+    return [node, f"{program}.js"], folder
+
+
+def _java(program: str, home: Path) -> tuple[list[str], Path]:
+    java, _, maven = _tools("java", "javac", "mvn")
+    source, built = ROOT / "tests" / "sdk" / "java", _BUILD / "java"
+    with _build_when_changed(source, built) as changed:
+        if changed:
+            command = [maven, "-q", "-B", f"-Doutput={built}", "clean", "compile", "dependency:copy-dependencies"]
+            _run(command, source, "Maven cannot build the programs")
+    # A JVM takes the home directory from the user, not from HOME; the rest makes it start faster.
+    flags = [f"-Duser.home={home}", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx256m"]
+    class_path = os.pathsep.join((str(built / "classes"), f"{built / 'lib'}/*"))
+    return [java, *flags, "-cp", class_path, "aerobee.sdk.Main", program], source
+
+
+def _go(program: str, home: Path) -> tuple[list[str], Path]:
+    (go,) = _tools("go")
+    source, built = ROOT / "tests" / "sdk" / "go", _BUILD / "go"
+    with _build_when_changed(source, built) as changed:
+        if changed:
+            _run([go, "build", "-o", str(built / "sdk"), "."], source, "Go cannot build the programs")
+    return [str(built / "sdk"), program], source
+
+
+_COMMANDS = {"Python": _python, "Node.js": _node, "Java": _java, "Go": _go}
+
+
+def _tools(*names: str) -> list[str]:
+    paths = [shutil.which(name) for name in names]
+    missing = [name for name, path in zip(names, paths, strict=True) if path is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} on the PATH")
+    return [path for path in paths if path is not None]
+
+
+@contextmanager
+def _one_at_a_time(file: Path) -> Iterator[None]:
+    """One test run installs or builds, the others wait."""
+    with file.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _build_when_changed(source: Path, built: Path) -> Iterator[bool]:
+    """Whether what is in `built` was made of other sources than those in `source`; noted when the body succeeded."""
+    built.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(source)}\0".encode() + path.read_bytes())
+    stamp = built.with_suffix(".sha256")
+    stamp.touch()
+    with _one_at_a_time(stamp):
+        changed = stamp.read_text() != digest.hexdigest()
+        yield changed
+        if changed:
+            stamp.write_text(digest.hexdigest())
+
+
+def _run(command: Sequence[str], folder: Path, cannot: str) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+    output = f"{done.stdout}\n{done.stderr}"
+    if done.returncode != 0 and _UNREACHABLE.search(output):
+        pytest.skip(f"{cannot}: its registry cannot be reached")
+    assert done.returncode == 0, f"{cannot}:\n{output}"
