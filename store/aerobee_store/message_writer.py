@@ -313,8 +313,6 @@ class MessageWriter:
         waiters, self._commit_waiters = self._commit_waiters, []
         for end, waiter in waiters:
             if end > committed:
-        if not self._dispatch.has_room(self._log.wrote, essential=essential):
-            self._make_room()
                 self._commit_waiters.append((end, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
@@ -346,6 +344,8 @@ class MessageWriter:
         self._ended = True
 
     def _prepare(self, sizes: list[int], *, essential: bool = False) -> None:
+        if not self._dispatch.has_room(self._log.wrote, essential=essential):
+            self._make_room()
         try:
             try:
                 self._log.prepare(sizes, essential=essential)
