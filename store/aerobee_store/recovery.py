@@ -297,8 +297,8 @@ class Recovery:
         self,
         queue: ConsumeQueue,
         queue_offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
-        stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
         units: np.ndarray[tuple[int], np.dtype[np.void]],
+        stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
     ) -> None:
         # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
         breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
@@ -312,8 +312,8 @@ class Recovery:
         queue_offset: int,
         units: np.ndarray[tuple[int], np.dtype[np.void]],
         stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
-        """`stored`: the store times, for a queue whose new units get extended ones."""
     ) -> None:
+        """`stored`: the store times, for a queue whose new units get extended ones."""
         first_offset = queue.files[0] if queue.files else queue_offset
         gone = max(0, first_offset - queue_offset)  # their file was removed with the messages of that time
         units, queue_offset = units[gone:], queue_offset + gone
