@@ -177,6 +177,7 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
     while lags[-1] > 12_001 - 5000:
         assert await look("TAGS = 'mine'") == []
         lags.append(world.deliveries.status(GROUP)[0].lag)
+    await world.store.wait_stored(world.store.positions[0])
     world = await world.crash()
     assert await look("TAGS = 'mine'") == []
     assert world.deliveries.status(GROUP)[0].lag < 12_001 - 4000, "at most 4096 messages are looked at again"

@@ -316,14 +316,14 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> Non
     async with in_process_broker(tmp_path / "store") as broker:
         client = RawClient(broker.channel)
         topic = await client.create_topic("orders")
-        await client.sent(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in range(20)))
+        await client.send(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in range(150)))
         config = BrokerConfig.tiny(tmp_path / "other")
         assert config.delivery.poll_reserve_seconds > 0
         request = v2.PullMessageRequest(
             group=resource("g"),
             message_queue=queue_of(topic),
             batch_size=2,
-            filter_expression=v2.FilterExpression(type=SQL, expression="n = 19"),
+            filter_expression=v2.FilterExpression(type=SQL, expression="n = 149"),
         )
         # Less than the reserve is left: one step of four reads, and an answer.
         call = client.stub.PullMessage(
@@ -331,8 +331,8 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> Non
         )
         answers = [response async for response in call]
         assert [each.WhichOneof("content") for each in answers] == ["status", "next_offset"]
-        assert (answers[0].status.code, answers[1].next_offset) == (Code.MESSAGE_NOT_FOUND, 8)
-        assert await pulled(client, topic, 8, expression="n = 19", filter_type=SQL) == (Code.OK, ["19"], 20)
+        assert (answers[0].status.code, answers[1].next_offset) == (Code.MESSAGE_NOT_FOUND, 128)
+        assert await pulled(client, topic, 128, expression="n = 149", filter_type=SQL) == (Code.OK, ["149"], 150)
 
 
 async def test_too_many_wait(tmp_path: Path) -> None:

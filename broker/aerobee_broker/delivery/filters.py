@@ -12,6 +12,7 @@ from aerobee_proto import v2
 from aerobee_store import MessageStore, ReadResult, Record
 
 _SQL = v2.FilterType.SQL
+_CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: most may not pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,13 @@ class MessageFilter:
 
         Looks at a bounded number of messages, so that it may bring nothing though there is more. StoreAccessError.
         """
-        result = store.read(topic, queue_id, queue_offset, max_count=count, tags=self.tags)
-        if self.condition is not None:
-            result = replace(result, records=list(filter(self.passes, result.records)))
-        return result
+        if self.condition is None:
+            return store.read(topic, queue_id, queue_offset, max_count=count, tags=self.tags)
+        result = store.read(topic, queue_id, queue_offset, max_count=max(count, _CONDITIONS_MIN), tags=self.tags)
+        passing = list(filter(self.passes, result.records))
+        if len(passing) <= count:
+            return replace(result, records=passing)
+        return replace(result, records=passing[:count], next_offset=passing[count].queue_offset)
 
 
 EVERYTHING: Final = MessageFilter()
