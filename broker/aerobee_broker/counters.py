@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,15 +13,19 @@ MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 <
 RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's, too
 
 
+LATENCY_MILLISECONDS_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+
+
 class SentCounters:
     """Messages of one type that were stored in one topic."""
 
-    __slots__ = ("bytes", "messages", "sizes")
+    __slots__ = ("bytes", "messages", "milliseconds", "sizes")
 
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0  # of records
         self.sizes = [0] * (len(MESSAGE_SIZE_BOUNDS) + 1)
+        self.milliseconds = Histogram(LATENCY_MILLISECONDS_BOUNDS)  # of requests, until all of them is stored
 
     def add(self, record_size: int) -> None:
         self.messages += 1
@@ -30,10 +35,14 @@ class SentCounters:
 
 @dataclass(slots=True)
 class ReceivedCounters:
-    """Messages of one topic that were delivered to one group."""
+    """Messages of one topic that were delivered to one group, and what it said about them."""
 
     messages: int = 0
     bytes: int = 0  # on the wire
+    milliseconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_MILLISECONDS_BOUNDS))
+    """From the storing of a message to its delivery."""
+    acknowledged: int = 0
+    changed: int = 0  # invisible times
 
 
 @dataclass(slots=True)
@@ -46,6 +55,8 @@ class BrokerCounters:
     """By topic and group (stored names)."""
     rpc_milliseconds: dict[tuple[str, str, str], Histogram] = field(default_factory=dict)
     """By service, method and the name of the protocol code."""
+    forgotten_in: int = 0  # messages of counters that are gone
+    forgotten_out: int = 0
 
     def sent_to(self, topic: str, message_type: str) -> SentCounters:
         return self.sent.setdefault((topic, message_type), SentCounters())
@@ -60,3 +71,10 @@ class BrokerCounters:
         if histogram is None:
             histogram = self.rpc_milliseconds[key] = Histogram(RPC_MILLISECONDS_BOUNDS)
         return histogram
+
+    def forget(self, is_topic: Callable[[str], bool], is_group: Callable[[str], bool]) -> None:
+        """Drop what was counted for topics and groups that do not exist any more."""
+        for sent_key in [key for key in self.sent if not is_topic(key[0])]:
+            self.forgotten_in += self.sent.pop(sent_key).messages
+        for key in [key for key in self.received if not (is_topic(key[0]) and is_group(key[1]))]:
+            self.forgotten_out += self.received.pop(key).messages

@@ -126,22 +126,40 @@ class _BrokerCollector(Collector):
         messages = CounterMetricFamily("rocketmq_messages_in", "Messages that were stored.", labels=labels)
         size = CounterMetricFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
         sizes = HistogramMetricFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
+        latency = HistogramMetricFamily(
+            "aerobee_send_milliseconds", "From a send to its messages being stored, by request.", labels=labels
+        )
         for (topic, message_type), sent in list(self._counters.sent.items()):
             values = (*self._base, topic, message_type, _flag(is_system_topic(topic)))
             messages.add_metric(values, sent.messages)
             size.add_metric(values, sent.bytes)
             sizes.add_metric(values, _buckets(MESSAGE_SIZE_BOUNDS, sent.sizes), sent.bytes)
-        yield from (messages, size, sizes)
+            if sent.milliseconds.count:
+                _add_histogram(latency, values, sent.milliseconds)
+        yield from (messages, size, sizes, latency)
 
     def _deliveries_out(self) -> Iterator[Metric]:
         labels = (*_BROKER, "topic", "consumer_group", "is_retry", "is_system")
         messages = CounterMetricFamily("rocketmq_messages_out", "Messages that were delivered.", labels=labels)
         size = CounterMetricFamily("rocketmq_throughput_out", "Bytes of messages that were delivered.", labels=labels)
+        acknowledged = CounterMetricFamily(
+            "aerobee_acknowledged_messages", "Messages that the group acknowledged.", labels=labels
+        )
+        changed = CounterMetricFamily(
+            "aerobee_changed_invisible_times", "Messages whose invisible time the group changed.", labels=labels
+        )
+        latency = HistogramMetricFamily(
+            "aerobee_delivery_milliseconds", "From the storing of a message to a delivery of it.", labels=labels
+        )
         for (topic, group), received in list(self._counters.received.items()):
             values = (*self._base, topic, group, _flag(_is_retry(topic)), _flag(_is_system(topic, group)))
             messages.add_metric(values, received.messages)
             size.add_metric(values, received.bytes)
-        yield from (messages, size)
+            acknowledged.add_metric(values, received.acknowledged)
+            changed.add_metric(values, received.changed)
+            if received.milliseconds.count:
+                _add_histogram(latency, values, received.milliseconds)
+        yield from (messages, size, acknowledged, changed, latency)
 
     def _transaction_outcomes(self) -> Iterator[Metric]:
         labels = (*_BROKER, "topic")
@@ -315,7 +333,22 @@ class _StoreCollector(Collector):
             "aerobee_store_appended_messages", "Messages in the log, ours included.", stats.messages_appended
         )
         yield self._counter("aerobee_store_appended_bytes", "Bytes in the log, ours included.", stats.bytes_appended)
+        for name, text, histogram in (
+            ("aerobee_store_record_bytes", "Bytes of an appended record.", stats.record_bytes),
+            ("aerobee_store_stored_seconds", "How long a send waited for its records.", stats.stored_seconds),
+            ("aerobee_store_read_seconds", "How long a read of a queue took.", stats.read_seconds),
+        ):
+            family = HistogramMetricFamily(name, text, labels=_STORE)
+            _add_histogram(family, self._base, histogram)
+            yield family
+        reads = CounterMetricFamily(
+            "aerobee_store_reads", "Reads of a queue, that found messages or missed them.", labels=(*_STORE, "result")
+        )
+        reads.add_metric((*self._base, "found"), stats.reads_found)
+        reads.add_metric((*self._base, "missed"), stats.reads_missed)
+        yield reads
         yield self._counter("aerobee_store_read_messages", "Records read from the log.", stats.messages_read)
+        yield self._counter("aerobee_store_read_bytes", "Bytes of these.", stats.bytes_read)
         yield self._counter(
             "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
         )

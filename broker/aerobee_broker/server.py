@@ -15,6 +15,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from aerobee_broker.broker_stats import BrokerStats
 from aerobee_broker.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.counters import BrokerCounters
@@ -44,7 +45,6 @@ from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
-from aerobee_broker.rates import Rates
 from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service
 from aerobee_broker.services.admin_service import AdminService
@@ -163,7 +163,7 @@ async def _serve(
     level_delay = LevelDelay(store, clock)
     await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
-    rates = Rates(counters, clock)
+    broker_stats = BrokerStats(counters, tables, store, clock)
     metrics.attach(
         store=store,
         tables=tables,
@@ -186,12 +186,12 @@ async def _serve(
                     (level_delay.name, level_delay.run),
                     (clients.name, clients.run),
                     (tables.name, tables.run),
-                    (rates.name, rates.run),
+                    (broker_stats.name, broker_stats.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
             server, health, address = await _listen(
-                config, settings, clock, store, tables, clients, deliveries, transactions, timer, counters, rates
+                config, settings, clock, store, tables, clients, deliveries, transactions, timer, counters, broker_stats
             )
             try:
                 ready.reason = None
@@ -231,7 +231,7 @@ async def _listen(
     transactions: Transactions,
     timer: Timer,
     counters: BrokerCounters,
-    rates: Rates,
+    broker_stats: BrokerStats,
 ) -> tuple[grpc.aio.Server, HealthServicer, Address]:
     """Bind the gRPC port and serve every service on it. ListenError."""
     server = grpc.aio.server(options=_GRPC_OPTIONS)
@@ -252,8 +252,9 @@ async def _listen(
         receive=ReceiveProcessor(config, tables, deliveries, clock),
         pull=PullProcessor(config, store, tables, deliveries),
         recall=RecallProcessor(tables, timer),
-        acknowledge=AcknowledgeProcessor(config, deliveries),
+        acknowledge=AcknowledgeProcessor(config, deliveries, counters),
         transaction=TransactionProcessor(transactions, counters),
+        clock=clock,
     )
     accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
     administration = Administration(
@@ -284,7 +285,7 @@ async def _listen(
             deliveries=deliveries,
             transactions=transactions,
             timer=timer,
-            rates=rates,
+            broker_stats=broker_stats,
             clock=clock,
             listening=address,
         ),

@@ -124,6 +124,7 @@ class MessageReader:
             records.append(found)
             size += unit_size
         self._stats.messages_read += len(records)
+        self._stats.bytes_read += size
         return ReadResult("found" if records else "no-match", records, queue_offset + taken, low, high, lost)
 
     def _read_inner_batches(
@@ -177,6 +178,7 @@ class MessageReader:
                     size += message.size
                 position += 1
         self._stats.messages_read += len(records)
+        self._stats.bytes_read += size
         return ReadResult("found" if records else "no-match", records, position, low, high, lost)
 
     def record_at(self, physical_offset: int) -> Record:

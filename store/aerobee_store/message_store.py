@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from aerobee_store.checkpoint import Checkpoint
@@ -214,7 +214,7 @@ class MessageStore:
         """
         file_system = file_system or DiskFileSystem()
         clock = clock or SystemClock()
-        started = time.perf_counter()
+        started = perf_counter()
         directory = config.directory
         try:
             lock = lock_directory(file_system, directory)
@@ -229,7 +229,7 @@ class MessageStore:
         except BaseException:
             lock.release()
             raise
-        store.stats.recovery_seconds = time.perf_counter() - started
+        store.stats.recovery_seconds = perf_counter() - started
         return store
 
     def _recover(self, *, whole_log: bool) -> None:
@@ -385,11 +385,13 @@ class MessageStore:
             self._check_open()
         if durable is None:
             durable = self.config.flush == "sync"
+        started = perf_counter()
         if durable:
             if end > self._log.flushed:
                 await self._group_commit.wait(end)
         elif end > self._log.committed:
             await self._writer.wait_committed(end)
+        self.stats.stored_seconds.observe(perf_counter() - started)
 
     def request_flush(self) -> None:
         """Make durable soon what nobody waits for."""
@@ -441,7 +443,15 @@ class MessageStore:
         """
         if self.running.flags is not _NO_FLAGS:
             self.running.check_readable()
-        return self._reader.read(topic, queue_id, queue_offset, max_count=max_count, max_bytes=max_bytes, tags=tags)
+        started = perf_counter()
+        result = self._reader.read(topic, queue_id, queue_offset, max_count=max_count, max_bytes=max_bytes, tags=tags)
+        stats = self.stats
+        if result.records:
+            stats.reads_found += 1
+        else:
+            stats.reads_missed += 1
+        stats.read_seconds.observe(perf_counter() - started)
+        return result
 
     def record_at(self, physical_offset: int) -> Record:
         """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""

@@ -143,8 +143,11 @@ class MessageWriter:
                 entry = entry._replace(others=self._take_offsets(others[number]))
             entries.append(entry)
             appended.append(Appended(queue_offset or 0, physical_offset, size, now))
-        self._stats.messages_appended += len(appended)
-        self._stats.bytes_appended += sum(sizes)
+        stats = self._stats
+        stats.messages_appended += len(appended)
+        stats.bytes_appended += sum(sizes)
+        for size in sizes:
+            stats.record_bytes.observe(size)
         self._appended(entries, now)
         return appended
 
@@ -211,6 +214,7 @@ class MessageWriter:
         self._log.append(draft.encode(queue_offset, physical_offset, now))
         self._stats.messages_appended += count
         self._stats.bytes_appended += size
+        self._stats.record_bytes.observe(size)
         self._appended([_entry(message, queue, queue_offset, physical_offset, size, now, count)], now)
         return [Appended(queue_offset, physical_offset, size, now)]
 
@@ -244,6 +248,7 @@ class MessageWriter:
             self._append_slice(queue, batch, first, last, physical_offset, now)
             first = last
         self._stats.messages_appended += count
+        self._stats.record_bytes.observe_all(batch.size)
         return AppendedBatch(first_queue_offset, count, self._log.wrote, now)
 
     def _append_slice(

@@ -5,8 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 ALLOCATION_SECONDS_BOUNDS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SYNC_SECONDS_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+STORED_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+READ_SECONDS_BOUNDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+RECORD_BYTES_BOUNDS = (256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 524288.0, 1048576.0, 4194304.0)
 MESSAGES_PER_SYNC_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
 
@@ -28,6 +34,30 @@ class Histogram:
         self.count += 1
         self.last = value
 
+    def observe_all(self, values: npt.NDArray[np.int64]) -> None:
+        """Observe many values at once, at least one."""
+        buckets = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts = [count + more for count, more in zip(self.counts, buckets.tolist(), strict=True)]
+        self.sum += float(values.sum())
+        self.count += len(values)
+        self.last = float(values[-1])
+
+    def quantile(self, share: float) -> float:
+        """The value that this share (0 to 1) of all values is not above, interpolated within its bucket; 0 without any.
+
+        Above the highest bound nothing is known: that bound is the answer.
+        """
+        wanted = share * self.count
+        below = 0
+        for number, count in enumerate(self.counts):
+            if count and below + count >= wanted:
+                if number == len(self.bounds):
+                    break
+                low = self.bounds[number - 1] if number else 0.0
+                return low + (self.bounds[number] - low) * max(0.0, wanted - below) / count
+            below += count
+        return self.bounds[-1] if self.count else 0.0
+
 
 @dataclass(slots=True)
 class StoreStats:
@@ -37,7 +67,13 @@ class StoreStats:
     bytes_appended: int = 0
     messages_dispatched: int = 0
     busy_refusals: int = 0  # appends refused because too much waited for dispatch
+    record_bytes: Histogram = field(default_factory=lambda: Histogram(RECORD_BYTES_BOUNDS))  # of appended records
+    stored_seconds: Histogram = field(default_factory=lambda: Histogram(STORED_SECONDS_BOUNDS))  # of wait_stored
     messages_read: int = 0
+    bytes_read: int = 0  # of their records
+    reads_found: int = 0
+    reads_missed: int = 0  # nothing there, or nothing that a filter wanted
+    read_seconds: Histogram = field(default_factory=lambda: Histogram(READ_SECONDS_BOUNDS))
     commits: int = 0
     sync_seconds: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS_BOUNDS))
     messages_per_sync: Histogram = field(default_factory=lambda: Histogram(MESSAGES_PER_SYNC_BOUNDS))

@@ -11,6 +11,7 @@ from typing import Any
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter
@@ -69,7 +70,7 @@ class World:
             self.store, self.tables, clock, self.config.delivery, connected=self.connected.__contains__
         )
         self.receive_processor = ReceiveProcessor(self.config, self.tables, self.deliveries, clock)
-        self.acknowledge_processor = AcknowledgeProcessor(self.config, self.deliveries)
+        self.acknowledge_processor = AcknowledgeProcessor(self.config, self.deliveries, BrokerCounters())
         self._services: list[asyncio.Task[None]] = []
         self._message_count = 0
 

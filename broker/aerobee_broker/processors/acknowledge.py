@@ -6,6 +6,7 @@ from typing import Final
 
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.processors.naming import group_name, topic_name
@@ -19,9 +20,10 @@ _MULTIPLE: Final = v2.Status(code=v2.Code.MULTIPLE_RESULTS, message="the entries
 class AcknowledgeProcessor:
     """Push consumers repeat these calls for ever, unless the answer is OK or INVALID_RECEIPT_HANDLE."""
 
-    def __init__(self, config: BrokerConfig, deliveries: Deliveries) -> None:
+    def __init__(self, config: BrokerConfig, deliveries: Deliveries, counters: BrokerCounters) -> None:
         self._config = config
         self._deliveries = deliveries
+        self._counters = counters
 
     async def acknowledge(self, request: v2.AckMessageRequest, client: Client) -> v2.AckMessageResponse:
         """One result an entry, in their order; the status on top is theirs if they have the same."""
@@ -42,6 +44,8 @@ class AcknowledgeProcessor:
                     message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
                 )
             )
+        if failures < len(errors):  # so topic and group exist
+            self._counters.received_by(topic, group).acknowledged += len(errors) - failures
         response.status.CopyFrom(response.entries[0].status if failures in (0, len(errors)) else _MULTIPLE)
         return response
 
@@ -60,6 +64,7 @@ class AcknowledgeProcessor:
                 "(delivery.invisible_seconds_max)",
             )
         handle = await self._deliveries.change_invisible(topic, group, request.receipt_handle, milliseconds)
+        self._counters.received_by(topic, group).changed += 1
         return v2.ChangeInvisibleDurationResponse(status=_OK, receipt_handle=handle)
 
     async def forward(

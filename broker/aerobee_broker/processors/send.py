@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from time import perf_counter
 from typing import Final
 
 from aerobee_broker.clients import Client
@@ -85,6 +86,7 @@ class SendProcessor:
 
     async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
         """Store all messages of the request or none. Raises what `services.errors` knows as status codes."""
+        started = perf_counter()
         messages = request.messages
         if not messages:
             raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no message to send")
@@ -123,6 +125,7 @@ class SendProcessor:
             for counter, place in zip(counters, appended, strict=True):
                 counter.add(place.size)
             await self._store.wait_stored(appended[-1].end)
+            counters[0].milliseconds.observe((perf_counter() - started) * 1000)
             queue_offsets = [place.queue_offset for place in appended]
 
         response = v2.SendMessageResponse()

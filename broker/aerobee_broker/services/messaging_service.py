@@ -25,6 +25,7 @@ from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.rpc import ClientIdentity, Context, Unreadable, introduce, readable, service_handler
 from aerobee_proto import v2
+from aerobee_store.clock import Clock
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
@@ -46,7 +47,9 @@ class MessagingService:
         recall: RecallProcessor,
         acknowledge: AcknowledgeProcessor,
         transaction: TransactionProcessor,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._clients = clients
         self._counters = counters
         self._identify = ClientIdentity(clients)
@@ -130,6 +133,9 @@ class MessagingService:
                     received = self._counters.received_by(topic, group_name(request.group, client))
                 received.messages += 1
                 received.bytes += response.ByteSize()
+                stored = response.message.system_properties.store_timestamp
+                age_ms = self._clock.now_ms() - stored.seconds * 1000 - stored.nanos // 1_000_000
+                received.milliseconds.observe(max(0, age_ms))
 
         return count
 

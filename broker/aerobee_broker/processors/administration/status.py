@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from aerobee_broker.broker_stats import BrokerStats
 from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
@@ -31,7 +32,7 @@ class StatusAdministration:
         deliveries: Deliveries,
         transactions: Transactions,
         timer: Timer,
-        rates: Rates,
+        broker_stats: BrokerStats,
         clock: Clock,
         listening: Address,
     ) -> None:
@@ -42,7 +43,7 @@ class StatusAdministration:
         self._deliveries = deliveries
         self._transactions = transactions
         self._timer = timer
-        self._rates = rates
+        self._broker_stats = broker_stats
         self._clock = clock
         self._listening = listening
         self._started_ms = clock.now_ms()
@@ -127,11 +128,11 @@ class StatusAdministration:
         )
 
     def _statistics(self) -> admin_v1.BrokerStatistics:
-        incoming, outgoing = self._rates.per_second()
+        incoming, outgoing = self._broker_stats.per_second()
         connected = self._clients.all()
         return admin_v1.BrokerStatistics(
-            messages_in=self._rates.messages_in,
-            messages_out=self._rates.messages_out,
+            messages_in=self._broker_stats.messages_in,
+            messages_out=self._broker_stats.messages_out,
             messages_in_rate=incoming,
             messages_out_rate=outgoing,
             acknowledged=self._deliveries.stats.acknowledged,

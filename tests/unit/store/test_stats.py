@@ -1,0 +1,75 @@
+"""What a store counts: distributions, and how much of what was stored and read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
+from aerobee_store.record import Draft
+from aerobee_store.stats import RECORD_BYTES_BOUNDS, Histogram
+from aerobee_store.testing import MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
+
+
+def test_many_values_are_counted_as_one_by_one() -> None:
+    """Buckets, sum, count and last; a value on a bound belongs below it."""
+    values = np.array([0, 1, 1, 10, 11, 99, 100, 101, 5000], np.int64)
+    one, all_at_once = Histogram((1.0, 10.0, 100.0)), Histogram((1.0, 10.0, 100.0))
+    for value in values.tolist():
+        one.observe(value)
+    all_at_once.observe_all(values[:4])
+    all_at_once.observe_all(values[4:])
+    assert one.counts == all_at_once.counts == [3, 1, 3, 2]
+    assert (one.sum, one.count, one.last) == (all_at_once.sum, all_at_once.count, all_at_once.last) == (5323, 9, 5000)
+
+
+def test_quantiles() -> None:
+    """Interpolated within a bucket; above the highest bound that bound; without values 0."""
+    histogram = Histogram((10.0, 20.0, 40.0))
+    assert histogram.quantile(0.5) == 0
+    for value in (*[5] * 50, *[15] * 40, *[30] * 10):
+        histogram.observe(value)
+    assert histogram.quantile(0.5) == pytest.approx(10)
+    assert histogram.quantile(0.7) == pytest.approx(15)
+    assert histogram.quantile(0.95) == pytest.approx(30)
+    assert histogram.quantile(1) == pytest.approx(40)
+    assert histogram.quantile(0) == 0
+    histogram.observe(1000)
+    assert histogram.quantile(1) == 40
+
+
+async def test_a_store_counts_sizes_waits_and_reads() -> None:
+    """Every appended record by its size, every wait, every read as found or missed."""
+    with MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=MemoryFileSystem()) as store:
+        stats = store.stats
+        running = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        readable = asyncio.Event()
+        store.arrival_listeners.append(lambda topic, queue_id, end: readable.set())
+        small = store.append([Message("orders", 0, b"x", {"TAGS": "a"}), Message("orders", 0, b"y")])
+        (large,) = store.append([Message("orders", 0, bytes(5000))])
+        data = Draft(Message("orders", 0, b"raw"), store_host=("127.0.0.1", 1), property_crc=True).encode_unplaced()
+        batch = store.append_records("orders", 0, RecordBatch.parse(data * 2, base_physical_offset=None, placed=False))
+        async with asyncio.timeout(10):
+            await store.wait_stored(small[-1].end)
+            await store.wait_stored(batch.end)
+            await readable.wait()
+        assert stats.stored_seconds.count == 2
+        assert stats.record_bytes.count == 5
+        assert stats.record_bytes.sum == stats.bytes_appended == store.positions[0]
+        assert stats.record_bytes.counts[0] == 4
+        assert stats.record_bytes.counts[RECORD_BYTES_BOUNDS.index(16384.0)] == 1
+
+        assert len(store.read("orders", 0, 0).records) == 5
+        assert store.read("orders", 0, 5).records == []
+        assert store.read("orders", 0, 0, tags=frozenset({"nothing"})).records == []
+        assert store.read("nowhere", 0, 0).status == "empty"
+        assert (stats.reads_found, stats.reads_missed, stats.read_seconds.count) == (1, 3, 4)
+        assert (stats.messages_read, stats.bytes_read) == (5, store.positions[0])
+        assert large.size > 5000
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
