@@ -12,7 +12,6 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.processors.administration.wire import OK, is_own_topic, timestamp
-from aerobee_broker.rates import Rates
 from aerobee_broker.tables import Tables
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
