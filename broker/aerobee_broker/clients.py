@@ -74,6 +74,7 @@ class Client:
         "namespace",
         "peer",
         "protocol_version",
+        "secure",
         "settings",
         "settings_at",
         "stream",
@@ -88,6 +89,7 @@ class Client:
         self.version = ""
         self.protocol_version = ""
         self.peer: tuple[str, int] = ("127.0.0.1", 0)  # where the connection comes from: IP address and port
+        self.secure = False  # whether that is with TLS
         self.last_seen = 0.0  # of the monotonic clock
         self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group: str | None = None  # stored name (with the namespace) of a consumer's group

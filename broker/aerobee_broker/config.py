@@ -84,10 +84,20 @@ class Address:
 class ListenConfig:
     """Where the broker can be reached."""
 
-    grpc: Address = Address("127.0.0.1", 8081)
+    grpc: Address = Address("127.0.0.1", 8081)  # plaintext
+    tls: Address | None = None  # the same with TLS; None: nowhere
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
+    advertise_tls: Address | None = None  # the same for clients that came with TLS
     drain_seconds: float = 5.0  # how long a stop waits for calls in progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """The certificate of `listen.tls`, and its key: PEM files. Read again when they change."""
+
+    certificate: Path | None = None  # with the chain that leads to it; None: made at the start, with broker.dev only
+    key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +134,7 @@ class BrokerConfig:
     cluster: str = "DefaultCluster"  # brokerClusterName
     dev: bool = False  # for development: topics and groups appear with their first use
     listen: ListenConfig = field(default_factory=ListenConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
@@ -144,8 +155,26 @@ class BrokerConfig:
                 raise ConfigError(f"limits.{key}: {getattr(self.limits, key)} is not above 0")
         if self.listen.drain_seconds < 0:
             raise ConfigError(f"listen.drain_seconds: {self.listen.drain_seconds} is below 0")
-        if self.listen.advertise is not None and not self.listen.advertise.port:
-            raise ConfigError("listen.advertise: port 0 cannot be dialled; give the port that clients reach")
+        for key, advertised in (("advertise", self.listen.advertise), ("advertise_tls", self.listen.advertise_tls)):
+            if advertised is not None and not advertised.port:
+                raise ConfigError(f"listen.{key}: port 0 cannot be dialled; give the port that clients reach")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        given = {"tls.certificate": self.tls.certificate, "tls.key": self.tls.key}
+        missing = [name for name, path in given.items() if path is None]
+        if len(missing) == 1:
+            raise ConfigError(f"{missing[0]}: missing; a certificate and its key come together")
+        if self.listen.tls is None:
+            if not missing:
+                raise ConfigError("tls.certificate: nothing listens with it; set listen.tls, as 0.0.0.0:8082")
+            if self.listen.advertise_tls is not None:
+                raise ConfigError("listen.advertise_tls: nothing listens with TLS; set listen.tls, as 0.0.0.0:8082")
+        elif missing and not self.dev:
+            raise ConfigError(
+                "listen.tls: needs tls.certificate and tls.key, PEM files; only with broker.dev one is made that "
+                "clients must not check"
+            )
 
     @property
     def auto_create_topics(self) -> bool:
@@ -210,6 +239,7 @@ class BrokerConfig:
             **sections["broker"],
             store=StoreConfig(**store),
             listen=listen,
+            tls=TlsConfig(**sections["tls"]),
             topics=TopicsConfig(**sections["topics"]),
             groups=GroupsConfig(**sections["groups"]),
             delivery=DeliveryConfig(**sections["delivery"]),
@@ -289,6 +319,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "broker": {"name": str, "cluster": str, "dev": bool},
     "store": _settings_of(StoreConfig, but=frozenset({"store_host"})),
     "listen": _settings_of(ListenConfig),
+    "tls": _settings_of(TlsConfig),
     "topics": _settings_of(TopicsConfig),
     "groups": _settings_of(GroupsConfig),
     "delivery": _settings_of(DeliveryConfig),
@@ -427,6 +458,8 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "mappedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapperFileSizeBatchConsumeQueue": ("store.batch_queue_file_size", _batch_queue_file_size),
+    "enableConsumeQueueExt": ("store.queue_extensions", _same),
+    "mappedFileSizeConsumeQueueExt": ("store.queue_extension_file_size", int),
     "enableLmq": ("store.light_queues", _same),
     "enableMultiDispatch": ("store.multi_dispatch", _same),
     "maxLmqConsumeQueueNum": ("store.light_queue_count_max", int),
@@ -436,6 +469,7 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "flushIntervalCommitLog": ("store.flush_interval_seconds", _milliseconds),
     "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
     "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
+    "warmMapedFileEnable": ("store.warm_segments", _same),
     "transientStorePoolSize": ("store.pool_buffer_count", int),
     "fastFailIfNoBufferInStorePool": ("store.pool_fast_failure", _same),
     "commitIntervalCommitLog": ("store.commit_interval_seconds", _milliseconds),
@@ -458,8 +492,6 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "timerRollWindowSlot": ("timer.roll_window_slots", int),
     "timerFlushIntervalMs": ("timer.flush_interval_seconds", _milliseconds),
     "mappedFileSizeTimerLog": ("timer.log_file_size", int),
-    "enableConsumeQueueExt": ("store.queue_extensions", _same),
-    "mappedFileSizeConsumeQueueExt": ("store.queue_extension_file_size", int),
     "timerMaxDelaySec": ("limits.delay_seconds_max", float),
     "transactionTimeOut": ("transactions.timeout_seconds", _milliseconds),
     "transactionCheckInterval": ("transactions.check_interval_seconds", _milliseconds),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -26,6 +25,7 @@ from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import ListenError
 from aerobee_broker.http_endpoint import HttpEndpoint
+from aerobee_broker.listeners import Listening, check_ports, listen, tls_credentials
 from aerobee_broker.metrics import Metrics
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accumulation import Accumulation
@@ -98,20 +98,21 @@ class _Readiness:
 async def run(
     config: BrokerConfig,
     stop: asyncio.Event,
-    announce: Callable[[str, str], None],
+    announce: Callable[[Listening, Address], None],
     *,
     clock: Clock | None = None,
 ) -> int:
     """Serve until `stop` is set, then drain and return 0.
 
-    `announce` is called once with the addresses of gRPC and metrics when the broker serves. Raises StoreError or
-    BrokerError for what a person has to set right (a locked store, a port in use), and whatever a dying service died
+    `announce` is called once with the addresses for clients and for metrics when the broker serves. Raises StoreError
+    or BrokerError for what a person has to set right (a locked store, a port in use), and whatever a dying service died
     of, after logging its traceback: a half-alive broker is worse than a restart.
     """
     clock = clock or SystemClock()
     config = config.copy()  # runtime settings change it in place
     _warn(config)
-    _check_port(config.listen.grpc)
+    check_ports(config)
+    credentials = tls_credentials(config)
     metrics, ready = Metrics(config), _Readiness()
     endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready, ready.note)
     try:
@@ -123,7 +124,7 @@ async def run(
         ready.store = store
         try:
             settings = RuntimeSettings.load(config, store.file_system, store.in_disk_thread)
-            await _serve(config, settings, stop, announce, clock, store, metrics, metrics_address, ready)
+            await _serve(config, settings, credentials, stop, announce, clock, store, metrics, metrics_address, ready)
         finally:
             # Blocking, and nothing else is left to run: only the probes must still be answered.
             await asyncio.to_thread(store.close)
@@ -136,8 +137,9 @@ async def run(
 async def _serve(
     config: BrokerConfig,
     settings: RuntimeSettings,
+    credentials: grpc.ServerCredentials | None,
     stop: asyncio.Event,
-    announce: Callable[[str, str], None],
+    announce: Callable[[Listening, Address], None],
     clock: Clock,
     store: MessageStore,
     metrics: Metrics,
@@ -190,12 +192,23 @@ async def _serve(
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
-            server, health, address = await _listen(
-                config, settings, clock, store, tables, clients, deliveries, transactions, timer, counters, broker_stats
+            server, health, listening = await _listen(
+                config,
+                settings,
+                credentials,
+                clock,
+                store,
+                tables,
+                clients,
+                deliveries,
+                transactions,
+                timer,
+                counters,
+                broker_stats,
             )
             try:
                 ready.reason = None
-                announce(str(address), str(metrics_address))
+                announce(listening, metrics_address)
                 await stop.wait()  # cancelled if a service dies
                 ready.reason = "draining: the broker stops"
                 _log.info("broker drains")
@@ -223,6 +236,7 @@ async def _serve(
 async def _listen(
     config: BrokerConfig,
     settings: RuntimeSettings,
+    credentials: grpc.ServerCredentials | None,
     clock: Clock,
     store: MessageStore,
     tables: Tables,
@@ -232,15 +246,11 @@ async def _listen(
     timer: Timer,
     counters: BrokerCounters,
     broker_stats: BrokerStats,
-) -> tuple[grpc.aio.Server, HealthServicer, Address]:
-    """Bind the gRPC port and serve every service on it. ListenError."""
+) -> tuple[grpc.aio.Server, HealthServicer, Listening]:
+    """Bind the gRPC ports and serve every service on it. ListenError."""
     server = grpc.aio.server(options=_GRPC_OPTIONS)
-    try:
-        port = server.add_insecure_port(str(config.listen.grpc))
-    except RuntimeError as error:
-        raise ListenError("listen.grpc", config.listen.grpc, str(error).partition(";")[0]) from None
-    address = Address(config.listen.grpc.host, port)
-    route = RouteProcessor(config, tables, address)
+    listening = listen(server, config, credentials)
+    route = RouteProcessor(config, tables, listening)
     send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
     messaging = MessagingService(
         clients=clients,
@@ -287,7 +297,7 @@ async def _listen(
             timer=timer,
             broker_stats=broker_stats,
             clock=clock,
-            listening=address,
+            listening=listening,
         ),
     )
     admin = AdminService(counters=counters, administration=administration, query=QueryProcessor(store, tables))
@@ -304,7 +314,7 @@ async def _listen(
     for service in _SERVICES:
         await health.set(service, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
-    return server, health, address
+    return server, health, listening
 
 
 def _reflection_handlers() -> list[grpc.GenericRpcHandler[Any, Any]]:
@@ -316,18 +326,6 @@ def _reflection_handlers() -> list[grpc.GenericRpcHandler[Any, Any]]:
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in REFLECTION]
-
-
-def _check_port(address: Address) -> None:
-    """Raise ListenError if gRPC could not listen there: before the store recovers, and with the reason, which gRPC
-    keeps to itself."""
-    try:
-        family, kind, protocol, _, name = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(name)
-    except OSError as error:
-        raise ListenError("listen.grpc", address, error.strerror or str(error)) from None
 
 
 def _warn(config: BrokerConfig) -> None:

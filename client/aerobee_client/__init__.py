@@ -19,6 +19,7 @@ from aerobee_client.errors import (
     BadRequestError,
     BatchError,
     ClientError,
+    ConfigurationError,
     DeadlineError,
     ForbiddenError,
     InternalServerError,
@@ -31,6 +32,7 @@ from aerobee_client.errors import (
 )
 from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage, new_message_id
 from aerobee_client.producer import Producer
+from aerobee_client.security import Credentials, Tls
 
 __all__ = [
     "Admin",
@@ -38,6 +40,8 @@ __all__ = [
     "BatchError",
     "Client",
     "ClientError",
+    "ConfigurationError",
+    "Credentials",
     "DeadlineError",
     "Filter",
     "ForbiddenError",
@@ -53,6 +57,7 @@ __all__ = [
     "SimpleConsumer",
     "SqlFilter",
     "StoredMessage",
+    "Tls",
     "TooManyRequestsError",
     "UnavailableError",
     "UnsupportedError",

@@ -11,6 +11,7 @@ from aerobee_client.admin import Admin
 from aerobee_client.connection import Connection, Retry
 from aerobee_client.consumer import Filter, SimpleConsumer
 from aerobee_client.producer import Producer
+from aerobee_client.security import Credentials, Tls
 
 
 class Client:
@@ -20,11 +21,26 @@ class Client:
             await client.producer().send(Message(topic="orders", body=b"hello"))
 
     Nothing is sent before the first call. `request_timeout_seconds` bounds each attempt of a call; long polling comes
-    on top. A connection that breaks is made again by the next call.
+    on top. A connection that breaks is made again by the next call. `credentials` sign every call; without `tls` the
+    connection is plaintext.
     """
 
-    def __init__(self, endpoint: str, *, request_timeout_seconds: float = 3.0, retry: Retry | None = None) -> None:
-        self._connection = Connection(endpoint, request_timeout_seconds=request_timeout_seconds, retry=retry or Retry())
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        request_timeout_seconds: float = 3.0,
+        retry: Retry | None = None,
+        credentials: Credentials | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        self._connection = Connection(
+            endpoint,
+            request_timeout_seconds=request_timeout_seconds,
+            retry=retry or Retry(),
+            credentials=credentials,
+            tls=tls,
+        )
         self._closables: list[Producer | SimpleConsumer] = []
         self.admin = Admin(self._connection)
 
@@ -64,9 +80,16 @@ class Client:
         await self.close()
 
 
-def connect(endpoint: str = "127.0.0.1:8081", *, request_timeout_seconds: float = 3.0) -> Client:
+def connect(
+    endpoint: str = "127.0.0.1:8081",
+    *,
+    request_timeout_seconds: float = 3.0,
+    credentials: Credentials | None = None,
+    tls: Tls | None = None,
+) -> Client:
     """A client of the broker at `endpoint` (`HOST:PORT`), to be used with `async with`.
 
-    InvalidEndpointError if that is no endpoint. Whether somebody answers there shows with the first call.
+    InvalidEndpointError if that is no endpoint, ConfigurationError for a TLS file that cannot be read. Whether somebody
+    answers there shows with the first call.
     """
-    return Client(endpoint, request_timeout_seconds=request_timeout_seconds)
+    return Client(endpoint, request_timeout_seconds=request_timeout_seconds, credentials=credentials, tls=tls)

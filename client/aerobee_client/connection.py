@@ -31,6 +31,7 @@ from aerobee_client.errors import (
     rpc_error,
     status_error,
 )
+from aerobee_client.security import Credentials, Tls
 from aerobee_proto import admin_v1, v2
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class _Answer(Protocol):
     def status(self) -> v2.Status: ...
 
 
+Metadata = tuple[tuple[str, str], ...]
 AnswerT = TypeVar("AnswerT", bound=_Answer)
 RequestT = TypeVar("RequestT")
 ItemT = TypeVar("ItemT")
@@ -99,7 +101,7 @@ def new_client_id() -> str:
     return f"{socket.gethostname()}@{os.getpid()}@{next(_client_number)}@{os.urandom(6).hex()}"
 
 
-def headers(client_id: str) -> tuple[tuple[str, str], ...]:
+def headers(client_id: str) -> Metadata:
     """What every call of a client carries."""
     return (
         ("x-mq-client-id", client_id),
@@ -110,14 +112,26 @@ def headers(client_id: str) -> tuple[tuple[str, str], ...]:
 
 
 class Connection:
-    """A channel and its stubs. Must be made inside of a running event loop. Plaintext."""
+    """A channel and its stubs. Must be made inside of a running event loop. Plaintext unless there is `tls`."""
 
-    def __init__(self, endpoint: str, *, request_timeout_seconds: float, retry: Retry) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        request_timeout_seconds: float,
+        retry: Retry,
+        credentials: Credentials | None = None,
+        tls: Tls | None = None,
+    ) -> None:
         self.endpoints = parse_endpoint(endpoint)
         self.endpoint = endpoint
         self.request_timeout_seconds = request_timeout_seconds
         self.retry = retry
-        self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+        self._credentials = credentials
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
         self.messaging = v2.MessagingServiceStub(self._channel)
         self.admin = v2.AdminStub(self._channel)
         self.aerobee_admin = admin_v1.AdminServiceStub(self._channel)
@@ -126,7 +140,7 @@ class Connection:
         self,
         method: UnaryUnaryMultiCallable[RequestT, AnswerT],
         request: RequestT,
-        metadata: tuple[tuple[str, str], ...],
+        metadata: Metadata,
         *,
         check: Callable[[AnswerT], ClientError | None] = lambda answer: status_error(answer.status),
     ) -> AnswerT:
@@ -138,7 +152,7 @@ class Connection:
         while True:
             error: ClientError | None
             try:
-                answer = await method(request, timeout=self.request_timeout_seconds, metadata=metadata)
+                answer = await method(request, timeout=self.request_timeout_seconds, metadata=self.signed(metadata))
                 error = check(answer)
                 if error is None:
                     return answer
@@ -153,12 +167,12 @@ class Connection:
         self,
         method: UnaryStreamMultiCallable[RequestT, ItemT],
         request: RequestT,
-        metadata: tuple[tuple[str, str], ...],
+        metadata: Metadata,
         *,
         timeout_seconds: float,
     ) -> AsyncGenerator[ItemT, None]:
         """The items of a stream, tried once."""
-        call = method(request, timeout=timeout_seconds, metadata=metadata)
+        call = method(request, timeout=timeout_seconds, metadata=self.signed(metadata))
         try:
             async for item in cast("AsyncIterator[ItemT]", call):
                 yield item
@@ -166,6 +180,10 @@ class Connection:
             raise rpc_error(rpc, self.endpoint) from None
         finally:
             cast("Any", call).cancel()  # no effect on a call that is done
+
+    def signed(self, metadata: Metadata) -> Metadata:
+        """The headers of a call that is made now: `metadata`, and the signature of who has credentials."""
+        return metadata if self._credentials is None else (*metadata, *self._credentials.headers())
 
     async def close(self) -> None:
         """Close the channel; calls under way end as cancelled."""

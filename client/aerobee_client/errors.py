@@ -2,6 +2,7 @@
 
 ClientError
   InvalidEndpointError      the endpoint that was given is not HOST:PORT
+  ConfigurationError        credentials or TLS files that cannot be used
   UnavailableError          nobody answers at the endpoint; worth another try
   DeadlineError             no answer in time; what was asked may still have happened
   ServerError               the server answered with a code (`code`) other than OK
@@ -30,6 +31,10 @@ class ClientError(Exception):
 
 class InvalidEndpointError(ClientError, ValueError):
     """An endpoint is not `HOST:PORT`."""
+
+
+class ConfigurationError(ClientError, ValueError):
+    """Credentials, or files for TLS, cannot be used."""
 
 
 class UnavailableError(ClientError):
@@ -117,6 +122,11 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
     """The error for a call that brought no answer of the protocol."""
     call: Any = error  # grpc.aio raises AioRpcError, whose methods the stubs of RpcError lack
     code, details = call.code(), call.details() or ""
+    if code == grpc.StatusCode.UNAVAILABLE and "handshake" in details.lower():
+        return UnavailableError(
+            f"no TLS with {endpoint}: give the address where the broker listens with TLS, and the authority that "
+            f"signed its certificate for that name ({details})"
+        )
     if code == grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(
             f"no broker answers at {endpoint}; start one with `aerobee serve`, or give the right address ({details})"

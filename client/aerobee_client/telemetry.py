@@ -83,7 +83,9 @@ class Telemetry:
             request = v2.NotifyClientTerminationRequest(group=self._group)
             stub = self._connection.messaging
             with contextlib.suppress(grpc.RpcError):
-                await stub.NotifyClientTermination(request, timeout=1.0, metadata=self.metadata)
+                await stub.NotifyClientTermination(
+                    request, timeout=1.0, metadata=self._connection.signed(self.metadata)
+                )
         tasks = [task for task in (self._stream, self._heartbeat) if task is not None]
         for task in tasks:
             task.cancel()
@@ -112,7 +114,7 @@ class Telemetry:
             yield v2.TelemetryCommand(settings=self._asked)
             await self._close.wait()
 
-        call = self._connection.messaging.Telemetry(requests(), metadata=self.metadata)
+        call = self._connection.messaging.Telemetry(requests(), metadata=self._connection.signed(self.metadata))
         try:
             async for command in cast("AsyncIterator[v2.TelemetryCommand]", call):
                 if command.HasField("status") and (error := status_error(command.status)) is not None:
@@ -131,7 +133,7 @@ class Telemetry:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             try:
                 timeout = self._connection.request_timeout_seconds
-                answer = await stub.Heartbeat(request, timeout=timeout, metadata=self.metadata)
+                answer = await stub.Heartbeat(request, timeout=timeout, metadata=self._connection.signed(self.metadata))
             except grpc.RpcError as rpc:
                 _log.info("heartbeat failed client_id=%s error=%s", self.client_id, rpc_error(rpc, "broker"))
             else:

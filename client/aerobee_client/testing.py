@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)\n")
+_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)(?: tls=(\S+))?\n")
 _START_SECONDS = 30.0  # a start takes a fraction of a second; machines that build and test may be very busy
 _STOP_SECONDS = 30.0
 
@@ -39,6 +39,7 @@ class BrokerProcess:
         # Free ports at first; a restart listens where it listened before, as clients expect.
         self.endpoint = "127.0.0.1:0"
         self.metrics = "127.0.0.1:0"
+        self.tls_endpoint: str | None = None  # with the argument `--listen-tls`
 
     @property
     def pid(self) -> int:
@@ -58,11 +59,12 @@ class BrokerProcess:
             raise RuntimeError(f"the broker runs already as process {self.pid}")
         ports = ("--listen", self.endpoint, "--metrics", self.metrics)
         command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(self.store), *ports]
+        again = () if self.tls_endpoint is None else ("--listen-tls", self.tls_endpoint)
         # Settings of the person who runs the tests are not settings of the test.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our interpreter, and arguments of the test
-                [*command, *self._arguments],
+                [*command, *self._arguments, *again],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -70,6 +72,7 @@ class BrokerProcess:
             )
         ready = self._wait_ready(self._process)
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
+        self.tls_endpoint = ready[3].decode() if ready[3] is not None else None
 
     def stop(self) -> int:
         """End it in an orderly way (SIGTERM) and return its exit code. Does nothing to one that has ended."""

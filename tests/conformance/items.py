@@ -270,6 +270,7 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
         f"{_PYTHON}test_a_client_behind_a_mapped_port_stays_there",
         f"{_NODE}test_a_client_behind_a_mapped_port_gets_what_was_lost_on_the_way",
     ),
+    212: ("tests/integration/test_sdk_security.py::test_an_sdk_with_tls",),
     213: (f"{_PYTHON}test_broker_and_sdk_live_in_one_process",),
 }
 """Tests that assert the very same thing already."""
@@ -289,7 +290,6 @@ class Missing:
 
 MISSING: Final[dict[str, Missing]] = {
     "authentication": Missing("there is no authentication yet", tuple(range(7, 14))),
-    "tls": Missing("there is no TLS yet", (212,)),
     "lite": Missing("lite topics are not implemented yet", tuple(range(193, 199))),
 }
 """What does not apply today, and why."""

@@ -38,10 +38,6 @@ async def authentication(client: RawClient) -> str | None:
     return _settings_about("auth", "acl", "credential")
 
 
-async def tls(client: RawClient) -> str | None:
-    return _settings_about("tls", "ssl", "certificate")
-
-
 async def sql(client: RawClient) -> str | None:
     await client.sent(message("probe-sql"))
     received = await client.receive("probe-sql", "probe", expression="TAGS IS NULL", filter_type=v2.FilterType.SQL)
@@ -74,5 +70,5 @@ async def commands(client: RawClient) -> str | None:
 
 
 PROBES: Final[dict[str, Probe]] = {
-    probe.__name__: probe for probe in (authentication, tls, sql, pull, lite, commands)
+    probe.__name__: probe for probe in (authentication, sql, pull, lite, commands)
 }

@@ -363,7 +363,7 @@ async def test_what_prevents_a_start(tmp_path: Path) -> None:
     """A locked store and ports in use are errors that name them; the other broker notices nothing."""
     never = asyncio.Event()
 
-    def announce(*_: str) -> None:
+    def announce(*_: object) -> None:
         raise AssertionError("it must not serve")
 
     async with in_process_broker(tmp_path / "a") as broker:
@@ -417,7 +417,7 @@ async def test_a_failed_disk_ends_the_broker(
     sending = asyncio.ensure_future(send())
     async with asyncio.timeout(20):
         with pytest.raises(StoreFailedError, match="Input/output error"):
-            await server.run(config, asyncio.Event(), lambda endpoint, _: ready.set_result(endpoint))
+            await server.run(config, asyncio.Event(), lambda listening, _: ready.set_result(str(listening.grpc)))
         assert await sending in (0, Code.INTERNAL_SERVER_ERROR)
     assert "a service died" in caplog.text
 

@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 
 from aerobee_broker import server
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.listeners import Listening
 from aerobee_proto import admin_v1, v2
 from aerobee_store.clock import Clock
 
@@ -39,10 +40,12 @@ async def in_process_broker(
     config = BrokerConfig.tiny(directory, **changes)
     stop = asyncio.Event()
     ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+
+    def announce(listening: Listening, metrics: Address) -> None:
+        ready.set_result((str(listening.grpc), str(metrics)))
+
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(
-            server.run(config, stop, lambda endpoint, metrics: ready.set_result((endpoint, metrics)), clock=clock)
-        )
+        running = tasks.create_task(server.run(config, stop, announce, clock=clock))
         async with asyncio.timeout(10):
             address, metrics = await ready
         async with grpc.aio.insecure_channel(address) as channel:

@@ -84,9 +84,11 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
     unset = dataclasses.replace(
         shown,
         store=dataclasses.replace(shown.store, store_host=default.store.store_host),
-        listen=dataclasses.replace(shown.listen, advertise=None),
+        listen=dataclasses.replace(shown.listen, advertise=None, tls=None, advertise_tls=None),
+        tls=default.tls,
         topics=dataclasses.replace(shown.topics, auto_create=None),
         groups=dataclasses.replace(shown.groups, auto_create=None),
+        sources={},
     )
     assert unset == default
 

@@ -8,10 +8,11 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from aerobee_client import Client
+    from aerobee_client import Client, Credentials
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -62,13 +63,35 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
-    """`--endpoint` and `--timeout`, for commands that talk to a broker."""
+    """`--endpoint` and how to talk to it, for commands that need a broker."""
     parser.add_argument(
         "--endpoint",
         metavar="HOST:PORT",
         default=os.environ.get("AEROBEE_ENDPOINT") or ENDPOINT_DEFAULT,
         help=f"the broker (default: AEROBEE_ENDPOINT, or {ENDPOINT_DEFAULT})",
     )
+    add_connection(parser)
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """TLS, credentials, `--timeout`: what `with_client` reads beside `--endpoint`."""
+    parser.add_argument("--tls", action="store_true", help="encrypt; the address must be one with TLS")
+    parser.add_argument(
+        "--tls-ca",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("AEROBEE_CA_FILE") or None,
+        help="encrypt, and believe certificates that this one signed, PEM (default: AEROBEE_CA_FILE)",
+    )
+    parser.add_argument(
+        "--credentials",
+        metavar="FILE",
+        type=Path,
+        help="access_key and secret_key as TOML (default: AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file "
+        "AEROBEE_CREDENTIALS)",
+    )
+    parser.add_argument("--access-key", metavar="KEY", help="instead of a file of credentials")
+    parser.add_argument("--secret-key", metavar="KEY", help="the same; other users of this machine may see it")
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=positive_seconds, default=3.0, help="for each request (default: 3)"
     )
@@ -78,13 +101,29 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
     """The result of `work`, done with a client of the broker that the arguments name."""
     import asyncio
 
-    from aerobee_client import connect
+    from aerobee_client import Tls, connect
+
+    credentials = _credentials(arguments)
+    tls = Tls(arguments.tls_ca) if arguments.tls or arguments.tls_ca else None
 
     async def connected() -> T:
-        async with connect(arguments.endpoint, request_timeout_seconds=arguments.timeout) as client:
+        async with connect(
+            arguments.endpoint, request_timeout_seconds=arguments.timeout, credentials=credentials, tls=tls
+        ) as client:
             return await work(client)
 
     return asyncio.run(connected())
+
+
+def _credentials(arguments: argparse.Namespace) -> Credentials | None:
+    """Of the flags, of the file, of the environment: whichever comes first."""
+    from aerobee_client import Credentials
+
+    if arguments.access_key or arguments.secret_key:
+        return Credentials(arguments.access_key or "", arguments.secret_key or "")
+    if arguments.credentials is not None:
+        return Credentials.load(arguments.credentials)
+    return Credentials.from_environment(os.environ)
 
 
 def usage_error(message: str) -> NoReturn:
@@ -117,6 +156,22 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def offset(text: str) -> int:
+    """A whole number of 0 or more."""
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is no offset; give a whole number of 0 or more")
+    return int(text)
+
+
+def span(text: str) -> int:
+    """Milliseconds from: `500ms`, `5s`, `2m`, `1h`, `1d`."""
+    if text.endswith("ms") and text[:-2].isascii() and text[:-2].isdigit():
+        return int(text[:-2])
+    if match := _AGO.fullmatch(text):
+        return int(timedelta(**{_AGO_UNITS[match[2]]: int(match[1])}) / timedelta(milliseconds=1))
+    raise argparse.ArgumentTypeError(f"{text!r} is no span; give one such as 500ms, 5s, 2m, 1h or 1d")
 
 
 def pair(text: str) -> tuple[str, str]:

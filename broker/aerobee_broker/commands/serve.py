@@ -15,13 +15,15 @@ from aerobee_broker.commands.options import new_command
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
-    from aerobee_broker.config import BrokerConfig
+    from aerobee_broker.config import Address, BrokerConfig
+    from aerobee_broker.listeners import Listening
 
 _EXAMPLES = """\
   aerobee serve --dev                          for development: topics and groups appear with their first use
   aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
   aerobee serve --listen 0.0.0.0:8081          reachable from other machines
   aerobee serve --listen 127.0.0.1:0           any free port; the line "ready grpc=HOST:PORT ..." names it
+  aerobee serve --dev --listen-tls 127.0.0.1:8082      for SDKs that use TLS, with a certificate made on the spot
   aerobee serve --rocketmq-conf broker.conf    with the settings, and on the store, of a RocketMQ broker
 
 SIGTERM and Ctrl-C end it in an orderly way. Settings without a flag: a TOML file (--config), or the environment
@@ -33,6 +35,9 @@ def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "serve", "run a broker", run, examples=_EXAMPLES)
     parser.add_argument("--store", metavar="DIR", help="where messages are kept (default: data)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="for clients (default: 127.0.0.1:8081)")
+    parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS (default: nowhere)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="/metrics, /healthz (default: 127.0.0.1:5557)")
     parser.add_argument(
         "--flush",
@@ -65,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
             "store.flush": arguments.flush,
             "store.write_mode": arguments.write_mode,
             "listen.grpc": arguments.listen,
+            "listen.tls": arguments.listen_tls,
+            "tls.certificate": arguments.tls_cert,
+            "tls.key": arguments.tls_key,
             "listen.metrics": arguments.metrics,
             "listen.advertise": arguments.advertise,
             "broker.dev": arguments.dev or None,
@@ -95,12 +103,13 @@ async def _serve(config: BrokerConfig) -> int:
     return await server.run(config, stop, _announce)
 
 
-def _announce(grpc: str, metrics: str) -> None:
+def _announce(listening: Listening, metrics: Address) -> None:
     """Scripts wait for the first line; the rest is for a person who looks."""
-    print(f"ready grpc={grpc} metrics={metrics}", flush=True)
+    tls = "" if listening.tls is None else f" tls={listening.tls}"
+    print(f"ready grpc={listening.grpc} metrics={metrics}{tls}", flush=True)
     if sys.stderr.isatty():
-        port = grpc.rpartition(":")[2]
-        option = "" if port == "8081" else f" --endpoint 127.0.0.1:{port}"
+        port = listening.grpc.port
+        option = "" if port == 8081 else f" --endpoint 127.0.0.1:{port}"
         command = "aerobee"
         if shutil.which(command) is None and not sys.argv[0].endswith(".py"):
             command = sys.argv[0]  # as it was called, so that the next line can be copied

@@ -44,7 +44,7 @@ def add_parser(commands: Commands) -> None:
     )
     inspect.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="of a store, in use or not")
     inspect.add_argument("--endpoint", metavar="HOST:PORT", help="ask a running broker instead")
-    inspect.add_argument("--timeout", metavar="SECONDS", type=options.positive_seconds, default=3.0)
+    options.add_connection(inspect)
     verify = new_command(
         actions,
         "verify",

@@ -13,6 +13,7 @@ from typing import Final
 from aerobee_broker.clients import Client
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.listeners import Listening
 from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import TopicConfig, TopicMessageType
@@ -41,9 +42,9 @@ ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...
 
 
 class RouteProcessor:
-    """Answers QueryRoute and QueryAssignment; `listening` is the address that the gRPC port was bound to."""
+    """Answers QueryRoute and QueryAssignment; `listening` are the addresses that were bound."""
 
-    def __init__(self, config: BrokerConfig, tables: Tables, listening: Address) -> None:
+    def __init__(self, config: BrokerConfig, tables: Tables, listening: Listening) -> None:
         self._config = config
         self._tables = tables
         self._listening = listening
@@ -84,14 +85,17 @@ class RouteProcessor:
 
     def endpoints(self, dialled: v2.Endpoints, client: Client) -> v2.Endpoints:
         """Where the broker is reached by a client that dialled so."""
-        if self._config.listen.advertise is not None:
-            return _endpoints_of([self._config.listen.advertise])
+        listen = self._config.listen
+        advertised = listen.advertise_tls if client.secure else listen.advertise
+        if advertised is not None:
+            return _endpoints_of([advertised])
         if dialled.addresses:
             return _endpoints_of([Address(address.host, address.port) for address in dialled.addresses])
-        if not self._listening.is_wildcard:
-            return _endpoints_of([self._listening])
+        bound = self._listening.tls if client.secure and self._listening.tls is not None else self._listening.grpc
+        if not bound.is_wildcard:
+            return _endpoints_of([bound])
         local = ipaddress.ip_address(client.peer[0]).is_loopback
-        return _endpoints_of([Address(client.peer[0] if local else socket.gethostname(), self._listening.port)])
+        return _endpoints_of([Address(client.peer[0] if local else socket.gethostname(), bound.port)])
 
 
 def queue_permissions(topic: TopicConfig) -> list[tuple[int, v2.Permission.ValueType]]:

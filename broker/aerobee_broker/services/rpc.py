@@ -201,7 +201,7 @@ class ClientIdentity:
 
 def introduce(client: Client, context: Context) -> None:
     """Take from the call what does not change from call to call: address, language, version."""
-    client.peer = peer_address(context.peer())
+    _take_connection(client, context)
     for key, value in context.invocation_metadata() or ():
         text = value if isinstance(value, str) else ""
         if key == "x-mq-language":
@@ -213,11 +213,16 @@ def introduce(client: Client, context: Context) -> None:
 def anonymous(context: Context) -> Client:
     """The caller of a service that asks for no client id."""
     client = Client("")
-    client.peer = peer_address(context.peer())
+    _take_connection(client, context)
     for key, value in context.invocation_metadata() or ():
         if key == "x-mq-namespace" and isinstance(value, str):
             client.namespace = value
     return client
+
+
+def _take_connection(client: Client, context: Context) -> None:
+    client.peer = peer_address(context.peer())
+    client.secure = context.auth_context().get("transport_security_type") == [b"ssl"]
 
 
 def peer_address(peer: str) -> tuple[str, int]:

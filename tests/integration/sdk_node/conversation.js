@@ -6,6 +6,13 @@ const readline = require('node:readline');
 // What the test gave on the command line.
 const options = JSON.parse(process.argv[2]);
 
+// What every client of the SDK is told; `tls`, `access_key` and `secret_key` may be missing.
+function connection() {
+  const { endpoint, tls = false, access_key: accessKey, secret_key: accessSecret } = options;
+  const given = { endpoints: endpoint, namespace: '', sslEnabled: tls };
+  return accessKey ? { ...given, sessionCredentials: { accessKey, accessSecret } } : given;
+}
+
 function say(event, fields = {}) {
   process.stdout.write(`${JSON.stringify({ event, ...fields })}\n`);
 }
@@ -45,4 +52,4 @@ async function seconds(action) {
   return { seconds: Number(process.hrtime.bigint() - started) / 1e9 };
 }
 
-module.exports = { obey, options, say, seconds, told };
+module.exports = { connection, obey, options, say, seconds, told };

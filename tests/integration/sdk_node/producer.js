@@ -6,12 +6,12 @@
 'use strict';
 
 const { Producer, TransactionResolution } = require('rocketmq-client-nodejs');
-const { obey, options, say } = require('./conversation');
+const { connection, obey, options, say } = require('./conversation');
 
 async function main() {
-  const { endpoint, topic } = options;
+  const { topic } = options;
   const checker = { check: async () => TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED };
-  const producer = new Producer({ endpoints: endpoint, namespace: '', topics: [topic], checker });
+  const producer = new Producer({ ...connection(), topics: [topic], checker });
   const receipts = new Map();
   await producer.startup();
   say('ready');

@@ -6,7 +6,7 @@
 'use strict';
 
 const { ConsumeResult, PushConsumer } = require('rocketmq-client-nodejs');
-const { obey, options, say, seconds, told } = require('./conversation');
+const { connection, obey, options, say, seconds, told } = require('./conversation');
 
 // The SDK's, which does not say when an acknowledgement has been answered or settings have come.
 class ObservedPushConsumer extends PushConsumer {
@@ -28,10 +28,9 @@ class ObservedPushConsumer extends PushConsumer {
 const bodies = new Map();
 
 async function main() {
-  const { endpoint, topic, group, expression = '*', failures = 0, milliseconds = 0 } = options;
+  const { topic, group, expression = '*', failures = 0, milliseconds = 0 } = options;
   const consumer = new ObservedPushConsumer({
-    endpoints: endpoint,
-    namespace: '',
+    ...connection(),
     consumerGroup: group,
     subscriptions: new Map([[topic, expression]]),
     messageListener: {

@@ -2,13 +2,12 @@
 'use strict';
 
 const { SimpleConsumer } = require('rocketmq-client-nodejs');
-const { obey, options, say, told } = require('./conversation');
+const { connection, obey, options, say, told } = require('./conversation');
 
 async function main() {
-  const { endpoint, topic, group, expression = '*', await: wait = 2 } = options;
+  const { topic, group, expression = '*', await: wait = 2 } = options;
   const consumer = new SimpleConsumer({
-    endpoints: endpoint,
-    namespace: '',
+    ...connection(),
     consumerGroup: group,
     subscriptions: new Map([[topic, expression]]),
     awaitDuration: wait * 1000,

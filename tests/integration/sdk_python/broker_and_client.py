@@ -20,8 +20,8 @@ def main() -> None:
     serving = threading.Event()
     endpoint: list[str] = []
 
-    def announce(grpc: str, metrics: str) -> None:
-        endpoint.append(grpc)
+    def announce(listening: Any, metrics: Any) -> None:
+        endpoint.append(str(listening.grpc))
         serving.set()
 
     def serve() -> None:

@@ -18,6 +18,13 @@ def options() -> dict[str, Any]:
     return given
 
 
+def configuration(given: dict[str, Any]) -> Any:
+    """Of `endpoint`, `access_key` and `secret_key`; whoever takes it also takes `tls`."""
+    from rocketmq import ClientConfiguration, Credentials
+
+    return ClientConfiguration(given["endpoint"], Credentials(given.get("access_key", ""), given.get("secret_key", "")))
+
+
 def say(event: str, **fields: Any) -> None:
     """Tell the test; from any thread."""
     line = json.dumps({"event": event, **fields}) + "\n"

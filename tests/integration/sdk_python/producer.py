@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rocketmq import ClientConfiguration, Credentials, Message, Producer
+from rocketmq import Message, Producer
 
-from tests.integration.sdk_python.conversation import obey, options, say
+from tests.integration.sdk_python.conversation import configuration, obey, options, say
 
 
 def main() -> None:
     given = options()
     topic = given["topic"]
-    producer = Producer(ClientConfiguration(given["endpoint"], Credentials()), (topic,))
+    producer = Producer(configuration(given), (topic,), tls_enable=given.get("tls", False))
     producer.startup()
     say("ready")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocketmq import ClientConfiguration, ConsumeResult, Credentials, FilterExpression, MessageListener, PushConsumer
+from rocketmq import ConsumeResult, FilterExpression, MessageListener, PushConsumer
 
-from tests.integration.sdk_python.conversation import obey, options, say, told
+from tests.integration.sdk_python.conversation import configuration, obey, options, say, told
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # the SDK has no types
@@ -46,11 +46,12 @@ class ObservedPushConsumer(PushConsumer):  # type: ignore[misc]  # the SDK has n
 def main() -> None:
     given = options()
     consumer = ObservedPushConsumer(
-        ClientConfiguration(given["endpoint"], Credentials()),
+        configuration(given),
         given["group"],
         Listener(given.get("failures", 0), given.get("failing_calls", {}), given.get("seconds", 0.0)),
         {given["topic"]: FilterExpression(given.get("expression", "*"))},
         consumption_thread_count=given.get("threads", 4),
+        tls_enable=given.get("tls", False),
     )
     consumer.startup()
     say("ready")

@@ -5,16 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocketmq import ClientConfiguration, Credentials, FilterExpression, SimpleConsumer
+from rocketmq import FilterExpression, SimpleConsumer
 
-from tests.integration.sdk_python.conversation import obey, options, say, told
+from tests.integration.sdk_python.conversation import configuration, obey, options, say, told
 
 
 def main() -> None:
     given = options()
     subscription = {given["topic"]: FilterExpression(given.get("expression", "*"))}
-    configuration = ClientConfiguration(given["endpoint"], Credentials())
-    consumer = SimpleConsumer(configuration, given["group"], subscription, await_duration=given.get("await", 2))
+    consumer = SimpleConsumer(
+        configuration(given),
+        given["group"],
+        subscription,
+        await_duration=given.get("await", 2),
+        tls_enable=given.get("tls", False),
+    )
     consumer.startup()
     say("ready")
     held: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from aerobee_broker.clients import Client
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TopicsConfig
 from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.listeners import Listening
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType
@@ -43,7 +44,7 @@ class Routes:
             TopicConfig(name="write-only", read_queue_count=1, write_queue_count=1, permission=Permission.WRITE),
         ):
             self.tables.topics.create(topic)
-        self.processor = RouteProcessor(config, self.tables, Address.parse(listening))
+        self.processor = RouteProcessor(config, self.tables, Listening(Address.parse(listening)))
 
     async def queues(self, topic: str, *dialled: tuple[str, int]) -> list[v2.MessageQueue]:
         request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))

@@ -6,11 +6,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from aerobee_broker.broker_stats import BrokerStats
 from aerobee_broker.clients import Client, ClientRegistry
-from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.listeners import Listening
 from aerobee_broker.processors.administration.wire import OK, is_own_topic, timestamp
 from aerobee_broker.tables import Tables
 from aerobee_proto import admin_v1, v2
@@ -33,7 +34,7 @@ class StatusAdministration:
         timer: Timer,
         broker_stats: BrokerStats,
         clock: Clock,
-        listening: Address,
+        listening: Listening,
     ) -> None:
         self._config = config
         self._store = store
@@ -59,7 +60,7 @@ class StatusAdministration:
             cluster=self._config.cluster,
             version=broker_version(),
             start_timestamp=timestamp(self._started_ms),
-            listen_addresses=[str(self._listening)],
+            listen_addresses=[str(address) for address in self._listening],
             store_state=self._store_state(),
             flush_mode=flush,
             topic_count=sum(1 for topic in self._tables.topics if not is_own_topic(topic.name)),

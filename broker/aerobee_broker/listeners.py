@@ -1,0 +1,172 @@
+"""Where clients connect: the plaintext address, and the TLS address if there is one, with its certificate.
+
+The certificate is read again when its files have changed, looked at with each new connection: whoever renews it need
+not restart the broker. What cannot be used (half written, key and certificate of two pairs) is logged once, and the one
+before stays. For development a certificate can be made at the start, signed by itself; it is not written anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.errors import ListenError
+from aerobee_store.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_SELF_SIGNED_DAYS: Final = 30
+_OPENSSL_SECONDS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The addresses that were bound."""
+
+    grpc: Address
+    tls: Address | None = None
+
+    def __iter__(self) -> Iterator[Address]:
+        yield self.grpc
+        if self.tls is not None:
+            yield self.tls
+
+
+def check_ports(config: BrokerConfig) -> None:
+    """Raise ListenError if gRPC could not listen there: before the store recovers, and with the reason, which gRPC
+    keeps to itself."""
+    for setting, address in (("listen.grpc", config.listen.grpc), ("listen.tls", config.listen.tls)):
+        if address is None:
+            continue
+        try:
+            family, kind, protocol, _, name = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(name)
+        except OSError as error:
+            raise ListenError(setting, address, error.strerror or str(error)) from None
+
+
+def listen(server: grpc.aio.Server, config: BrokerConfig, credentials: grpc.ServerCredentials | None) -> Listening:
+    """Bind what the configuration names; `credentials` are those of `tls_credentials`. ListenError."""
+    tls = None
+    if config.listen.tls is not None:
+        assert credentials is not None, "tls_credentials has them for every TLS address"
+        address, given = config.listen.tls, credentials
+        tls = _bound("listen.tls", address, lambda: server.add_secure_port(str(address), given))
+    plain = config.listen.grpc
+    return Listening(_bound("listen.grpc", plain, lambda: server.add_insecure_port(str(plain))), tls)
+
+
+def tls_credentials(config: BrokerConfig) -> grpc.ServerCredentials | None:
+    """What the TLS address needs; None without one. ConfigError for a certificate that cannot be used."""
+    if config.listen.tls is None:
+        return None
+    if config.tls.certificate is None or config.tls.key is None:
+        return grpc.ssl_server_credentials([self_signed_certificate(config.listen.tls.host)])
+    files = CertificateFiles(config.tls.certificate, config.tls.key)
+    # None from the second is documented for it: no change. Its stub does not know that.
+    return grpc.dynamic_ssl_server_credentials(files.load(), files.load_if_changed)  # type: ignore[arg-type]
+
+
+class CertificateFiles:
+    """A certificate (with the chain that leads to it, if any) and its key, both PEM."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._seen: object = None
+
+    def load(self) -> grpc.ServerCertificateConfiguration:
+        """The two as they are now. ConfigError with the file and the cause."""
+        self._seen = self._stamp()
+        contents = []
+        for setting, path in (("tls.certificate", self._certificate), ("tls.key", self._key)):
+            try:
+                contents.append(path.read_bytes())
+            except OSError as error:
+                raise ConfigError(f"{setting}: {path}: {error.strerror}; check the path and its permissions") from None
+        try:  # gRPC itself would only say that it could not listen
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"tls.certificate, tls.key: {self._certificate} and {self._key} are no certificate with its key: "
+                f"{error}; give both as PEM, the key without a password"
+            ) from None
+        return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])])
+
+    def load_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The two if they have changed since they were read last and can be used; else None: keep what you have.
+
+        gRPC calls it for each connection, from a thread of its own.
+        """
+        if self._stamp() == self._seen:
+            return None
+        try:
+            loaded = self.load()
+        except ConfigError as error:
+            _log.error("the certificate is not replaced: %s", error)
+            return None
+        _log.info("certificate replaced file=%s", self._certificate)
+        return loaded
+
+    def _stamp(self) -> object:
+        stamps = []
+        for path in (self._certificate, self._key):
+            try:
+                status = path.stat()
+                stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+            except OSError:
+                stamps.append((0, 0, 0))
+        return stamps
+
+
+def self_signed_certificate(host: str) -> tuple[bytes, bytes]:
+    """A new key and a certificate for it, PEM, that names `host` and this machine. ConfigError without openssl.
+
+    Clients that check no certificate accept it: those of RocketMQ's SDKs that use TLS unless told otherwise are such.
+    """
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise ConfigError(
+            "tls.certificate: making one for development takes the command openssl, which is not on the PATH; "
+            "install it, or set tls.certificate and tls.key"
+        )
+    names = ["DNS:localhost", "IP:127.0.0.1", "IP:::1"]
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except OSError:
+        names.append(f"DNS:{host}")
+    key_options = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    subject = ("-subj", "/CN=aerobee for development", "-addext", f"subjectAltName={','.join(names)}")
+    output = ("-keyout", "/dev/stdout", "-out", "/dev/stdout")
+    made = subprocess.run(  # noqa: S603  # a fixed command; the host is our own configuration's, and no option
+        [openssl, "req", "-x509", *key_options, "-days", str(_SELF_SIGNED_DAYS), *subject, *output],
+        capture_output=True,
+        timeout=_OPENSSL_SECONDS,
+        check=False,
+    )
+    key, begin, certificate = made.stdout.partition(b"-----BEGIN CERTIFICATE-----")
+    if made.returncode != 0 or not begin:
+        cause = made.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
+        raise ConfigError(
+            f"tls.certificate: openssl cannot make one for development: {cause[-1]}; set tls.certificate and tls.key"
+        )
+    return key, begin + certificate
+
+
+def _bound(setting: str, address: Address, bind: Callable[[], int]) -> Address:
+    try:
+        return Address(address.host, bind())
+    except RuntimeError as error:
+        raise ListenError(setting, address, str(error).partition(";")[0]) from None

@@ -1,0 +1,84 @@
+"""Who the client is, and how it knows the broker: credentials that sign each call, and TLS."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import grpc
+
+from aerobee_client.errors import ConfigurationError
+
+ALGORITHM = "MQv2-HMAC-SHA1"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """An account of the broker. The secret key stays here: calls carry a signature of the time."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.access_key or not self.access_key.isascii() or set(self.access_key) & set(", /="):
+            raise ConfigurationError(f"the access key {self.access_key!r} is empty, or has a character that none has")
+        if not self.secret_key:
+            raise ConfigurationError(f"the secret key of {self.access_key!r} is empty; give both keys")
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """For a call that is made now, as RocketMQ's clients sign."""
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        signature = hmac.new(self.secret_key.encode(), now.encode(), hashlib.sha1).hexdigest()
+        value = f"{ALGORITHM} Credential={self.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+        return (("x-mq-date-time", now), ("authorization", value))
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """From a TOML file with `access_key` and `secret_key`. ConfigurationError if it has not both."""
+        try:
+            found = tomllib.loads(file.read_bytes().decode())
+        except OSError as error:
+            raise ConfigurationError(f"credentials {file}: {error.strerror}; check the path") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"credentials {file}: not valid TOML: {error}") from None
+        keys = {name: found.get(name) for name in ("access_key", "secret_key")}
+        if not all(isinstance(key, str) for key in keys.values()):
+            raise ConfigurationError(f'credentials {file}: needs access_key = "..." and secret_key = "..."')
+        return cls(str(keys["access_key"]), str(keys["secret_key"]))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
+        """From AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file that AEROBEE_CREDENTIALS names; else None."""
+        access_key, secret_key = environment.get("AEROBEE_ACCESS_KEY"), environment.get("AEROBEE_SECRET_KEY")
+        if access_key or secret_key:
+            return cls(access_key or "", secret_key or "")
+        if file := environment.get("AEROBEE_CREDENTIALS"):
+            return cls.load(Path(file))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Encrypt, and believe a broker whose certificate one of `authorities` has signed.
+
+    `authorities` is a PEM file: of a certificate authority, or the broker's own certificate if that signed itself. None
+    is what gRPC brings along. The name or address that is dialled must be in the certificate.
+    """
+
+    authorities: Path | None = None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For gRPC. ConfigurationError if the file cannot be read."""
+        if self.authorities is None:
+            return grpc.ssl_channel_credentials()
+        try:
+            return grpc.ssl_channel_credentials(self.authorities.read_bytes())
+        except OSError as error:
+            raise ConfigurationError(f"TLS authorities {self.authorities}: {error.strerror}; check the path") from None

@@ -1,0 +1,105 @@
+"""TLS and credentials with the released SDKs, unmodified: the same stories for all of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.listeners import self_signed_certificate
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.official_sdks import GO, JAVA, NODE, PYTHON, OfficialSdk
+from tests.support.sdk_program import SdkProgram, bodies, wait_group
+
+Start = Callable[..., SdkProgram]
+
+_BUILT = [
+    pytest.mark.toolchain,
+    pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="Java and Go run with `make test-sdks`"),
+]
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+CONFIG = "[delivery]\npoll_seconds_max = 2\n"  # Node's client waits for a poll before it shuts down
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(each, marks=[each.mark, *(_BUILT if each in (JAVA, GO) else ())], id=each.name.lower())
+        for each in (PYTHON, NODE, JAVA, GO)
+    ]
+)
+def sdk(request: pytest.FixtureRequest) -> OfficialSdk:
+    """The one that the story is told with."""
+    chosen: OfficialSdk = request.param
+    return chosen
+
+
+@pytest.fixture
+def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
+    """Starts a program by its name; none of them outlives the test."""
+    with ExitStack() as programs:
+
+        def begin(name: str, endpoint: str, **options: Any) -> SdkProgram:
+            home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+            return programs.enter_context(sdk.program(name, home, endpoint=endpoint, **options))
+
+        yield begin
+
+
+def round_trip(start: Start, broker: BrokerProcess, endpoint: str, topic: str, **options: Any) -> None:
+    """A message from a producer to a simple consumer and to a push consumer, which both acknowledge it."""
+    group = options.pop("group", topic)
+    simple = start("simple_consumer", endpoint, topic=topic, group=f"{group}-simple", **options)
+    push = start("push_consumer", endpoint, topic=topic, group=f"{group}-push", **options)
+    producer = start("producer", endpoint, topic=topic, **options)
+    for program in (producer, simple, push):
+        program.ready()
+    producer.ask("send", messages=[{"body": "hello"}])
+    received: list[dict[str, Any]] = []
+    while not received:
+        received = simple.ask("receive", count=1, invisible=60)["messages"]
+    assert bodies(received) == ["hello"]
+    simple.ask("acknowledge", bodies=["hello"])
+    assert bodies(push.wait_messages(1)) == ["hello"]
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Signed by itself; its key beside it, with the suffix `.key`."""
+    path = tmp_path_factory.mktemp("tls") / "broker.crt"
+    key, made = self_signed_certificate("localhost")
+    path.with_suffix(".key").write_bytes(key)
+    path.write_bytes(made)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tls_broker(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[BrokerProcess]:
+    """A broker that listens with and without TLS."""
+    directory = tmp_path_factory.mktemp("aerobee")
+    config = directory / "aerobee.toml"
+    config.write_text(CONFIG)
+    files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
+    arguments = ("--dev", "--config", str(config), "--listen-tls", "127.0.0.1:0", *files)
+    with run_broker(directory, arguments) as running:
+        yield running
+
+
+@needs_openssl
+def test_an_sdk_with_tls(
+    tls_broker: BrokerProcess, start: Start, sdk: OfficialSdk, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java and Go use it by default and check no certificate; Python and Node.js believe the authorities of gRPC."""
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(certificate))
+    assert tls_broker.tls_endpoint is not None
+    topic = f"tls-{sdk.name.partition('.')[0].lower()}"
+    round_trip(start, tls_broker, tls_broker.tls_endpoint, topic, tls=True)
+    wait_group(tls_broker, f"{topic}-simple", lag=0)
+    wait_group(tls_broker, f"{topic}-push", lag=0)

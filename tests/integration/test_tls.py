@@ -1,0 +1,164 @@
+"""TLS beside plaintext: our client and commands, routes, and a certificate that is replaced while the broker runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from aerobee_broker.listeners import self_signed_certificate
+from aerobee_client import ConfigurationError, Message, Tls, UnavailableError, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl"),
+]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Signed by itself; its key beside it, with the suffix `.key`."""
+    path = tmp_path_factory.mktemp("tls") / "broker.crt"
+    replace(path)
+    return path
+
+
+def replace(certificate: Path) -> None:
+    key, made = self_signed_certificate("localhost")
+    certificate.with_suffix(".key").write_bytes(key)
+    certificate.write_bytes(made)
+    os.utime(certificate, ns=(0, certificate.stat().st_mtime_ns + 1))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[BrokerProcess]:
+    """A broker that listens with and without TLS."""
+    files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
+    arguments = ("--dev", "--listen-tls", "127.0.0.1:0", *files)
+    with run_broker(tmp_path_factory.mktemp("aerobee"), arguments) as running:
+        yield running
+
+
+def endpoint(broker: BrokerProcess) -> str:
+    """With TLS."""
+    assert broker.tls_endpoint is not None
+    return broker.tls_endpoint
+
+
+async def test_what_one_sends_with_tls_another_receives_without(broker: BrokerProcess, certificate: Path) -> None:
+    """And the other way round: both addresses lead to the same topics."""
+    async with (
+        connect(endpoint(broker), tls=Tls(certificate)) as secure,
+        connect(broker.endpoint) as plain,
+    ):
+        for number, (sender, receiver) in enumerate(((secure, plain), (plain, secure))):
+            await sender.producer().send(Message(topic="both", body=f"message {number}".encode()))
+            consumer = receiver.simple_consumer("readers", "both")
+            [received] = await consumer.receive(wait_seconds=10)
+            assert received.body == f"message {number}".encode()
+            await consumer.ack(received)
+
+
+async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, certificate: Path) -> None:
+    """Whoever names no address gets the one with TLS over TLS, and the other one without."""
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    request = v2.QueryRouteRequest(topic=v2.Resource(name="routed"))
+    async with (
+        grpc.aio.secure_channel(endpoint(broker), credentials) as secure,
+        grpc.aio.insecure_channel(broker.endpoint) as plain,
+    ):
+        for channel, dialled in ((secure, endpoint(broker)), (plain, broker.endpoint)):
+            metadata = (("x-mq-client-id", f"client of {dialled}"),)
+            stub = v2.MessagingServiceStub(channel)
+            response = await stub.QueryRoute(request, metadata=metadata, timeout=10)
+            [address] = response.message_queues[0].broker.endpoints.addresses
+            assert f"{address.host}:{address.port}" == dialled
+
+
+async def test_each_way_in_can_be_advertised(tmp_path: Path, certificate: Path) -> None:
+    """listen.advertise for plaintext, listen.advertise_tls for TLS."""
+    config = tmp_path / "aerobee.toml"
+    config.write_text(
+        f'[listen]\nadvertise = "plain.example.com:1"\nadvertise_tls = "tls.example.com:2"\ntls = "127.0.0.1:0"\n'
+        f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_suffix(".key")}"\n'
+    )
+    request = v2.QueryRouteRequest(topic=v2.Resource(name="routed"))
+    with run_broker(tmp_path, ("--dev", "--config", str(config))) as broker:
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        async with (
+            grpc.aio.secure_channel(endpoint(broker), credentials) as secure,
+            grpc.aio.insecure_channel(broker.endpoint) as plain,
+        ):
+            for channel, advertised in ((secure, "tls.example.com"), (plain, "plain.example.com")):
+                metadata = (("x-mq-client-id", f"client of {advertised}"),)
+                stub = v2.MessagingServiceStub(channel)
+                response = await stub.QueryRoute(request, metadata=metadata, timeout=10)
+                assert response.message_queues[0].broker.endpoints.addresses[0].host == advertised
+
+
+async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
+    """An authority that did not sign, an address without TLS, a file that is not there."""
+    other = tmp_path / "other.crt"
+    replace(other)
+    for dialled, tls in ((endpoint(broker), Tls(other)), (broker.endpoint, Tls(certificate))):
+        async with connect(dialled, tls=tls) as client:
+            with pytest.raises(UnavailableError, match="no TLS with"):
+                await client.admin.list_topics()
+    with pytest.raises(ConfigurationError, match=r"nothing\.crt: No such file"):
+        connect(endpoint(broker), tls=Tls(tmp_path / "nothing.crt"))
+
+
+def test_commands_take_tls(broker: BrokerProcess, certificate: Path) -> None:
+    """By flag or by environment; without them they talk plaintext, which the TLS address does not."""
+    command = [sys.executable, "-m", "aerobee_broker", "topic", "list", "--endpoint", endpoint(broker)]
+    by_flag = subprocess.run([*command, "--tls-ca", certificate], capture_output=True, text=True, timeout=30)
+    assert (by_flag.returncode, by_flag.stderr) == (0, "")
+    environment = {**os.environ, "AEROBEE_CA_FILE": str(certificate)}
+    by_environment = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+    assert by_environment.returncode == 0, by_environment.stderr
+    without = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert without.returncode == 1
+    assert "no broker answers" in without.stderr
+
+
+async def test_a_replaced_certificate_is_used_for_new_connections(tmp_path: Path) -> None:
+    """The broker is not restarted, and who is connected stays so."""
+    certificate = tmp_path / "broker.crt"
+    replace(certificate)
+    files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
+    with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0", *files)) as broker:
+        async with connect(endpoint(broker), tls=Tls(certificate)) as connected:
+            await connected.admin.list_topics()
+            replace(certificate)
+            async with connect(endpoint(broker), tls=Tls(certificate)) as newcomer:
+                await newcomer.admin.list_topics()
+            await connected.admin.list_topics()
+        assert "certificate replaced" in broker.log_text()
+
+
+def test_one_is_made_for_development(tmp_path: Path) -> None:
+    """A client that checks nothing, as those of several SDKs, gets HTTP/2 over TLS; a restart keeps the port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
+        before = endpoint(broker)
+        broker.restart()
+        assert endpoint(broker) == before
+        host, _, port = before.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as raw,
+            context.wrap_socket(raw, server_hostname=host) as connection,
+        ):
+            assert connection.selected_alpn_protocol() == "h2"

@@ -1,0 +1,109 @@
+"""The certificate of the TLS address: what is refused, and when it is read again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TlsConfig
+from aerobee_broker.listeners import CertificateFiles, self_signed_certificate, tls_credentials
+from aerobee_store.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate and its key."""
+    certificate, key = tmp_path / "broker.crt", tmp_path / "broker.key"
+    write_pair(certificate, key)
+    return certificate, key
+
+
+def write_pair(certificate: Path, key: Path) -> None:
+    made = self_signed_certificate("broker.example.com")
+    key.write_bytes(made[0])
+    certificate.write_bytes(made[1])
+    for path in (certificate, key):  # a file system may have coarse times
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def test_a_certificate_made_for_development_names_this_machine_and_the_address(tmp_path: Path) -> None:
+    """And is of use to a server; each is another."""
+    key, certificate = self_signed_certificate("broker.example.com")
+    (tmp_path / "both.pem").write_bytes(key + certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(tmp_path / "both.pem")
+    [described] = context.get_ca_certs()
+    names = described["subjectAltName"]
+    assert {("DNS", "localhost"), ("IP Address", "127.0.0.1"), ("DNS", "broker.example.com")} <= set(names)
+    assert self_signed_certificate("10.1.2.3")[0] != key
+
+
+def test_it_is_read_again_only_when_it_changed(files: tuple[Path, Path]) -> None:
+    """Every connection asks; nothing is read while the files are the same."""
+    reader = CertificateFiles(*files)
+    reader.load()
+    assert reader.load_if_changed() is None
+    write_pair(*files)
+    assert reader.load_if_changed() is not None
+    assert reader.load_if_changed() is None
+
+
+def test_what_cannot_be_used_does_not_replace_what_can(
+    files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half of a new pair is logged once, and taken when the other half is there."""
+    certificate, key = files
+    reader = CertificateFiles(certificate, key)
+    reader.load()
+    new_key, new_certificate = self_signed_certificate("localhost")
+    key.write_bytes(new_key)
+    with caplog.at_level(logging.ERROR):
+        assert reader.load_if_changed() is None
+        assert reader.load_if_changed() is None
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the certificate is not replaced"]
+    certificate.write_bytes(new_certificate)
+    assert reader.load_if_changed() is not None
+
+
+def test_files_that_are_no_certificate_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the setting and the path: missing ones, swapped ones, a key with a password."""
+    certificate, key = files
+    with pytest.raises(ConfigError, match=r"tls\.key: .*nothing\.key: No such file"):
+        CertificateFiles(certificate, tmp_path / "nothing.key").load()
+    with pytest.raises(ConfigError, match="are no certificate with its key"):
+        CertificateFiles(key, certificate).load()
+    locked = tmp_path / "locked.key"
+    locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    with pytest.raises(ConfigError, match="without a password"):
+        CertificateFiles(certificate, locked).load()
+
+
+def test_one_is_made_for_development_only(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    """Without TLS address nothing is made; outside of development one must be given."""
+    assert tls_credentials(BrokerConfig.tiny(tmp_path)) is None
+    listen = ListenConfig(grpc=LOOPBACK, metrics=LOOPBACK, tls=LOOPBACK)
+    assert tls_credentials(BrokerConfig.tiny(tmp_path, listen=listen)) is not None
+    with pytest.raises(ConfigError, match=r"listen\.tls: needs tls\.certificate and tls\.key"):
+        BrokerConfig.tiny(tmp_path, listen=listen, dev=False)
+    given = TlsConfig(certificate=files[0], key=files[1])
+    assert tls_credentials(BrokerConfig.tiny(tmp_path, listen=listen, tls=given, dev=False)) is not None
+
+
+def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    """A certificate without its key, or for no address; an advertised address that nothing listens for."""
+    with pytest.raises(ConfigError, match=r"tls\.key: missing"):
+        BrokerConfig.tiny(tmp_path, tls=TlsConfig(certificate=Path("a")))
+    with pytest.raises(ConfigError, match=r"tls\.certificate: nothing listens with it"):
+        BrokerConfig.tiny(tmp_path, tls=TlsConfig(certificate=Path("a"), key=Path("b")))
+    with pytest.raises(ConfigError, match=r"listen\.advertise_tls: nothing listens with TLS"):
+        BrokerConfig.tiny(tmp_path, listen=ListenConfig(advertise_tls=Address("b", 1)))
+    with pytest.raises(ConfigError, match=r"listen\.advertise_tls: port 0"):
+        BrokerConfig.tiny(tmp_path, listen=ListenConfig(tls=LOOPBACK, advertise_tls=Address("b", 0)))
