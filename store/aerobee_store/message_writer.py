@@ -147,7 +147,7 @@ class MessageWriter:
         stats.messages_appended += len(appended)
         stats.bytes_appended += sum(sizes)
         for size in sizes:
-            stats.record_bytes.observe(size)
+            stats.record_sizes[size.bit_length()] += 1
         self._appended(entries, now)
         return appended
 
@@ -214,7 +214,7 @@ class MessageWriter:
         self._log.append(draft.encode(queue_offset, physical_offset, now))
         self._stats.messages_appended += count
         self._stats.bytes_appended += size
-        self._stats.record_bytes.observe(size)
+        self._stats.record_sizes[size.bit_length()] += 1
         self._appended([_entry(message, queue, queue_offset, physical_offset, size, now, count)], now)
         return [Appended(queue_offset, physical_offset, size, now)]
 
@@ -248,7 +248,7 @@ class MessageWriter:
             self._append_slice(queue, batch, first, last, physical_offset, now)
             first = last
         self._stats.messages_appended += count
-        self._stats.record_bytes.observe_all(batch.size)
+        self._stats.count_sizes(batch.size)
         return AppendedBatch(first_queue_offset, count, self._log.wrote, now)
 
     def _append_slice(

@@ -12,7 +12,7 @@ ALLOCATION_SECONDS_BOUNDS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 
 SYNC_SECONDS_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STORED_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 READ_SECONDS_BOUNDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
-RECORD_BYTES_BOUNDS = (256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 524288.0, 1048576.0, 4194304.0)
+RECORD_BYTES_BOUNDS = tuple(float((1 << bits) - 1) for bits in (8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 23))
 MESSAGES_PER_SYNC_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
 
@@ -33,14 +33,6 @@ class Histogram:
         self.sum += value
         self.count += 1
         self.last = value
-
-    def observe_all(self, values: npt.NDArray[np.int64]) -> None:
-        """Observe many values at once, at least one."""
-        buckets = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
-        self.counts = [count + more for count, more in zip(self.counts, buckets.tolist(), strict=True)]
-        self.sum += float(values.sum())
-        self.count += len(values)
-        self.last = float(values[-1])
 
     def quantile(self, share: float) -> float:
         """The value that this share (0 to 1) of all values is not above, interpolated within its bucket; 0 without any.
@@ -67,7 +59,9 @@ class StoreStats:
     bytes_appended: int = 0
     messages_dispatched: int = 0
     busy_refusals: int = 0  # appends refused because too much waited for dispatch
-    record_bytes: Histogram = field(default_factory=lambda: Histogram(RECORD_BYTES_BOUNDS))  # of appended records
+    record_sizes: list[int] = field(default_factory=lambda: [0] * 33)
+    """How many appended records have a size of so many bits: of n, from 2**(n-1) to 2**n - 1 bytes. The cheapest way to
+    count them; `record_bytes` is for those who look."""
     stored_seconds: Histogram = field(default_factory=lambda: Histogram(STORED_SECONDS_BOUNDS))  # of wait_stored
     messages_read: int = 0
     bytes_read: int = 0  # of their records
@@ -92,3 +86,19 @@ class StoreStats:
     scrubbed_bytes: int = 0
     scrubbed_segments: int = 0
     scrub_damage: int = 0  # damaged ranges that nobody had known
+
+    @property
+    def record_bytes(self) -> Histogram:
+        """The sizes of all appended records."""
+        histogram = Histogram(RECORD_BYTES_BOUNDS)
+        for bits, count in enumerate(self.record_sizes):
+            histogram.counts[bisect_left(RECORD_BYTES_BOUNDS, (1 << bits) - 1)] += count
+        histogram.count = sum(self.record_sizes)
+        histogram.sum = self.bytes_appended
+        return histogram
+
+    def count_sizes(self, sizes: npt.NDArray[np.int64]) -> None:
+        """Count the sizes of many records at once."""
+        _, bits = np.frexp(sizes)
+        for number, count in enumerate(np.bincount(bits).tolist()):
+            self.record_sizes[number] += count

@@ -9,21 +9,32 @@ import pytest
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.record import Draft
-from aerobee_store.stats import RECORD_BYTES_BOUNDS, Histogram
+from aerobee_store.stats import RECORD_BYTES_BOUNDS, Histogram, StoreStats
 from aerobee_store.testing import MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY
 
 
-def test_many_values_are_counted_as_one_by_one() -> None:
-    """Buckets, sum, count and last; a value on a bound belongs below it."""
-    values = np.array([0, 1, 1, 10, 11, 99, 100, 101, 5000], np.int64)
-    one, all_at_once = Histogram((1.0, 10.0, 100.0)), Histogram((1.0, 10.0, 100.0))
-    for value in values.tolist():
-        one.observe(value)
-    all_at_once.observe_all(values[:4])
-    all_at_once.observe_all(values[4:])
-    assert one.counts == all_at_once.counts == [3, 1, 3, 2]
-    assert (one.sum, one.count, one.last) == (all_at_once.sum, all_at_once.count, all_at_once.last) == (5323, 9, 5000)
+def test_sizes_of_records() -> None:
+    """Counted by their bits, one by one or many at once; shown as a histogram with the sum of all bytes."""
+    stats = StoreStats()
+    sizes = [1, 255, 256, 511, 512, 1 << 22, (1 << 22) + 1, 1 << 23, (1 << 31) - 1]
+    stats.count_sizes(np.array(sizes, np.int64))
+    assert [(bits, count) for bits, count in enumerate(stats.record_sizes) if count] == [
+        (1, 1),
+        (8, 1),
+        (9, 2),
+        (10, 1),
+        (23, 2),
+        (24, 1),
+        (31, 1),
+    ]
+    assert all(stats.record_sizes[size.bit_length()] for size in sizes)
+    stats.bytes_appended = sum(sizes)
+    shown = stats.record_bytes
+    assert (shown.count, shown.sum) == (9, sum(sizes))
+    by_bound = dict(zip(shown.bounds, shown.counts, strict=False))
+    assert (by_bound[255.0], by_bound[511.0], by_bound[1023.0], by_bound[float((1 << 23) - 1)]) == (2, 2, 1, 2)
+    assert shown.counts[-1] == 2
 
 
 def test_quantiles() -> None:
@@ -61,7 +72,7 @@ async def test_a_store_counts_sizes_waits_and_reads() -> None:
         assert stats.record_bytes.count == 5
         assert stats.record_bytes.sum == stats.bytes_appended == store.positions[0]
         assert stats.record_bytes.counts[0] == 4
-        assert stats.record_bytes.counts[RECORD_BYTES_BOUNDS.index(16384.0)] == 1
+        assert stats.record_bytes.counts[RECORD_BYTES_BOUNDS.index(16383.0)] == 1
 
         assert len(store.read("orders", 0, 0).records) == 5
         assert store.read("orders", 0, 5).records == []
