@@ -124,6 +124,7 @@ class Worker:
                 self._send(store, 4)
             except StoreFullError as error:
                 self._tell(f"refused {type(error).__name__} {error}")
+                continue
             store.flush()
             self._stored(4)
         if life == 0:
