@@ -1,0 +1,247 @@
+"""The process dies at every line of the store's code, in use, while it opens, and while it opens again after that.
+
+A death by `kill -9` leaves what is in the page cache, so a store can only be left as it lies between two of its writes.
+A trace function looks at the disk before every line that the store runs, in any thread: each disk that differs from
+all seen before is one that a kill can leave. Copies into a mapping are no single step for a processor: between two
+such disks lie others, with the first or the last part of what has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+
+import aerobee_store
+from aerobee_store import MessageStore, StoreConfig
+from aerobee_store.config import FlushMode
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
+
+pytestmark = pytest.mark.crash
+
+IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
+SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
+# Kills in use that are looked at, and of those the ones after which the opening is killed, too; None for all.
+TRIED, TRIED_AGAIN, TRIED_TWICE = (None, 300, 30) if IS_LONG else (60, 2, 1)
+ROUNDS = (9, 5) if IS_LONG else (4, 2)
+
+_CODE: Final = str(Path(aerobee_store.__file__).parent)
+_WORD: Final = 8  # a processor stores aligned words whole
+Contents = dict[Path, bytes]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A disk that a kill can leave, and how many messages were sent and answered at that moment."""
+
+    where: str
+    contents: Contents
+    directories: frozenset[Path]
+    answered: int
+
+    def disk(self, clock: ManualClock) -> MemoryFileSystem:
+        """The disk for the next process. All of it has room: nothing is short here."""
+        disk = MemoryFileSystem(clock=clock)
+        for path in sorted(self.directories):
+            disk.make_directory(path)
+        for path, data in self.contents.items():
+            file = disk.create(path, len(data))
+            if data:
+                file.reserve(0, len(data))
+                file.write([data], 0)
+        return disk
+
+
+@dataclass
+class Watch:
+    """Collects the deaths of a piece of work on one disk."""
+
+    disk: MemoryFileSystem
+    answered: Callable[[], int]
+    deaths: list[Death] = field(default_factory=list)
+    lines: int = 0
+    _last: Contents = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before = sys.gettrace()
+        threading.settrace(self._call)
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            threading.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return (
+            self._line
+            if frame.f_code.co_filename.startswith(_CODE) and "testing.py" not in frame.f_code.co_filename
+            else None
+        )
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        with self._mutex:
+            self.lines += 1
+            self._look(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        return self._line
+
+    def _look(self, where: str) -> None:
+        last = self._last
+        now: Contents = {}
+        changed = []
+        for path, inode in self.disk.files():
+            data = last.get(path)
+            if data is None or data != inode.data:
+                data = bytes(inode.data)
+                changed.append(path)
+            now[path] = data
+        if not changed and now.keys() == last.keys():
+            return
+        for path in changed:
+            if path in last and len(last[path]) == len(now[path]):
+                for part in _halfway(last[path], now[path]):
+                    self._note(f"within {where}", {**last, path: part})
+        self._last = now
+        self._note(where, now)
+
+    def _note(self, where: str, contents: Contents) -> None:
+        digest = hash(tuple((path, hash(data)) for path, data in sorted(contents.items()) if path.name != "abort"))
+        if digest not in self._seen:
+            self._seen.add(digest)
+            directories = frozenset(parent for path in contents for parent in path.parents if parent != Path("/"))
+            self.deaths.append(Death(where, contents, directories, self.answered()))
+
+
+def _halfway(old: bytes, new: bytes) -> Iterator[bytes]:
+    """What lies between: the words that have changed up to some of them, and from some of them on."""
+    words = [at for at in range(0, len(new), _WORD) if old[at : at + _WORD] != new[at : at + _WORD]]
+    for count in {1, len(words) // 3, len(words) // 2, len(words) - 1} - {0, len(words)}:
+        for part in (words[:count], words[count:]):
+            mixed = bytearray(old)
+            for at in part:
+                mixed[at : at + _WORD] = new[at : at + _WORD]
+            yield bytes(mixed)
+
+
+@dataclass
+class World:
+    """A small store and what was sent to it."""
+
+    flush: FlushMode
+    clock: ManualClock = field(default_factory=ManualClock)
+    sender: Sender = field(default_factory=Sender)
+    answered: list[Sent] = field(default_factory=list)
+
+    @property
+    def config(self) -> StoreConfig:
+        # Three keys of index and log files each, ended by every third message or so; and a key more than its message.
+        return replace(
+            StoreConfig.tiny(DIRECTORY, flush=self.flush),
+            segment_size=4096,
+            body_size_max=2048,
+            queue_file_size=8 * 20,
+            index_slot_count=5,
+            index_entry_count=24,
+            derived_flush_interval_seconds=0.003,
+            flush_interval_seconds=0.002,
+        )
+
+    def open(self, disk: MemoryFileSystem) -> MessageStore:
+        return MessageStore.open(self.config, file_system=disk, clock=self.clock)
+
+    async def live(self, disk: MemoryFileSystem, rounds: int) -> None:
+        """Send, one and many at once, and wait; close at the end."""
+        store = self.open(disk)
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            for round_ in range(rounds):
+                self.clock.advance(0.4)
+                sizes = [40, 700, 90] if round_ % 3 else [60] * 9
+                sent = self.sender.append(store, [self.sender.message(size, "orders", round_ % 2) for size in sizes])
+                await store.wait_stored(sent[-1].end)
+                self.answered += sent
+                if round_ % 3 == 1:
+                    await asyncio.sleep(0.004)
+        services.cancel()
+        await asyncio.gather(services, return_exceptions=True)
+        store.close()
+
+
+def reopened(world: World, death: Death, possible: list[Sent]) -> None:
+    """The next process has all that was answered, under every key, and nothing else."""
+    store = world.open(death.disk(world.clock))
+    try:
+        compare(store, possible, possible[: death.answered])
+        for sent in possible[: death.answered]:
+            (found,) = store.query(sent.topic, sent.keys[0])
+            assert found.physical_offset == sent.physical_offset
+    except Exception as error:
+        error.add_note(f"killed at {death.where}, seed {SEED}")
+        raise
+    finally:
+        store.close()
+
+
+def openings(world: World, death: Death) -> Watch:
+    """Every death of the process that opens what `death` has left."""
+    disk = death.disk(world.clock)
+    watch = Watch(disk, lambda: death.answered)
+    with watch.watching():
+        store = world.open(disk)
+    store.close()
+    return watch
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_kill_at_every_line(flush: FlushMode) -> None:
+    """Nothing that was answered is lost, and every key finds its message, however often the process dies."""
+    dice = random.Random(SEED)
+    began = time.monotonic()
+    world = World(flush)
+    disk = MemoryFileSystem(clock=world.clock)
+    watch = Watch(disk, lambda: len(world.answered))
+    with watch.watching():
+        for rounds in ROUNDS:
+            asyncio.run(world.live(disk, rounds))
+    deaths = watch.deaths
+    possible = world.sender.sent
+    tried = deaths if TRIED is None else dice.sample(deaths, min(TRIED, len(deaths)))
+    for death in tried:
+        reopened(world, death, possible)
+    again = [later for death in dice.sample(deaths, TRIED_AGAIN) for later in openings(world, death).deaths]
+    for death in again if IS_LONG else dice.sample(again, min(TRIED or 0, len(again))):
+        reopened(world, death, possible)
+    twice = [later for death in dice.sample(again, TRIED_TWICE) for later in openings(world, death).deaths]
+    for death in twice if IS_LONG else dice.sample(twice, min(TRIED or 0, len(twice))):
+        reopened(world, death, possible)
+    print(
+        f"{flush}: {watch.lines} lines left {len(deaths)} different disks, {len(tried)} tried; killed while opening: "
+        f"{len(again)}, and again: {len(twice)}; {time.monotonic() - began:.0f} s"
+    )
+    assert len(deaths) > 200
+    assert again
+    assert twice
