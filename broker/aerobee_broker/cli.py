@@ -12,7 +12,21 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from aerobee_broker.commands import group, query, receive, send, serve, store, topic, version
+from aerobee_broker.commands import (
+    client,
+    configuration,
+    dlq,
+    group,
+    query,
+    receive,
+    send,
+    serve,
+    status,
+    store,
+    subscription,
+    topic,
+    version,
+)
 from aerobee_broker.commands.options import CommandError, add_debug
 
 _EXAMPLES = """\
@@ -22,6 +36,8 @@ examples:
   aerobee send orders "hello" --key 42      a message
   aerobee receive orders --group billing    take messages and acknowledge them
   aerobee query orders --key 42             find messages without taking them
+  aerobee group lag billing                 how far behind a group is
+  aerobee dlq list                          what groups gave up
   aerobee store verify data                 check every byte of a store
 
 `aerobee COMMAND --help` shows the options of a command, with examples.
@@ -39,7 +55,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version.text())
     add_debug(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, topic, group, send, receive, query, store, version):
+    for module in (
+        *(serve, status, topic, group, subscription, client, send, receive, query, dlq, configuration, store),
+        version,
+    ):
         module.add_parser(commands)
     return parser
 

@@ -1,18 +1,24 @@
-"""What an operator asks of a broker: topics, groups, state, and messages by key, id or time.
+"""What an operator asks of a broker: topics, groups, clients, messages, dead letters, settings, state.
 
-Topics and groups are those of `aerobee.v1` (`aerobee_proto.admin_v1`), where every field is explained; only Aerobee
-answers them. All calls raise the errors of `aerobee_client.errors`.
+What is answered is explained where it is declared: in `aerobee/v1/admin.proto` (`aerobee_proto.admin_v1`, which only
+Aerobee answers) and in RocketMQ's `admin.proto` (`v2`). Names are stored names, `namespace%name` in a namespace; times
+are Unix milliseconds. Long lists are iterators that fetch page by page. All calls raise the errors of
+`aerobee_client.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from aerobee_client.connection import Connection, headers, new_client_id
+from aerobee_client.errors import status_error
 from aerobee_client.message import StoredMessage, stored_message
 from aerobee_proto import admin_v1, v2
 
 _PAGE_COUNT = 32
+_DEAD_LETTER_PAGE_COUNT = 100
+LogLevel = Literal["TRACE", "DEBUG", "INFO", "WARN", "ERROR"]
 
 
 class Admin:
@@ -21,6 +27,7 @@ class Admin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._stub = connection.aerobee_admin
+        self._console = connection.admin
         self._metadata = headers(new_client_id())
 
     async def create_topic(
@@ -30,13 +37,18 @@ class Admin:
         queue_count: int = 0,
         message_types: Iterable[v2.MessageType.ValueType] = (),
         attributes: Mapping[str, str] | None = None,
+        permission: v2.Permission.ValueType | None = None,
     ) -> admin_v1.Topic:
         """Create a topic, or return the one that exists with the same definition. 0 queues: the broker's default.
 
         Several message types make a MIXED topic, none a NORMAL one.
         """
         topic = admin_v1.Topic(
-            name=name, read_queue_count=queue_count, accept_message_types=message_types, attributes=attributes or {}
+            name=name,
+            read_queue_count=queue_count,
+            accept_message_types=message_types,
+            attributes=attributes or {},
+            permission=permission or v2.Permission.PERMISSION_UNSPECIFIED,
         )
         request = admin_v1.CreateTopicRequest(topic=topic)
         return (await self._connection.call(self._stub.CreateTopic, request, self._metadata)).topic
@@ -48,6 +60,7 @@ class Admin:
         queue_count: int | None = None,
         message_types: Iterable[v2.MessageType.ValueType] = (),
         attributes: Mapping[str, str] | None = None,
+        permission: v2.Permission.ValueType | None = None,
     ) -> admin_v1.Topic:
         """Change what is given and keep the rest."""
         request = admin_v1.UpdateTopicRequest(
@@ -56,6 +69,7 @@ class Admin:
             write_queue_count=queue_count,
             accept_message_types=message_types,
             set_attributes=attributes or {},
+            permission=permission,
         )
         return (await self._connection.call(self._stub.UpdateTopic, request, self._metadata)).topic
 
@@ -67,16 +81,30 @@ class Admin:
     async def list_topics(self, *, include_system: bool = False) -> list[admin_v1.Topic]:
         """All topics in order of names."""
         request = admin_v1.ListTopicsRequest(include_system=include_system)
-        return list((await self._connection.call(self._stub.ListTopics, request, self._metadata)).topics)
+        topics: list[admin_v1.Topic] = []
+        while True:
+            answer = await self._connection.call(self._stub.ListTopics, request, self._metadata)
+            topics += answer.topics
+            if not answer.next_page_token:
+                return topics
+            request.page_token = answer.next_page_token
 
     async def describe_topic(self, name: str) -> admin_v1.DescribeTopicResponse:
         """Definition, queues and readers of one topic."""
         request = admin_v1.DescribeTopicRequest(name=name)
         return await self._connection.call(self._stub.DescribeTopic, request, self._metadata)
 
-    async def create_group(self, name: str, *, fifo: bool = False, max_attempts: int = 0) -> admin_v1.Group:
-        """Create a consumer group, or return the one that exists alike. 0 attempts: the broker's default."""
-        request = admin_v1.CreateGroupRequest(group=admin_v1.Group(name=name, fifo=fifo, max_attempts=max_attempts))
+    async def create_group(
+        self,
+        name: str,
+        *,
+        fifo: bool = False,
+        max_attempts: int = 0,
+        retry_policy: v2.RetryPolicy | None = None,
+    ) -> admin_v1.Group:
+        """Create a consumer group, or return the one that exists alike. 0 attempts, no policy: the broker's default."""
+        group = admin_v1.Group(name=name, fifo=fifo, max_attempts=max_attempts, retry_policy=retry_policy)
+        request = admin_v1.CreateGroupRequest(group=group)
         return (await self._connection.call(self._stub.CreateGroup, request, self._metadata)).group
 
     async def update_group(
@@ -86,10 +114,15 @@ class Admin:
         fifo: bool | None = None,
         max_attempts: int | None = None,
         consume_enabled: bool | None = None,
+        retry_policy: v2.RetryPolicy | None = None,
     ) -> admin_v1.Group:
         """Change what is given and keep the rest. Without `consume_enabled` a group keeps its progress and waits."""
         request = admin_v1.UpdateGroupRequest(
-            name=name, fifo=fifo, max_attempts=max_attempts, consume_enabled=consume_enabled
+            name=name,
+            fifo=fifo,
+            max_attempts=max_attempts,
+            consume_enabled=consume_enabled,
+            retry_policy=retry_policy,
         )
         return (await self._connection.call(self._stub.UpdateGroup, request, self._metadata)).group
 
@@ -101,12 +134,138 @@ class Admin:
     async def list_groups(self, *, include_system: bool = False) -> list[admin_v1.Group]:
         """All consumer groups in order of names."""
         request = admin_v1.ListGroupsRequest(include_system=include_system)
-        return list((await self._connection.call(self._stub.ListGroups, request, self._metadata)).groups)
+        groups: list[admin_v1.Group] = []
+        while True:
+            answer = await self._connection.call(self._stub.ListGroups, request, self._metadata)
+            groups += answer.groups
+            if not answer.next_page_token:
+                return groups
+            request.page_token = answer.next_page_token
 
     async def describe_group(self, name: str) -> admin_v1.DescribeGroupResponse:
         """Definition, progress and clients of one group."""
         request = admin_v1.DescribeGroupRequest(name=name)
         return await self._connection.call(self._stub.DescribeGroup, request, self._metadata)
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        timestamp: int | None = None,
+        offset: int | None = None,
+        earliest: bool = False,
+        latest: bool = False,
+        skip: int | None = None,
+        queue_ids: Iterable[int] = (),
+        dry_run: bool = False,
+    ) -> list[admin_v1.ResetOffsetsResponse.Queue]:
+        """Move a group to another place of a topic; give exactly one. Consumers need not be stopped.
+
+        `skip`: so many messages behind the oldest that is not finished. `dry_run` only says what would be done.
+        """
+        request = admin_v1.ResetOffsetsRequest(group=group, topic=topic, queue_ids=queue_ids, dry_run=dry_run)
+        given = 0
+        if timestamp is not None:
+            request.timestamp.FromMilliseconds(timestamp)
+            given += 1
+        for name, value in (
+            ("offset", offset),
+            ("skip", skip),
+            ("earliest", earliest or None),
+            ("latest", latest or None),
+        ):
+            if value is not None:
+                setattr(request, name, value)
+                given += 1
+        if given != 1:
+            raise ValueError("give exactly one of timestamp, offset, earliest, latest and skip")
+        return list((await self._connection.call(self._stub.ResetOffsets, request, self._metadata)).queues)
+
+    async def accumulation(self, group: str, topics: Iterable[str] = ()) -> v2.DescribeGroupAccumulationResponse:
+        """How far a group is behind, in all and by topic; in the topics that are named, or in all."""
+        request = v2.DescribeGroupAccumulationRequest(group=_resource(group), topics=map(_resource, topics))
+        return await self._connection.call(self._console.DescribeGroupAccumulation, request, self._metadata)
+
+    async def time_spans(self, group: str, topics: Iterable[str] = ()) -> list[v2.QueryTimeSpanResponse.QueueTimeSpan]:
+        """From when to when the messages of each queue are, and where the group is in them."""
+        request = v2.QueryTimeSpanRequest(group=_resource(group), topics=map(_resource, topics))
+        answer = await self._connection.call(self._console.QueryTimeSpan, request, self._metadata)
+        return list(answer.queue_time_span_list)
+
+    # --- Clients and subscriptions ----------------------------------------------------------------------------
+
+    async def connections(
+        self, *, group: str = "", topic: str = "", client_id: str = ""
+    ) -> AsyncIterator[admin_v1.Connection]:
+        """Who is connected, in order of client ids; only consumers of a group, users of a topic, or one client."""
+        request = admin_v1.ListConnectionsRequest(group=group, topic=topic, client_id=client_id)
+        while True:
+            answer = await self._connection.call(self._stub.ListConnections, request, self._metadata)
+            for connection in answer.connections:
+                yield connection
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def subscriptions(self, *, topic: str | None = None, group: str | None = None) -> list[v2.SubscriptionInfo]:
+        """Which group reads which topic, and whether its clients agree."""
+        request = v2.ListSubscriptionRequest(topic=_optional(topic), group=_optional(group))
+        answer = await self._connection.call(self._console.ListSubscription, request, self._metadata)
+        return list(answer.subscription_info)
+
+    async def client_subscriptions(
+        self, *, topic: str | None = None, group: str | None = None
+    ) -> list[v2.DescribeSubscriptionResponse.ClientSubscriptionInfo]:
+        """The same, client by client; of connected ones."""
+        request = v2.DescribeSubscriptionRequest(topic=_optional(topic), group=_optional(group))
+        answer = await self._connection.call(self._console.DescribeSubscription, request, self._metadata)
+        return list(answer.client_subscription_info)
+
+    async def delete_subscription(self, topic: str, group: str) -> None:
+        """Forget what a group has read of a topic; ForbiddenError while clients of it do."""
+        request = v2.DeleteSubscriptionRequest(topic=_resource(topic), group=_resource(group))
+        await self._connection.call(self._console.DeleteSubscription, request, self._metadata)
+
+    async def consumer_running_info(self, client_id: str, group: str) -> v2.ConsumerRunningInfo:
+        """What the broker sees of a consumer."""
+        request = v2.GetConsumerRunningInfoRequest(client_id=client_id, group=_resource(group))
+        answer = await self._connection.call(self._console.GetConsumerRunningInfo, request, self._metadata)
+        return answer.consumer_running_info
+
+    async def reconnect_client(self, client_id: str) -> None:
+        """Tell a client to open its Telemetry stream anew; not every SDK does."""
+        request = admin_v1.ReconnectClientRequest(client_id=client_id)
+        await self._connection.call(self._stub.ReconnectClient, request, self._metadata)
+
+    async def client_stacks(self, client_id: str) -> str:
+        """What the threads of a client do, as text. The broker waits 5 s for the client: allow a longer time-out.
+
+        UnsupportedError if its SDK does not tell.
+        """
+        request = v2.PrintThreadStackTraceRequest(client_id=client_id)
+        answer = await self._connection.call(
+            self._console.PrintThreadStackTrace, request, self._metadata, check=lambda answer: None
+        )
+        if error := status_error(answer.status):  # not tried again: it has taken long enough
+            raise error
+        return answer.thread_stack_trace
+
+    async def verify_message(self, client_id: str, group: str, topic: str, message_id: str) -> None:
+        """Let the listener of a push consumer try a stored message; nothing is acknowledged. Times as client_stacks.
+
+        ServerError with FAILED_TO_CONSUME_MESSAGE if the listener does not take it.
+        """
+        request = v2.VerifyMessageRequest(
+            client_id=client_id, group=_resource(group), topic=_resource(topic), message_id=message_id
+        )
+        answer = await self._connection.call(
+            self._console.VerifyMessage, request, self._metadata, check=lambda answer: None
+        )
+        if error := status_error(answer.status):
+            raise error
+
+    # --- The broker -------------------------------------------------------------------------------------------
 
     async def broker_status(self) -> admin_v1.GetBrokerStatusResponse:
         """Who the broker is, how it is set up and whether it takes messages."""
@@ -117,6 +276,28 @@ class Admin:
         """Where the log begins and ends, how much of it is durable, what it costs."""
         request = admin_v1.GetStoreStatusRequest()
         return await self._connection.call(self._stub.GetStoreStatus, request, self._metadata)
+
+    async def configuration(self, prefix: str = "") -> list[admin_v1.Setting]:
+        """All settings in order of names, or those whose names begin so; with where each value comes from."""
+        request = admin_v1.GetConfigurationRequest(prefix=prefix)
+        return list((await self._connection.call(self._stub.GetConfiguration, request, self._metadata)).settings)
+
+    async def update_configuration(
+        self, values: Mapping[str, str] | None = None, *, unset: Iterable[str] = ()
+    ) -> list[admin_v1.Setting]:
+        """Change settings of the running broker, for good; `unset` ones get back what they would be without."""
+        request = admin_v1.UpdateConfigurationRequest(set=values or {}, unset=unset)
+        return list((await self._connection.call(self._stub.UpdateConfiguration, request, self._metadata)).settings)
+
+    async def change_log_level(self, level: LogLevel) -> str:
+        """Until the next start; returns what the broker says it did."""
+        request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.Level.Value(level))
+        # The one response without a status; anything that arrives is an answer.
+        method: Any = self._console.ChangeLogLevel
+        answer = await self._connection.call(method, request, self._metadata, check=lambda answer: None)
+        return str(answer.remark)
+
+    # --- Messages ---------------------------------------------------------------------------------------------
 
     async def query(
         self,
@@ -154,3 +335,101 @@ class Admin:
             if not answer.scroll_id or not answer.messages:
                 return
             request.scroll_id = answer.scroll_id
+
+    async def message_timelines(
+        self,
+        topic: str,
+        *,
+        message_id: str = "",
+        queue_id: int | None = None,
+        queue_offset: int | None = None,
+        group: str = "",
+        history: bool = False,
+    ) -> list[admin_v1.MessageTimeline]:
+        """What became of a message, by its id or its place; of one group, or all. NotFoundError if there is none.
+
+        `history`: also when it was delivered and acknowledged, which takes longer.
+        """
+        request = admin_v1.DescribeMessageRequest(
+            topic=topic,
+            message_id=message_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            group=group,
+            history=history,
+        )
+        return list((await self._connection.call(self._stub.DescribeMessage, request, self._metadata)).timelines)
+
+    # --- Dead letters -----------------------------------------------------------------------------------------
+
+    async def dead_letter_queues(self) -> AsyncIterator[admin_v1.DeadLetterQueue]:
+        """The groups that have dead letters, and how many."""
+        request = admin_v1.ListDeadLetterQueuesRequest()
+        while True:
+            answer = await self._connection.call(self._stub.ListDeadLetterQueues, request, self._metadata)
+            for queue in answer.queues:
+                yield queue
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str = "",
+        begin: int | None = None,
+        end: int | None = None,
+        bodies: bool = False,
+        max_count: int | None = None,
+    ) -> AsyncIterator[admin_v1.DeadLetter]:
+        """What a group gave up, oldest first; `begin` and `end` are when, both included. `bodies`: with them."""
+        request = admin_v1.ListDeadLettersRequest(group=group, message_id=message_id, include_bodies=bodies)
+        if begin is not None:
+            request.begin_timestamp.FromMilliseconds(begin)
+        if end is not None:
+            request.end_timestamp.FromMilliseconds(end)
+        count = 0
+        while True:
+            if max_count is not None:
+                request.page_size = min(max_count - count, _DEAD_LETTER_PAGE_COUNT)
+            answer = await self._connection.call(self._stub.ListDeadLetters, request, self._metadata)
+            for letter in answer.dead_letters:
+                yield letter
+                count += 1
+                if count == max_count:
+                    return
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
+    async def dead_letter(self, group: str, offset: int) -> admin_v1.DeadLetter | None:
+        """One dead letter with its body; None if there is none at this offset."""
+        request = admin_v1.ListDeadLettersRequest(group=group, include_bodies=True, page_size=1, page_token=str(offset))
+        answer = await self._connection.call(self._stub.ListDeadLetters, request, self._metadata)
+        return next((letter for letter in answer.dead_letters if letter.offset == offset), None)
+
+    async def resend_dead_letters(
+        self, group: str, offsets: Sequence[int], *, topic: str = "", again: bool = False
+    ) -> list[admin_v1.ResendDeadLettersResponse.Result]:
+        """Store dead letters once more in the topics that they came from, or in `topic`; all its groups get them.
+
+        At most 1000 at a time. Each result has a status of its own; those that were sent again before are refused
+        unless `again`. With `again`, messages may be stored twice if an answer is lost: the call is then repeated.
+        """
+        request = admin_v1.ResendDeadLettersRequest(group=group, offsets=offsets, topic=topic, again=again)
+        answer = await self._connection.call(
+            self._stub.ResendDeadLetters,
+            request,
+            self._metadata,
+            check=lambda answer: None if answer.results else status_error(answer.status),
+        )
+        return list(answer.results)
+
+
+def _resource(name: str) -> v2.Resource:
+    return v2.Resource(name=name)
+
+
+def _optional(name: str | None) -> v2.Resource | None:
+    return None if name is None else _resource(name)

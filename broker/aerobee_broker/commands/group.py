@@ -1,31 +1,34 @@
-"""`aerobee group`: create, list, describe, update and delete consumer groups."""
+"""`aerobee group`: create, list, describe, update and delete consumer groups; lag, reset, skip: group_offsets.py."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands import options, output
+from aerobee_broker.commands import group_offsets, options, output
 from aerobee_broker.commands.options import new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
-    from aerobee_proto import admin_v1
+    from aerobee_proto import admin_v1, v2
 
 _EXAMPLES = """\
   aerobee group create billing
   aerobee group create ledger --fifo --max-attempts 5
+  aerobee group create mailer --retry-delays 10s,1m,10m --max-attempts 4
+  aerobee group create mailer --retry-backoff 1s,1h,3
   aerobee group list --json
   aerobee group describe billing
   aerobee group update billing --pause
+  aerobee group lag billing
+  aerobee group reset billing orders --to-time 2h
+  aerobee group skip billing orders --queue 3
   aerobee group delete billing
 """
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(
-        commands, "group", "create, list, describe, update and delete consumer groups", examples=_EXAMPLES
-    )
+    parser = new_command(commands, "group", "consumer groups: create, list, lag, reset, delete ...", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     create = new_command(actions, "create", "create a group", _create, examples="  aerobee group create billing")
@@ -44,6 +47,19 @@ def add_parser(commands: Commands) -> None:
             type=options.count,
             help="deliveries before a message becomes a dead letter (default: 17)",
         )
+        retry = action.add_mutually_exclusive_group()
+        retry.add_argument(
+            "--retry-delays",
+            metavar="SPAN,...",
+            type=_delays,
+            help="how long to wait after the first, second ... failed delivery; the last one for all that follow",
+        )
+        retry.add_argument(
+            "--retry-backoff",
+            metavar="FIRST,MAX,FACTOR",
+            type=_backoff,
+            help="wait FIRST, then FACTOR times as long each time, at most MAX",
+        )
     listing = new_command(actions, "list", "list groups", _list, examples="  aerobee group list --all")
     listing.add_argument("--all", action="store_true", help="also the broker's own")
     describe = new_command(
@@ -61,13 +77,17 @@ def add_parser(commands: Commands) -> None:
     for action in (create, update, listing, describe, delete):
         options.add_endpoint(action)
         options.add_json(action)
+    group_offsets.add_actions(actions)
 
 
 def _create(arguments: argparse.Namespace) -> int:
     group = with_client(
         arguments,
         lambda client: client.admin.create_group(
-            arguments.group, fifo=arguments.fifo, max_attempts=arguments.max_attempts or 0
+            arguments.group,
+            fifo=arguments.fifo,
+            max_attempts=arguments.max_attempts or 0,
+            retry_policy=_retry_policy(arguments),
         ),
     )
     return _print_group("created", group, as_json=arguments.json)
@@ -81,6 +101,7 @@ def _update(arguments: argparse.Namespace) -> int:
             fifo=arguments.fifo,
             max_attempts=arguments.max_attempts,
             consume_enabled=arguments.consume_enabled,
+            retry_policy=_retry_policy(arguments),
         ),
     )
     return _print_group("updated", group, as_json=arguments.json)
@@ -112,26 +133,12 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("group", group.name),
             ("order", _order_text(group)),
             ("max attempts", group.max_attempts),
+            ("retries", _retry_text(group.retry_policy)),
             ("delivery", _delivery_text(group)),
             ("lag", sum(queue.lag for queue in description.queues)),
         ]
     )
-    output.print_table(
-        ("topic", "queue", "committed", "next offset", "lag", "in flight", "ready"),
-        (
-            (
-                queue.topic,
-                queue.queue_id,
-                queue.committed_offset if queue.HasField("committed_offset") else "-",
-                queue.max_offset,
-                queue.lag,
-                queue.inflight,
-                queue.ready,
-            )
-            for queue in description.queues
-        ),
-        empty="nothing consumed yet",
-    )
+    group_offsets.print_queues(description.queues)
     output.print_table(
         ("client", "address", "version", "last sign of life"),
         (
@@ -164,6 +171,42 @@ def _print_group(done: str, group: admin_v1.Group, *, as_json: bool) -> int:
         attempts = f"{group.max_attempts} attempts"
         print(f"{done} group {group.name}: {_order_text(group)}, {attempts}, delivery {_delivery_text(group)}")
     return 0
+
+
+def _delays(text: str) -> list[int]:
+    return [options.span(part.strip()) for part in text.split(",")]
+
+
+def _backoff(text: str) -> tuple[int, int, int]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,MAX,FACTOR, as 1s,1h,2")
+    return options.span(parts[0]), options.span(parts[1]), options.count(parts[2])
+
+
+def _retry_policy(arguments: argparse.Namespace) -> v2.RetryPolicy | None:
+    from aerobee_proto import v2
+
+    policy = v2.RetryPolicy()
+    if arguments.retry_delays is not None:
+        for delay in arguments.retry_delays:
+            policy.customized_backoff.next.add().FromMilliseconds(delay)
+    elif arguments.retry_backoff is not None:
+        first, longest, factor = arguments.retry_backoff
+        policy.exponential_backoff.initial.FromMilliseconds(first)
+        policy.exponential_backoff.max.FromMilliseconds(longest)
+        policy.exponential_backoff.multiplier = factor
+    else:
+        return None
+    return policy
+
+
+def _retry_text(policy: v2.RetryPolicy) -> str:
+    if policy.HasField("exponential_backoff"):
+        backoff = policy.exponential_backoff
+        first, longest = (output.span_text(each.ToMilliseconds()) for each in (backoff.initial, backoff.max))
+        return f"after {first}, then {backoff.multiplier:g} times as long each time, at most {longest}"
+    return "after " + ", ".join(output.span_text(delay.ToMilliseconds()) for delay in policy.customized_backoff.next)
 
 
 def _order_text(group: admin_v1.Group) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +74,38 @@ def time_text(timestamp: int) -> str:
         return str(timestamp)
 
 
+def span_text(milliseconds: int) -> str:
+    """A duration in its two largest units."""
+    seconds = max(milliseconds, 0) // 1000
+    if seconds < 60:
+        return f"{max(milliseconds, 0) / 1000:.3g} s"
+    for unit, length, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= length:
+            rest = seconds % length // part
+            return f"{seconds // length} {unit}" + (f" {rest} {smaller}" if rest else "")
+    raise AssertionError("a minute or more has one of the units")
+
+
+def age_text(timestamp: int) -> str:
+    """How long ago that was, Unix milliseconds."""
+    return span_text(int(time.time() * 1000) - timestamp)
+
+
+@contextmanager
+def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """For a terminal, a bar on standard error that is told how many more are done; nothing for anything else."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
 def size_text(size: int) -> str:
     """Bytes with a unit."""
     amount = float(size)
@@ -126,7 +160,8 @@ def protobuf_json(message: ProtobufMessage) -> dict[str, Any]:
         if field.has_presence and not message.HasField(field.name):
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            values[field.json_name] = dict(sorted(value.items()))
+            kind = field.message_type.fields_by_name["value"]
+            values[field.json_name] = {name: _field_json(kind, item) for name, item in sorted(value.items())}
         elif field.is_repeated:
             values[field.json_name] = [_field_json(field, item) for item in value]
         else:

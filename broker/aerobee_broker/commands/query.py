@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands import options, output
+from aerobee_broker.commands import options, output, timeline
 from aerobee_broker.commands.options import new_command, with_client
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ _EXAMPLES = """\
   aerobee query orders --key order-7 --begin 2026-01-31T12:00 --end now
   aerobee query orders --id 0102FC000000014AB00B13010700000000
   aerobee query orders --time 15m now --max 1000 --json
+  aerobee query orders --id 0102FC000000014AB00B13010700000000 --timeline     and what became of it
+  aerobee query orders --key order-7 --history --group billing                with each delivery to one group
 """
 _DETAILS = "Times: 2026-01-31T12:00 (local), 15m (ago; s, m, h, d), now, or Unix milliseconds."
 
@@ -33,6 +35,11 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--begin", metavar="TIME", type=options.moment, help="with --key: stored then or later")
     parser.add_argument("--end", metavar="TIME", type=options.moment, help="with --key: stored then or before")
     parser.add_argument("--max", metavar="N", type=options.count, default=64, help="at most N messages (default: 64)")
+    parser.add_argument("--timeline", action="store_true", help="what became of each message, and where it is now")
+    parser.add_argument(
+        "--history", action="store_true", help="the same with every delivery; reads the delivery journal"
+    )
+    parser.add_argument("--group", default="", help="with --timeline: only of this group")
     options.add_endpoint(parser)
     options.add_json(parser)
 
@@ -43,6 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         options.usage_error("--begin and --end go with --key; for all messages of a time give --time BEGIN END")
     if begin is not None and end is not None and begin > end:
         options.usage_error("the begin is after the end; exchange them")
+    if arguments.timeline or arguments.history:
+        return timeline.show(arguments, begin, end)
+    if arguments.group:
+        options.usage_error("--group goes with --timeline or --history")
 
     async def work(client: Client) -> list[StoredMessage]:
         messages = []

@@ -16,6 +16,7 @@ _EXAMPLES = """\
   aerobee receive orders --group billing
   aerobee receive orders --group billing --max 100 --json
   aerobee receive orders --group billing --tags "paid || refunded" --wait 20
+  aerobee receive orders --group billing --sql "amount > 100 AND region = 'north'"
   aerobee receive orders --group billing --no-ack --invisible 60    look, and let them come back after a minute
 """
 _DETAILS = "Prints what is there, up to --max, and waits only for the first message."
@@ -28,7 +29,9 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--group", required=True, help="the consumer group that receives")
-    parser.add_argument("--tags", metavar="TAGS", default="*", help='as "a || b" (default: all)')
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--tags", metavar="TAGS", default="*", help='as "a || b" (default: all)')
+    what.add_argument("--sql", metavar="CONDITION", help='over the properties of messages, as "price > 5"')
     parser.add_argument("--max", metavar="N", type=options.count, default=10, help="at most N messages (default: 10)")
     parser.add_argument(
         "--wait", metavar="SECONDS", type=options.seconds, default=5.0, help="for the first message (default: 5)"
@@ -46,8 +49,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from aerobee_client import SqlFilter
+
     async def work(client: Client) -> list[ReceivedMessage]:
-        consumer = client.simple_consumer(arguments.group, {arguments.topic: arguments.tags})
+        wanted = arguments.tags if arguments.sql is None else SqlFilter(arguments.sql)
+        consumer = client.simple_consumer(arguments.group, {arguments.topic: wanted})
         received: list[ReceivedMessage] = []
         while len(received) < arguments.max:
             batch = await consumer.receive(

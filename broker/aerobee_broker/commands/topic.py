@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
     from aerobee_proto import admin_v1, v2
 
+_PERMISSIONS = {"read-write": "READ_WRITE", "read": "READ", "write": "WRITE", "none": "NONE"}
 _TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "LITE", "PRIORITY")
 _EXAMPLES = """\
   aerobee topic create orders --queues 8
@@ -20,6 +21,7 @@ _EXAMPLES = """\
   aerobee topic list --json
   aerobee topic describe orders
   aerobee topic update orders --queues 16
+  aerobee topic update orders --permission read        nobody sends any more, and consumers go on
   aerobee topic delete orders
 """
 
@@ -43,6 +45,7 @@ def add_parser(commands: Commands) -> None:
             default=[],
             help="messages that it takes; may be repeated (default: NORMAL)",
         )
+        action.add_argument("--permission", choices=_PERMISSIONS, help="what clients may do (default: read-write)")
         action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
     listing = new_command(actions, "list", "list topics", _list, examples="  aerobee topic list --all")
     listing.add_argument("--all", action="store_true", help="also the broker's own")
@@ -67,6 +70,7 @@ def _create(arguments: argparse.Namespace) -> int:
             queue_count=arguments.queues or 0,
             message_types=_types(arguments),
             attributes=dict(arguments.attribute),
+            permission=_permission(arguments),
         ),
     )
     return _print_topic("created", topic, as_json=arguments.json)
@@ -80,6 +84,7 @@ def _update(arguments: argparse.Namespace) -> int:
             queue_count=arguments.queues,
             message_types=_types(arguments),
             attributes=dict(arguments.attribute),
+            permission=_permission(arguments),
         ),
     )
     return _print_topic("updated", topic, as_json=arguments.json)
@@ -99,6 +104,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _describe(arguments: argparse.Namespace) -> int:
+    from aerobee_proto import v2
+
     description = with_client(arguments, lambda client: client.admin.describe_topic(arguments.topic))
     if arguments.json:
         answer = output.protobuf_json(description)
@@ -107,7 +114,10 @@ def _describe(arguments: argparse.Namespace) -> int:
         return 0
     topic = description.topic
     attributes = ", ".join(f"{name}={value}" for name, value in sorted(topic.attributes.items()))
-    facts = [("topic", topic.name), ("types", _type_text(topic)), ("queues", _queue_text(topic))]
+    facts = [
+        *(("topic", topic.name), ("types", _type_text(topic)), ("queues", _queue_text(topic))),
+        ("permission", v2.Permission.Name(topic.permission).lower().replace("_", "-")),
+    ]
     if attributes:
         facts.append(("attributes", attributes))
     facts.append(("groups", ", ".join(description.groups) or "none"))
@@ -152,6 +162,12 @@ def _types(arguments: argparse.Namespace) -> list[v2.MessageType.ValueType]:
     from aerobee_proto import v2
 
     return [v2.MessageType.Value(name) for name in arguments.type]
+
+
+def _permission(arguments: argparse.Namespace) -> v2.Permission.ValueType | None:
+    from aerobee_proto import v2
+
+    return None if arguments.permission is None else v2.Permission.Value(_PERMISSIONS[arguments.permission])
 
 
 def _type_text(topic: admin_v1.Topic) -> str:

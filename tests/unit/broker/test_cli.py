@@ -51,12 +51,15 @@ class TestHelp:
     def test_the_promised_commands_are_there(self) -> None:
         """Scripts rely on these names."""
         expected = {"serve", "topic", "group", "send", "receive", "query", "store", "version"}
+        expected |= {"status", "subscription", "client", "dlq", "config"}
         assert expected <= {path[0] for path in COMMANDS if path}
         for resource in ("topic", "group"):
             for action in ("create", "list", "describe", "delete"):
                 assert (resource, action) in COMMANDS
         for action in ("inspect", "verify", "dump"):
             assert ("store", action) in COMMANDS
+        for action in ("list", "show", "resend", "export"):
+            assert ("dlq", action) in COMMANDS
 
     @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
     def test_every_command_explains_itself_with_an_example(
@@ -126,6 +129,23 @@ class TestUsage:
             ("query", "t", "--time", "2", "1"),
             ("query", "t", "--id", "i", "--begin", "1"),
             ("query", "t", "--key", "k", "--begin", "2", "--end", "1"),
+            ("query", "t", "--key", "k", "--group", "g"),
+            ("receive", "t", "--group", "g", "--tags", "a", "--sql", "b = 1"),
+            ("topic", "update", "t", "--permission", "some"),
+            ("group", "create", "g", "--retry-delays", "soon"),
+            ("group", "create", "g", "--retry-backoff", "1s,2s"),
+            ("group", "create", "g", "--retry-delays", "1s", "--retry-backoff", "1s,2s,2"),
+            ("group", "reset", "g", "t"),
+            ("group", "reset", "g", "t", "--earliest", "--latest"),
+            ("group", "reset", "g", "t", "--to-offset", "-1"),
+            ("group", "skip", "g", "t"),
+            ("client", "verify", "c", "--group", "g"),
+            ("dlq", "resend", "g"),
+            ("dlq", "resend", "g", "--offset", "1", "--all"),
+            ("dlq", "resend", "g", "--offset", "1", "--begin", "1h"),
+            ("config", "set"),
+            ("config", "set", "novalue"),
+            ("config", "log-level", "LOUD"),
             ("serve", "--flush", "sometimes"),
             ("store", "inspect"),
             ("store", "inspect", "dir", "--endpoint", "127.0.0.1:1"),

@@ -1,0 +1,200 @@
+"""`aerobee client`: who is connected, what they are doing, and commands for them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import CommandError, new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_client import Client
+    from aerobee_proto import admin_v1, v2
+
+_EXAMPLES = """\
+  aerobee client list --group billing
+  aerobee client describe host@4711@0@abc
+  aerobee client stacks host@4711@0@abc              what its threads do (Java)
+  aerobee client verify host@4711@0@abc --group billing --topic orders --id 0102FC000000014AB00B13010700000000
+"""
+_STACK_DETAILS = "Java's SDK answers, others say that they do not or stay silent: the broker waits 5 seconds."
+_VERIFY_DETAILS = (
+    "The listener of a push consumer gets the message, as a try: nothing is acknowledged, whatever it returns."
+)
+_COMMAND_SECONDS = 8.0  # the broker itself waits 5 s for the client
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "client", "list, describe and ask connected clients", examples=_EXAMPLES)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = new_command(
+        actions, "list", "list connected clients", _list, examples="  aerobee client list --topic orders --json"
+    )
+    listing.add_argument("--group", default="", help="only consumers of this group")
+    listing.add_argument("--topic", default="", help="only those that send to it or subscribe to it")
+    describe = new_command(
+        actions, "describe", "show one client", _describe, examples="  aerobee client describe host@4711@0@abc"
+    )
+    stacks = new_command(
+        actions,
+        "stacks",
+        "print what the threads of a client do",
+        _stacks,
+        details=_STACK_DETAILS,
+        examples="  aerobee client stacks host@4711@0@abc",
+    )
+    verify = new_command(
+        actions,
+        "verify",
+        "let a consumer try a stored message",
+        _verify,
+        details=_VERIFY_DETAILS,
+        examples="  aerobee client verify host@4711@0@abc --group billing --topic orders --id 0102FC00000001",
+    )
+    reconnect = new_command(
+        actions,
+        "reconnect",
+        "tell a client to connect anew",
+        _reconnect,
+        details="The SDKs for Java and Node do so.",
+        examples="  aerobee client reconnect host@4711@0@abc",
+    )
+    for action in (describe, stacks, verify, reconnect):
+        action.add_argument("client", metavar="CLIENT", help="the id that `aerobee client list` shows")
+    for name, text in (("--group", "of the consumer"), ("--topic", "of the message"), ("--id", "of the message")):
+        verify.add_argument(name, required=True, help=text)
+    for action in (listing, describe, stacks, verify, reconnect):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    async def work(client: Client) -> list[admin_v1.Connection]:
+        found = client.admin.connections(group=arguments.group, topic=arguments.topic)
+        return [connection async for connection in found]
+
+    found = with_client(arguments, work)
+    if arguments.json:
+        output.print_json([_json(connection) for connection in found])
+        return 0
+    output.print_table(
+        ("client", "kind", "group", "topics", "language", "version", "address", "last sign of life"),
+        (
+            (
+                connection.client_id,
+                _kind(connection),
+                connection.group or "-",
+                ", ".join(_topics(connection)) or "-",
+                _language(connection),
+                connection.version,
+                connection.remote_address,
+                output.age_text(connection.last_heartbeat_timestamp.ToMilliseconds()) + " ago",
+            )
+            for connection in found
+        ),
+        empty="no such client is connected",
+    )
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    async def work(client: Client) -> tuple[admin_v1.Connection | None, v2.ConsumerRunningInfo | None]:
+        async for connection in client.admin.connections(client_id=arguments.client):
+            if not connection.group:
+                return connection, None
+            return connection, await client.admin.consumer_running_info(arguments.client, connection.group)
+        return None, None
+
+    connection, info = with_client(arguments, work)
+    if connection is None:
+        raise CommandError(f"no client {arguments.client!r} is connected; `aerobee client list` shows who is")
+    if arguments.json:
+        running = {} if info is None else {"runningInfo": output.protobuf_json(info)}
+        output.print_json(_json(connection) | running)
+        return 0
+    output.print_facts(
+        [
+            ("client", connection.client_id),
+            ("kind", _kind(connection)),
+            ("group", connection.group or "none"),
+            ("topics", ", ".join(_topics(connection)) or "not known"),
+            ("SDK", f"{_language(connection)} {connection.version}"),
+            ("address", connection.remote_address),
+            ("last sign of life", output.age_text(connection.last_heartbeat_timestamp.ToMilliseconds()) + " ago"),
+            ("can be told", connection.telemetry),
+        ]
+    )
+    if info is not None:
+        output.print_table(
+            ("topic", "queue", "committed", "holds", "from offset", "to offset"),
+            (
+                (
+                    item.message_queue.topic.name,
+                    item.message_queue.id,
+                    item.process_queue_info.commit_offset,
+                    item.process_queue_info.cached_msg_count,
+                    *(
+                        (item.process_queue_info.cached_msg_min_offset, item.process_queue_info.cached_msg_max_offset)
+                        if item.process_queue_info.cached_msg_count
+                        else ("-", "-")
+                    ),
+                )
+                for item in info.message_queue_table
+            ),
+            empty="nothing consumed yet",
+        )
+    return 0
+
+
+def _stacks(arguments: argparse.Namespace) -> int:
+    arguments.timeout = max(arguments.timeout, _COMMAND_SECONDS)
+    text = with_client(arguments, lambda client: client.admin.client_stacks(arguments.client))
+    if arguments.json:
+        output.print_json({"clientId": arguments.client, "stacks": text})
+    else:
+        print(text)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    arguments.timeout = max(arguments.timeout, _COMMAND_SECONDS)
+    with_client(
+        arguments,
+        lambda client: client.admin.verify_message(arguments.client, arguments.group, arguments.topic, arguments.id),
+    )
+    if arguments.json:
+        output.print_json({"clientId": arguments.client, "messageId": arguments.id, "consumed": True})
+    else:
+        print(f"the listener of {arguments.client} took message {arguments.id}; it is not acknowledged")
+    return 0
+
+
+def _reconnect(arguments: argparse.Namespace) -> int:
+    with_client(arguments, lambda client: client.admin.reconnect_client(arguments.client))
+    if arguments.json:
+        output.print_json({"clientId": arguments.client, "told": True})
+    else:
+        print(f"told {arguments.client} to connect anew")
+    return 0
+
+
+def _json(connection: admin_v1.Connection) -> dict[str, object]:
+    return output.protobuf_json(connection)
+
+
+def _kind(connection: admin_v1.Connection) -> str:
+    from aerobee_proto import v2
+
+    return v2.ClientType.Name(connection.client_type).removeprefix("CLIENT_TYPE_").lower().replace("_", " ")
+
+
+def _language(connection: admin_v1.Connection) -> str:
+    from aerobee_proto import v2
+
+    return v2.Language.Name(connection.language).removeprefix("LANGUAGE_").lower()
+
+
+def _topics(connection: admin_v1.Connection) -> list[str]:
+    return [*connection.topics, *(entry.topic.name for entry in connection.subscriptions)]

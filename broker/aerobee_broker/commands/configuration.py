@@ -1,0 +1,135 @@
+"""`aerobee config`: the settings of a running broker."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_proto import admin_v1
+
+_EXAMPLES = """\
+  aerobee config show
+  aerobee config show store. --changed
+  aerobee config set store.retention_hours=24 store.delete_when_hours=2,3,4
+  aerobee config unset store.retention_hours
+  aerobee config log-level DEBUG
+"""
+_DETAILS = "Where a value comes from: default, rocketmq-conf, file, saved (`config set`), environment, flag."
+_SET_DETAILS = (
+    "Takes effect at once and outlives restarts: it is saved in the store, and stronger than the configuration file. "
+    "What a flag or the environment decides, and what only a start can change, is refused."
+)
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR")
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "config", "show and change the settings of a running broker", examples=_EXAMPLES)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    show = new_command(
+        actions,
+        "show",
+        "show settings and where they come from",
+        _show,
+        details=_DETAILS,
+        examples="  aerobee config show delivery. --json",
+    )
+    show.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin so")
+    show.add_argument("--changed", action="store_true", help="only those that are not at their default")
+    change = new_command(
+        actions,
+        "set",
+        "change settings now and for good",
+        _set,
+        details=_SET_DETAILS,
+        examples="  aerobee config set limits.delay_seconds_max=86400",
+    )
+    change.add_argument("settings", metavar="NAME=VALUE", nargs="+", type=options.pair)
+    unset = new_command(
+        actions,
+        "unset",
+        "take back what `config set` did",
+        _unset,
+        examples="  aerobee config unset limits.delay_seconds_max",
+    )
+    unset.add_argument("names", metavar="NAME", nargs="+")
+    level = new_command(
+        actions,
+        "log-level",
+        "change how much the broker logs, until its next start",
+        _log_level,
+        examples="  aerobee config log-level DEBUG",
+    )
+    level.add_argument("level", choices=_LEVELS, type=str.upper)
+    for action in (show, change, unset, level):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    settings = with_client(arguments, lambda client: client.admin.configuration(arguments.prefix))
+    if arguments.changed:
+        settings = [setting for setting in settings if _source(setting) != "default"]
+    return _print(arguments, settings)
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    values = dict(arguments.settings)
+    return _print(arguments, with_client(arguments, lambda client: client.admin.update_configuration(values)))
+
+
+def _unset(arguments: argparse.Namespace) -> int:
+    return _print(
+        arguments, with_client(arguments, lambda client: client.admin.update_configuration(unset=arguments.names))
+    )
+
+
+def _log_level(arguments: argparse.Namespace) -> int:
+    remark = with_client(arguments, lambda client: client.admin.change_log_level(arguments.level))
+    if arguments.json:
+        output.print_json({"level": arguments.level, "remark": remark})
+    else:
+        print(remark)
+    return 0
+
+
+def _print(arguments: argparse.Namespace, settings: list[admin_v1.Setting]) -> int:
+    if arguments.json:
+        output.print_json(
+            [
+                {
+                    "name": setting.name,
+                    "value": setting.value,
+                    "default": setting.default_value,
+                    "source": _source(setting),
+                    "changeable": setting.changeable,
+                }
+                for setting in settings
+            ]
+        )
+        return 0
+    output.print_table(
+        ("setting", "value", "source", "default", "at run time"),
+        (
+            (
+                setting.name,
+                setting.value or "-",
+                _source(setting),
+                setting.default_value or "-",
+                "changeable" if setting.changeable else "",
+            )
+            for setting in settings
+        ),
+        empty="all settings are at their defaults",
+    )
+    return 0
+
+
+def _source(setting: admin_v1.Setting) -> str:
+    from aerobee_proto import admin_v1
+
+    return admin_v1.SettingSource.Name(setting.source).removeprefix("SETTING_SOURCE_").lower().replace("_", "-")

@@ -1,0 +1,275 @@
+"""`aerobee dlq`: dead letters, the messages that groups gave up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import CommandError, new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_client import Client
+    from aerobee_proto import admin_v1
+
+_EXAMPLES = """\
+  aerobee dlq list                                      which groups have dead letters
+  aerobee dlq list billing --begin 1d
+  aerobee dlq show billing 17
+  aerobee dlq resend billing --offset 17 --offset 18
+  aerobee dlq resend billing --all                      all that were not sent again before
+  aerobee dlq export billing --output letters.jsonl
+"""
+_RESEND_DETAILS = (
+    "A dead letter goes back into the topic that it came from, where every group of the topic gets it, not only this "
+    "one. It stays among the dead letters, marked as sent again."
+)
+_RESEND_COUNT = 100  # in one request
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "dlq", "list, show, resend and export dead letters", examples=_EXAMPLES)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = new_command(
+        actions,
+        "list",
+        "list groups with dead letters, or those of one group",
+        _list,
+        examples="  aerobee dlq list\n  aerobee dlq list billing --max 20 --json",
+    )
+    show = new_command(
+        actions,
+        "show",
+        "show one dead letter with its body",
+        _show,
+        examples="  aerobee dlq show billing 17\n  aerobee dlq show billing 0102FC00000001",
+    )
+    resend = new_command(
+        actions,
+        "resend",
+        "send dead letters again",
+        _resend,
+        details=_RESEND_DETAILS,
+        examples="  aerobee dlq resend billing --offset 17\n  aerobee dlq resend billing --all --begin 2h --dry-run",
+    )
+    export = new_command(
+        actions,
+        "export",
+        "write dead letters as JSON, one a line",
+        _export,
+        examples="  aerobee dlq export billing --output letters.jsonl\n  aerobee dlq export billing | jq .body",
+    )
+    listing.add_argument("group", metavar="GROUP", nargs="?", help="its dead letters (default: all groups, counted)")
+    listing.add_argument("--max", metavar="N", type=options.count, default=100, help="at most N (default: 100)")
+    for action in (show, resend, export):
+        action.add_argument("group", metavar="GROUP")
+    show.add_argument("letter", metavar="OFFSET|ID", help="as `aerobee dlq list` shows them")
+    what = resend.add_mutually_exclusive_group(required=True)
+    what.add_argument("--offset", metavar="N", type=options.offset, action="append", help="this one; may be repeated")
+    what.add_argument("--all", action="store_true", help="all, or all given up between --begin and --end")
+    resend.add_argument("--topic", default="", help="to this topic (default: the one that each came from)")
+    resend.add_argument("--again", action="store_true", help="also those that were sent again before")
+    resend.add_argument("--dry-run", action="store_true", help="only say how many it would be")
+    export.add_argument("--output", metavar="FILE", type=Path, help="a new file (default: standard output)")
+    for action in (listing, resend, export):
+        action.add_argument("--begin", metavar="TIME", type=options.moment, help="given up then or later")
+        action.add_argument("--end", metavar="TIME", type=options.moment, help="given up then or before")
+    for action in (listing, show, resend, export):
+        options.add_endpoint(action)
+    for action in (listing, show, resend):
+        options.add_json(action)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.group is None:
+        return _list_groups(arguments)
+
+    async def work(client: Client) -> list[admin_v1.DeadLetter]:
+        letters = client.admin.dead_letters(
+            arguments.group, begin=arguments.begin, end=arguments.end, max_count=arguments.max
+        )
+        return [letter async for letter in letters]
+
+    letters = with_client(arguments, work)
+    if arguments.json:
+        output.print_json([_json(letter) for letter in letters])
+        return 0
+    output.print_table(
+        ("offset", "given up", "topic", "message id", "tag", "keys", "size", "sent again"),
+        (
+            (
+                letter.offset,
+                output.time_text(letter.message.system_properties.store_timestamp.ToMilliseconds()),
+                letter.origin_topic or "?",
+                letter.message.system_properties.message_id,
+                letter.message.system_properties.tag,
+                " ".join(letter.message.system_properties.keys),
+                output.size_text(letter.body_size),
+                output.time_text(letter.resent_timestamp.ToMilliseconds())
+                if letter.HasField("resent_timestamp")
+                else "-",
+            )
+            for letter in letters
+        ),
+        empty=f"group {arguments.group} has no such dead letters",
+    )
+    return 0
+
+
+def _list_groups(arguments: argparse.Namespace) -> int:
+    async def work(client: Client) -> list[admin_v1.DeadLetterQueue]:
+        return [queue async for queue in client.admin.dead_letter_queues()]
+
+    queues = with_client(arguments, work)
+    if arguments.json:
+        output.print_json([output.protobuf_json(queue) for queue in queues])
+        return 0
+    output.print_table(
+        ("group", "dead letters", "oldest", "newest"),
+        (
+            (
+                queue.group,
+                queue.count,
+                output.time_text(queue.oldest_timestamp.ToMilliseconds()),
+                output.time_text(queue.newest_timestamp.ToMilliseconds()),
+            )
+            for queue in queues
+        ),
+        empty="no group has dead letters",
+    )
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    is_offset = arguments.letter.isascii() and arguments.letter.isdigit() and len(arguments.letter) <= 18
+
+    async def work(client: Client) -> admin_v1.DeadLetter | None:
+        if is_offset:
+            return await client.admin.dead_letter(arguments.group, int(arguments.letter))
+        async for letter in client.admin.dead_letters(arguments.group, message_id=arguments.letter, bodies=True):
+            return letter
+        return None
+
+    letter = with_client(arguments, work)
+    if letter is None:
+        raise CommandError(
+            f"group {arguments.group} has no dead letter {arguments.letter}; list them with: "
+            f"aerobee dlq list {arguments.group}"
+        )
+    fields = _json(letter)
+    if arguments.json:
+        output.print_json(fields)
+        return 0
+    times = ("bornTimestamp", "storeTimestamp", "resentTimestamp")
+    output.print_facts(
+        (
+            name,
+            output.time_text(value)
+            if name in times and isinstance(value, int)
+            else json.dumps(value, ensure_ascii=False)
+            if isinstance(value, list | dict)
+            else value,
+        )
+        for name, value in fields.items()
+    )
+    return 0
+
+
+def _resend(arguments: argparse.Namespace) -> int:
+    if arguments.offset and (arguments.begin, arguments.end) != (None, None):
+        options.usage_error("--begin and --end go with --all")
+
+    async def work(client: Client) -> list[admin_v1.ResendDeadLettersResponse.Result]:
+        offsets = arguments.offset
+        if offsets is None:
+            letters = client.admin.dead_letters(arguments.group, begin=arguments.begin, end=arguments.end)
+            offsets = [
+                letter.offset async for letter in letters if arguments.again or not letter.HasField("resent_timestamp")
+            ]
+        if arguments.dry_run:
+            return [admin_v1.ResendDeadLettersResponse.Result(offset=offset) for offset in offsets]
+        results = []
+        with output.counting("sending again", len(offsets)) as progress:
+            for start in range(0, len(offsets), _RESEND_COUNT):
+                batch = offsets[start : start + _RESEND_COUNT]
+                results += await client.admin.resend_dead_letters(
+                    arguments.group, batch, topic=arguments.topic, again=arguments.again
+                )
+                progress(len(batch))
+        return results
+
+    from aerobee_proto import admin_v1, v2
+
+    results = with_client(arguments, work)
+    if arguments.dry_run:
+        if arguments.json:
+            output.print_json({"group": arguments.group, "dryRun": True, "offsets": [each.offset for each in results]})
+        else:
+            print(f"would send {len(results):,} dead letters of {arguments.group} again")
+        return 0
+    failed = [each for each in results if each.status.code != v2.Code.OK]
+    if arguments.json:
+        for each in results:
+            output.print_json(output.protobuf_json(each))
+    else:
+        print(f"sent {len(results) - len(failed):,} dead letters of {arguments.group} again")
+    if failed:
+        raise CommandError(
+            f"{len(failed)} of {len(results)} were not sent again, the first, {failed[0].offset}: "
+            f"{failed[0].status.message}"
+        )
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    async def work(client: Client) -> int:
+        count = 0
+        letters = client.admin.dead_letters(arguments.group, begin=arguments.begin, end=arguments.end, bodies=True)
+        with output.counting("exporting") as progress, _written(arguments.output) as file:
+            async for letter in letters:
+                print(json.dumps(_json(letter), ensure_ascii=arguments.output is None), file=file)
+                count += 1
+                progress(1)
+        return count
+
+    count = with_client(arguments, work)
+    if arguments.output is not None:
+        print(f"wrote {count:,} dead letters of {arguments.group} to {arguments.output}")
+    return 0
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise CommandError(f"{path} exists already; name a new file") from None
+    with file:
+        yield file
+
+
+def _json(letter: admin_v1.DeadLetter) -> dict[str, Any]:
+    """The message with what is known of its end; without a body, if it came without."""
+    from aerobee_client.message import stored_message
+
+    fields = output.message_json(stored_message(letter.message))
+    if len(letter.message.body) != letter.body_size:
+        fields.pop("body", None)
+    fields = {"group": fields.pop("topic").removeprefix("%DLQ%"), "offset": letter.offset, **fields}  # type: ignore[attr-defined]  # a name is text
+    fields |= {
+        "originTopic": letter.origin_topic,
+        "originMessageId": letter.origin_message_id,
+        "bodySize": letter.body_size,
+    }
+    if letter.HasField("resent_timestamp"):
+        fields["resentTimestamp"] = letter.resent_timestamp.ToMilliseconds()
+    return fields

@@ -1,0 +1,209 @@
+"""`aerobee group lag`, `reset` and `skip`: how far groups are, and moving them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_client import Client
+    from aerobee_proto import admin_v1, v2
+
+_LAG_EXAMPLES = """\
+  aerobee group lag                             all groups
+  aerobee group lag billing                     by topic and queue
+  aerobee group lag billing --json | jq .topics
+"""
+_LAG_DETAILS = (
+    "What a group has not finished: in flight (a client has it, or gave it back with a delay) and ready. "
+    "Retrying are those that were delivered without success before; delayed ones wait for their time and are no lag."
+)
+_RESET_EXAMPLES = """\
+  aerobee group reset billing orders --to-time 2h              all that was stored in the last two hours once more
+  aerobee group reset billing orders --to-time 2026-01-31T12:00 --dry-run
+  aerobee group reset billing orders --earliest                everything that is left
+  aerobee group reset billing orders --latest                  nothing of what is there now
+  aerobee group reset billing orders --to-offset 1200 --queue 3
+"""
+_RESET_DETAILS = (
+    "Consumers need not be stopped. What they have in flight is given up: it is delivered again, or passed."
+)
+_SKIP_EXAMPLES = """\
+  aerobee group skip billing orders --queue 3              the oldest message of queue 3 that is not finished
+  aerobee group skip billing orders --queue 3 --count 10
+"""
+_SKIP_DETAILS = "For a message that no consumer survives. It stays in the topic; `aerobee query` still finds it."
+
+
+def add_actions(actions: Commands) -> None:
+    """The sub-commands of `aerobee group`."""
+    lag = new_command(
+        actions, "lag", "show how far groups are behind", _lag, details=_LAG_DETAILS, examples=_LAG_EXAMPLES
+    )
+    lag.add_argument("group", metavar="GROUP", nargs="?", help="one group, by topic and queue (default: all)")
+    reset = new_command(
+        actions, "reset", "move a group to another offset", _reset, details=_RESET_DETAILS, examples=_RESET_EXAMPLES
+    )
+    skip = new_command(
+        actions, "skip", "pass over messages of a queue", _skip, details=_SKIP_DETAILS, examples=_SKIP_EXAMPLES
+    )
+    for action in (reset, skip):
+        action.add_argument("group", metavar="GROUP")
+        action.add_argument("topic", metavar="TOPIC")
+    place = reset.add_mutually_exclusive_group(required=True)
+    place.add_argument("--to-time", metavar="TIME", type=options.moment, help="the first message stored then or later")
+    place.add_argument("--to-offset", metavar="N", type=options.offset, help="this offset in each queue")
+    place.add_argument("--earliest", action="store_true", help="the first message that is left")
+    place.add_argument("--latest", action="store_true", help="behind the last message")
+    reset.add_argument(
+        "--queue", metavar="ID", type=options.offset, action="append", default=[], help="only this one; may be repeated"
+    )
+    skip.add_argument("--queue", metavar="ID", type=options.offset, required=True, help="of the topic")
+    skip.add_argument("--count", metavar="N", type=options.count, default=1, help="how many messages (default: 1)")
+    for action in (reset, skip):
+        action.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    for action in (lag, reset, skip):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _lag(arguments: argparse.Namespace) -> int:
+    if arguments.group is None:
+        return _lag_of_all(arguments)
+    description = with_client(arguments, lambda client: client.admin.describe_group(arguments.group))
+    if arguments.json:
+        output.print_json(
+            {
+                "group": description.group.name,
+                "lag": sum(topic.lag for topic in description.topics),
+                "topics": [output.protobuf_json(topic) for topic in description.topics],
+                "queues": [output.protobuf_json(queue) for queue in description.queues],
+            }
+        )
+        return 0
+    output.print_table(
+        ("topic", "lag", "in flight", "ready", "retrying", "delayed", "oldest"),
+        (
+            (
+                *(topic.topic, topic.lag, topic.inflight, topic.ready, topic.retrying, topic.delayed),
+                output.age_text(topic.oldest_timestamp.ToMilliseconds()) if topic.HasField("oldest_timestamp") else "-",
+            )
+            for topic in description.topics
+        ),
+        empty=f"group {arguments.group} has no position in any topic yet",
+    )
+    if description.queues:
+        print_queues(description.queues)
+    return 0
+
+
+def _lag_of_all(arguments: argparse.Namespace) -> int:
+    async def work(client: Client) -> list[tuple[str, v2.DescribeGroupAccumulationResponse.GroupAccumulation]]:
+        groups = await client.admin.list_groups()
+        return [(group.name, (await client.admin.accumulation(group.name)).accumulation) for group in groups]
+
+    found = with_client(arguments, work)
+    if arguments.json:
+        output.print_json(
+            [
+                {
+                    "group": name,
+                    "lag": each.accumulation,
+                    "inflight": each.inflight_messages,
+                    "ready": each.ready_messages,
+                    "oldestReadySeconds": each.deliver_delay_time.ToMilliseconds() / 1000,
+                }
+                for name, each in found
+            ]
+        )
+        return 0
+    output.print_table(
+        ("group", "lag", "in flight", "ready", "oldest ready"),
+        (
+            (
+                *(name, each.accumulation, each.inflight_messages, each.ready_messages),
+                output.span_text(each.deliver_delay_time.ToMilliseconds()) if each.ready_messages else "-",
+            )
+            for name, each in found
+        ),
+        empty="no groups; create one with: aerobee group create NAME",
+    )
+    return 0
+
+
+def print_queues(queues: Iterable[admin_v1.GroupQueueStatus]) -> None:
+    """How far a group is, queue by queue."""
+    output.print_table(
+        ("topic", "queue", "committed", "next offset", "lag", "in flight", "ready", "retrying", "oldest"),
+        (
+            (
+                queue.topic,
+                queue.queue_id,
+                queue.committed_offset if queue.HasField("committed_offset") else "-",
+                queue.max_offset,
+                queue.lag,
+                queue.inflight,
+                queue.ready,
+                queue.retrying,
+                output.age_text(queue.oldest_timestamp.ToMilliseconds()) if queue.HasField("oldest_timestamp") else "-",
+            )
+            for queue in queues
+        ),
+        empty="nothing consumed yet",
+    )
+
+
+def _reset(arguments: argparse.Namespace) -> int:
+    queues = with_client(
+        arguments,
+        lambda client: client.admin.reset_offsets(
+            arguments.group,
+            arguments.topic,
+            timestamp=arguments.to_time,
+            offset=arguments.to_offset,
+            earliest=arguments.earliest,
+            latest=arguments.latest,
+            queue_ids=arguments.queue,
+            dry_run=arguments.dry_run,
+        ),
+    )
+    return _print_moves(arguments, queues)
+
+
+def _skip(arguments: argparse.Namespace) -> int:
+    queues = with_client(
+        arguments,
+        lambda client: client.admin.reset_offsets(
+            arguments.group,
+            arguments.topic,
+            skip=arguments.count,
+            queue_ids=[arguments.queue],
+            dry_run=arguments.dry_run,
+        ),
+    )
+    return _print_moves(arguments, queues)
+
+
+def _print_moves(arguments: argparse.Namespace, queues: list[admin_v1.ResetOffsetsResponse.Queue]) -> int:
+    if arguments.json:
+        output.print_json(
+            {
+                "group": arguments.group,
+                "topic": arguments.topic,
+                "dryRun": arguments.dry_run,
+                "queues": [output.protobuf_json(queue) for queue in queues],
+            }
+        )
+        return 0
+    print(f"group {arguments.group} {'would go' if arguments.dry_run else 'goes'} on in {arguments.topic}:")
+    output.print_table(
+        ("queue", "before", "after"),
+        ((queue.queue_id, queue.before if queue.HasField("before") else "-", queue.after) for queue in queues),
+        empty="the topic has no queues",
+    )
+    return 0

@@ -1,0 +1,132 @@
+"""`aerobee subscription`: which group reads which topic."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_proto import v2
+
+_EXAMPLES = """\
+  aerobee subscription list --topic orders
+  aerobee subscription list --group billing --clients     each client with its own expression
+  aerobee subscription delete orders billing
+"""
+_LIST_DETAILS = (
+    "Clients of a group that subscribe differently take messages from each other: such groups are shown as not "
+    "consistent. The expression is known while clients are connected."
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "subscription", "show and delete what groups subscribe to", examples=_EXAMPLES)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = new_command(
+        actions,
+        "list",
+        "list who reads what",
+        _list,
+        details=_LIST_DETAILS,
+        examples="  aerobee subscription list --group billing --clients",
+    )
+    listing.add_argument("--group", help="only of this group")
+    listing.add_argument("--topic", help="only of this topic")
+    listing.add_argument("--clients", action="store_true", help="client by client")
+    delete = new_command(
+        actions,
+        "delete",
+        "forget what a group has read of a topic",
+        _delete,
+        details="Refused while clients of the group read it.",
+        examples="  aerobee subscription delete orders billing",
+    )
+    delete.add_argument("topic", metavar="TOPIC")
+    delete.add_argument("group", metavar="GROUP")
+    for action in (listing, delete):
+        options.add_endpoint(action)
+        options.add_json(action)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.clients:
+        return _list_clients(arguments)
+    found = with_client(
+        arguments, lambda client: client.admin.subscriptions(topic=arguments.topic, group=arguments.group)
+    )
+    if arguments.json:
+        output.print_json([output.protobuf_json(info) for info in found])
+        return 0
+    output.print_table(
+        ("group", "topic", "expression", "online", "consistent", "last said"),
+        (
+            (
+                _name(info.group),
+                _name(info.topic),
+                _expression(info),
+                info.online,
+                info.subscription_consistency,
+                _said(info),
+            )
+            for info in found
+        ),
+        empty="no subscriptions",
+    )
+    return 0
+
+
+def _list_clients(arguments: argparse.Namespace) -> int:
+    found = with_client(
+        arguments, lambda client: client.admin.client_subscriptions(topic=arguments.topic, group=arguments.group)
+    )
+    if arguments.json:
+        output.print_json([output.protobuf_json(each) for each in found])
+        return 0
+    output.print_table(
+        ("group", "topic", "client", "expression", "consistent", "last said"),
+        (
+            (
+                _name(each.subscription_info.group),
+                _name(each.subscription_info.topic),
+                each.client_info.client_id,
+                _expression(each.subscription_info),
+                each.subscription_info.subscription_consistency,
+                _said(each.subscription_info),
+            )
+            for each in found
+        ),
+        empty="no connected subscribers",
+    )
+    return 0
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    with_client(arguments, lambda client: client.admin.delete_subscription(arguments.topic, arguments.group))
+    if arguments.json:
+        output.print_json({"topic": arguments.topic, "group": arguments.group, "deleted": True})
+    else:
+        print(f"group {arguments.group} has no position in {arguments.topic} any more")
+    return 0
+
+
+def _name(resource: v2.Resource) -> str:
+    return f"{resource.resource_namespace}%{resource.name}" if resource.resource_namespace else resource.name
+
+
+def _expression(info: v2.SubscriptionInfo) -> str:
+    from aerobee_proto import v2
+
+    if not info.HasField("expression"):
+        return "not known"
+    text = info.expression.expression or "*"
+    return f"SQL: {text}" if info.expression.type == v2.FilterType.SQL else text
+
+
+def _said(info: v2.SubscriptionInfo) -> str:
+    if not info.HasField("last_update_timestamp"):
+        return "-"
+    return output.age_text(info.last_update_timestamp.ToMilliseconds()) + " ago"

@@ -1,0 +1,250 @@
+"""What an operator does from the command line, with a real broker behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aerobee_client import connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.integration.test_command_line import Shell
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all; each test has topics and groups of its own."""
+    directory = tmp_path_factory.mktemp("aerobee")
+    config = directory / "aerobee.toml"
+    config.write_text("[topics]\nqueue_count = 1\n[delivery]\ninvisible_seconds_min = 0.1\n")
+    with run_broker(directory, ["--dev", "--config", str(config)]) as running:
+        yield running
+
+
+@pytest.fixture
+def shell(broker: BrokerProcess) -> Shell:
+    """The command line of that broker."""
+    return Shell(broker.endpoint)
+
+
+def dead(shell: Shell, topic: str, group: str, *bodies: str) -> None:
+    """The group gives these messages of the topic up, in order."""
+    shell.text("group", "create", group, "--max-attempts", "1")
+    for body in bodies:
+        shell.text("send", topic, body, "--tag", "t")
+        shell.lines("receive", topic, "--group", group, "--no-ack", "--invisible", "0.1")
+        time.sleep(0.15)
+        assert shell.lines("receive", topic, "--group", group, "--wait", "0") == []
+
+
+@contextmanager
+def connected(endpoint: str, group: str, *topics: str) -> Iterator[str]:
+    """The id of a consumer that stays connected, in a thread of its own."""
+    ready: list[str] = []
+    begun, over = threading.Event(), threading.Event()
+
+    async def stay() -> None:
+        async with connect(endpoint) as client:
+            consumer = client.simple_consumer(group, dict.fromkeys(topics, "new || paid"))
+            await consumer.receive(1, wait_seconds=0)
+            ready.extend([each.client_id async for each in client.admin.connections(group=group)])
+            begun.set()
+            await asyncio.to_thread(over.wait, 60)
+
+    thread = threading.Thread(target=lambda: asyncio.run(stay()))
+    thread.start()
+    try:
+        assert begun.wait(20)
+        yield ready[0]
+    finally:
+        over.set()
+        thread.join(20)
+
+
+class TestGroups:
+    def test_lag_and_where_it_is(self, shell: Shell) -> None:
+        """Of all groups in one line each, of one by topic and queue."""
+        shell.text("send", "lagging", "x", "--count", "5")
+        shell.lines("receive", "lagging", "--group", "slow", "--max", "2", "--no-ack")
+        found = shell.json("group", "lag", "slow")
+        assert (found["group"], found["lag"]) == ("slow", 5)
+        assert [(topic["topic"], topic["inflight"], topic["ready"]) for topic in found["topics"]] == [("lagging", 2, 3)]
+        assert found["queues"][0]["committedOffset"] == 0
+        (listed,) = (each for each in shell.json("group", "lag") if each["group"] == "slow")
+        assert (listed["lag"], listed["inflight"], listed["ready"]) == (5, 2, 3)
+        assert "lagging" in shell.text("group", "lag", "slow")
+        assert "slow" in shell.text("group", "lag")
+        assert "aerobee group create absent" in shell.error("group", "lag", "absent")
+
+    def test_reset_and_skip(self, shell: Shell) -> None:
+        """A group reads again, or passes over; a dry run says what would be."""
+        shell.text("send", "replayed", "x", "--count", "3")
+        assert len(shell.lines("receive", "replayed", "--group", "again")) == 3
+        dry = shell.json("group", "reset", "again", "replayed", "--earliest", "--dry-run")
+        assert (dry["dryRun"], dry["queues"]) == (True, [{"queueId": 0, "before": 3, "after": 0}])
+        assert shell.lines("receive", "replayed", "--group", "again", "--wait", "0") == []
+        assert "goes on" in shell.text("group", "reset", "again", "replayed", "--to-time", "1h")
+        shell.text("group", "skip", "again", "replayed", "--queue", "0", "--count", "2")
+        assert [each["queueOffset"] for each in shell.lines("receive", "replayed", "--group", "again")] == [2]
+        shell.text("group", "reset", "again", "replayed", "--to-offset", "1", "--queue", "0")
+        shell.text("group", "reset", "again", "replayed", "--latest")
+        assert shell.lines("receive", "replayed", "--group", "again", "--wait", "0") == []
+        assert "no queue 7" in shell.error("group", "skip", "again", "replayed", "--queue", "7")
+
+    def test_both_ways_to_wait_between_attempts(self, shell: Shell) -> None:
+        """A list of delays, and one that grows."""
+        created = shell.json("group", "create", "listed", "--retry-delays", "500ms,2s,1m")
+        delays = created["retryPolicy"]["customizedBackoff"]["next"]
+        assert delays == [0.5, 2.0, 60.0]
+        assert "after 0.5 s, 2 s, 1 min" in shell.text("group", "describe", "listed")
+        updated = shell.json("group", "update", "listed", "--retry-backoff", "1s,1h,3")
+        assert updated["retryPolicy"]["exponentialBackoff"] == {"initial": 1.0, "max": 3600.0, "multiplier": 3.0}
+        assert "3 times as long" in shell.text("group", "describe", "listed")
+
+    def test_a_topic_that_nobody_may_write(self, shell: Shell) -> None:
+        """Permissions are changed and shown."""
+        shell.text("topic", "create", "read-only", "--permission", "read")
+        assert "FORBIDDEN" in shell.error("send", "read-only", "x")
+        assert "read" in shell.text("topic", "describe", "read-only")
+        shell.text("topic", "update", "read-only", "--permission", "read-write")
+        shell.text("send", "read-only", "x")
+
+
+class TestClientsAndSubscriptions:
+    def test_who_is_there_and_what_for(self, shell: Shell, broker: BrokerProcess) -> None:
+        """A consumer in lists and alone, its subscription while it is there and after."""
+        shell.text("send", "watched", "x", "--tag", "new")
+        with connected(broker.endpoint, "watchers", "watched") as client_id:
+            (found,) = shell.json("client", "list", "--group", "watchers")
+            assert (found["clientId"], found["clientType"], found["language"]) == (
+                *(client_id, "SIMPLE_CONSUMER"),
+                "PYTHON",
+            )
+            assert client_id in shell.text("client", "list", "--topic", "watched")
+            described = shell.json("client", "describe", client_id)
+            assert described["runningInfo"]["messageQueueTable"][0]["processQueueInfo"]["commitOffset"] == 0
+            assert "watchers" in shell.text("client", "describe", client_id)
+            (subscription,) = shell.json("subscription", "list", "--group", "watchers")
+            assert (subscription["online"], subscription["subscriptionConsistency"]) == (True, True)
+            assert subscription["expression"]["expression"] == "new || paid"
+            assert client_id in shell.text("subscription", "list", "--group", "watchers", "--clients")
+            assert "stop them first" in shell.error("subscription", "delete", "watched", "watchers")
+            assert "told" in shell.text("client", "reconnect", client_id)
+        (subscription,) = shell.json("subscription", "list", "--group", "watchers")
+        assert subscription["online"] is False
+        assert "no" in shell.text("subscription", "list", "--topic", "watched")
+        shell.text("subscription", "delete", "watched", "watchers")
+        assert shell.json("subscription", "list", "--group", "watchers") == []
+        assert "client list" in shell.error("client", "describe", client_id)
+        assert "client list" in shell.error("client", "stacks", client_id)
+        verify = ("--group", "watchers", "--topic", "watched", "--id", "x")
+        assert "client list" in shell.error("client", "verify", client_id, *verify)
+        assert "client list" in shell.error("client", "reconnect", client_id)
+
+
+class TestDeadLetters:
+    def test_listed_shown_sent_again(self, shell: Shell) -> None:
+        """From the list to the message, and back to its topic once."""
+        dead(shell, "failing", "failed", "first", "second")
+        (queue,) = [each for each in shell.json("dlq", "list") if each["group"] == "failed"]
+        assert queue["count"] == 2
+        letters = shell.json("dlq", "list", "failed")
+        assert [(each["offset"], each["originTopic"], each["bodySize"]) for each in letters] == [
+            *((0, "failing", 5), (1, "failing", 6))
+        ]
+        assert "failing" in shell.text("dlq", "list", "failed")
+        shown = shell.json("dlq", "show", "failed", "1")
+        assert (shown["body"], shown["tag"], shown["group"]) == ("second", "t", "failed")
+        assert shell.json("dlq", "show", "failed", shown["messageId"]) == shown
+        assert "second" in shell.text("dlq", "show", "failed", "1")
+        assert "dlq list failed" in shell.error("dlq", "show", "failed", "9")
+        assert shell.json("dlq", "resend", "failed", "--all", "--dry-run")["offsets"] == [0, 1]
+        (result,) = shell.lines("dlq", "resend", "failed", "--offset", "1")
+        assert (result["topic"], result["messageId"]) == ("failing", shown["messageId"])
+        (received,) = shell.lines("receive", "failing", "--group", "failed")
+        assert (received["body"], received["deliveryAttempt"]) == ("second", 1)
+        assert "resentTimestamp" in shell.json("dlq", "list", "failed")[1]
+        code, _, error = shell.run("dlq", "resend", "failed", "--offset", "1")
+        assert (code, "again before" in error) == (1, True)
+        assert "sent 1 dead" in shell.text("dlq", "resend", "failed", "--all")
+        assert "sent 0 dead" in shell.text("dlq", "resend", "failed", "--all")
+
+    def test_exported(self, shell: Shell, tmp_path: Path) -> None:
+        """One JSON object a line, to a new file or to standard output; many more than a page."""
+        dead(shell, "exporting", "exporter", "a", "b")
+        lines = [json.loads(line) for line in shell.text("dlq", "export", "exporter").splitlines()]
+        assert [line["body"] for line in lines] == ["a", "b"]
+        path = tmp_path / "letters.jsonl"
+        assert "wrote 2" in shell.text("dlq", "export", "exporter", "--output", str(path))
+        assert [json.loads(line) for line in path.read_text().splitlines()] == lines
+        assert "exists already" in shell.error("dlq", "export", "exporter", "--output", str(path))
+        assert shell.text("dlq", "export", "exporter", "--end", "1h") == ""
+
+
+class TestMessages:
+    def test_a_timeline(self, shell: Shell) -> None:
+        """By key and by id; with every delivery, if asked for; of one that is not due yet."""
+        (sent,) = shell.lines("send", "told", "x", "--key", "k")
+        shell.lines("receive", "told", "--group", "teller")
+        (found,) = shell.lines("query", "told", "--key", "k", "--history")
+        assert [event["kind"] for event in found["events"]] == ["BORN", "STORED", "DELIVERED", "FINISHED"]
+        assert (found["message"]["body"], found["groups"][0]["state"]) == ("x", "FINISHED")
+        text = shell.text("query", "told", "--id", sent["messageId"], "--timeline", "--group", "teller")
+        assert re.search(r"stored +- +- +- +queue 0, offset 0", text)
+        (later,) = shell.lines("send", "told", "y", "--delay", "3600")
+        (found,) = shell.lines("query", "told", "--id", later["messageId"], "--timeline")
+        assert [event["kind"] for event in found["events"]] == ["BORN", "DELAYED"]
+        assert "delayed" in shell.text("query", "told", "--id", later["messageId"], "--timeline")
+        assert "no message" in shell.error("query", "told", "--id", "absent", "--timeline")
+        assert "no such message" in shell.text("query", "told", "--key", "absent", "--timeline")
+
+    def test_received_by_a_condition(self, shell: Shell) -> None:
+        """`receive --sql` takes what the condition is true for."""
+        for amount in ("50", "150"):
+            shell.text("send", "priced", amount, "--property", f"amount={amount}")
+        received = shell.lines("receive", "priced", "--group", "rich", "--sql", "amount > 100")
+        assert [each["body"] for each in received] == ["150"]
+        assert "aerobee: " in shell.error("receive", "priced", "--group", "rich", "--sql", "amount >")
+
+
+class TestBroker:
+    def test_status(self, shell: Shell, broker: BrokerProcess) -> None:
+        """Both parts at once, and an exit code that a script can use."""
+        shell.text("send", "counted", "x")
+        status = shell.json("status")
+        assert status["broker"]["statistics"]["messagesIn"] >= 1
+        assert status["store"]["directory"] == str(broker.store)
+        text = shell.text("status")
+        assert broker.endpoint in text
+        assert re.search(r"takes messages +yes", text)
+
+    def test_configuration(self, shell: Shell, broker: BrokerProcess) -> None:
+        """Shown with its sources, changed, kept over a restart, taken back."""
+
+        def source(name: str) -> tuple[str, str]:
+            (found,) = shell.json("config", "show", name)
+            return found["value"], found["source"]
+
+        assert source("topics.queue_count") == ("1", "file")
+        assert source("broker.dev") == ("true", "flag")
+        assert source("store.retention_hours") == ("72", "default")
+        (changed,) = shell.json("config", "set", "store.retention_hours=24")
+        assert (changed["value"], changed["default"], changed["source"]) == ("24", "72", "saved")
+        broker.restart()
+        assert source("store.retention_hours") == ("24", "saved")
+        assert "retention_hours" in shell.text("config", "show", "--changed")
+        assert "only a start" in shell.error("config", "set", "store.flush=async")
+        assert "config show" in shell.error("config", "show", "nonsense")
+        shell.text("config", "unset", "store.retention_hours")
+        assert source("store.retention_hours") == ("72", "default")
+        assert "DEBUG" in shell.text("config", "log-level", "debug")
+        assert "INFO" in shell.json("config", "log-level", "info")["remark"]
