@@ -210,10 +210,7 @@ class TimerLog:
                 count = min(_SCAN_UNITS, (stop - position) // UNIT_SIZE)
                 data = self._file(start).read(count * UNIT_SIZE, position - start)
                 units = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
-                at = position + np.arange(len(units)) * UNIT_SIZE
-                valid = (units["size"] == UNIT_SIZE) & (units["magic"] > 0) & (units["magic"] <= _MAGIC_MAX)
-                valid &= (units["previous"] >= -1) & (units["previous"] < at)
-                valid &= (units["physical_offset"] >= 0) & (units["message_size"] > 0)
+                valid = valid_units(units, position + np.arange(len(units)) * UNIT_SIZE)
                 used = len(units) if valid.all() else int(valid.argmin())
                 if used:
                     yield position, units[:used]
@@ -267,11 +264,7 @@ class TimerLog:
 
     def _is_blank(self, start: int, position: int) -> bool:
         head = self._file(start).read(BLANK_SIZE_MIN, position - start)
-        return len(head) == BLANK_SIZE_MIN and _BLANK.unpack(head) == (
-            start + self._run.file_size - position,
-            0,
-            BLANK_MAGIC,
-        )
+        return is_blank(head, start + self._run.file_size - position)
 
     def _find_last_slot(self, start: int) -> int:
         count = self._run.file_size // UNIT_SIZE
@@ -287,6 +280,19 @@ class TimerLog:
             self._dirty.discard(start)
             self._last_slot.pop(start, None)
         self._run.remove(starts)
+
+
+def valid_units(units: Units, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these can be units, at these positions of the timer log."""
+    valid: npt.NDArray[np.bool_] = (units["size"] == UNIT_SIZE) & (units["magic"] > 0) & (units["magic"] <= _MAGIC_MAX)
+    valid &= (units["previous"] >= -1) & (units["previous"] < positions)
+    valid &= (units["physical_offset"] >= 0) & (units["message_size"] > 0)
+    return valid
+
+
+def is_blank(head: bytes, size: int) -> bool:
+    """Whether this begins the blank that fills the last `size` bytes of a file."""
+    return len(head) == BLANK_SIZE_MIN and _BLANK.unpack(head) == (size, 0, BLANK_MAGIC)
 
 
 def check_file_size(file_size: int) -> None:

@@ -26,10 +26,8 @@ from aerobee_store.file_system import File, FileSystem
 SLOT: Final = struct.Struct(">qqqii")
 SLOT_SIZE: Final = 32
 assert SLOT.size == SLOT_SIZE, "the table above and the struct must agree"
-_SLOT_DTYPE: Final = np.dtype(
-    [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("pending", ">i4"), ("magic", ">i4")]
-)
-assert _SLOT_DTYPE.itemsize == SLOT_SIZE
+SLOT_DTYPE: Final = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("pending", ">i4"), ("magic", ">i4")])
+assert SLOT_DTYPE.itemsize == SLOT_SIZE
 
 SLOT_COUNT: Final = 604_800 * 2
 """RocketMQ's: with steps of a second, two weeks."""
@@ -105,7 +103,7 @@ class TimerWheel:
         while step < end:
             number = step % self.slot_count
             count = min(_BLOCK_SLOTS, end - step, self.slot_count - number)
-            slots = np.frombuffer(self._file.read(count * SLOT_SIZE, number * SLOT_SIZE), _SLOT_DTYPE)
+            slots = np.frombuffer(self._file.read(count * SLOT_SIZE, number * SLOT_SIZE), SLOT_DTYPE)
             matching = np.flatnonzero(slots["time"] == np.arange(step, step + count))
             if len(matching):
                 return (step + int(matching[0])) * self.precision_ms

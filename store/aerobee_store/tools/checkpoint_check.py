@@ -50,5 +50,9 @@ def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> It
                 f"{last_timestamp}: messages have been lost at the end, now or before an earlier recovery",
                 "warning",
             )
+    if checkpoint.derived_offset is not None and checkpoint.derived_offset > log_end and not files.live:
+        yield finding(
+            f"says that queues and index are synced up to {checkpoint.derived_offset}, but the log ends at {log_end}"
+        )
     if not 0 <= checkpoint.confirm_offset <= log_end and not files.live:
         yield finding(f"the last confirmed record is at {checkpoint.confirm_offset}, the log ends at {log_end}")

@@ -232,12 +232,15 @@ class QueueCheck:
         if self._files.live and self._has_come(key, queue, missing):
             return
         older = queue.files is not None and missing.first < queue.real_from
+        gone = queue.files is not None and missing.first < queue.files.first == queue.real_from
         if queue.files is None:
             deleted = self._topics is not None and topic not in self._topics and not topic.startswith(_SYSTEM_PREFIX)
             if deleted:
                 self.records_of_deleted_topics += missing.count
                 return
             detail = "there is no such queue"
+        elif gone:
+            detail = "the first file of the queue begins later, and not with fillers: the one before it is missing"
         elif older:
             detail = "the queue begins later"
         else:
@@ -247,7 +250,7 @@ class QueueCheck:
         self._findings.add(
             Finding(
                 kind="unit-missing",
-                severity="warning" if older else "error",
+                severity="warning" if older and not gone else "error",
                 detail=f"{who} no unit: {detail}",
                 path=self._queue_path(key),
                 physical_offset=missing.physical_offset,

@@ -7,6 +7,8 @@ differs then from the real one are the actions. With `apply` the same is done on
     index: chains, entries, counts that are wrong     its files are removed, and made again from the log
     a queue: units that name nothing, or cannot be,   its files are removed, and made again from the log
     or a file of it is missing
+    the timer: anything                               wheel and timer log are removed, and its checkpoint if that is
+                                                      what is wrong; a broker makes them again from the timer topic
     a file of a queue or of the index whose name or   set aside in `quarantine`, as all that is moved away; what it
     size cannot be                                    belonged to is made again
     a checkpoint that cannot be                       removed, and written again
@@ -156,7 +158,7 @@ def _is_needed(files: StoreFiles, findings: list[Finding], plan: _Plan) -> bool:
 def _plan(files: StoreFiles, findings: list[Finding]) -> _Plan:
     set_aside: list[Path] = []
     queues: set[tuple[str, QueueKey]] = set()
-    index = checkpoint = False
+    index = checkpoint = timer = timer_checkpoint = False
     for each in findings:
         path = files.directory / each.path if each.path is not None else None
         if each.kind in ("queue-file", "index-file") and path is not None and path.is_file():
@@ -166,11 +168,14 @@ def _plan(files: StoreFiles, findings: list[Finding]) -> _Plan:
             elif path.parent.name.isdigit():
                 name = path.relative_to(files.directory).parts[0]
                 queues.add((name, (path.parent.parent.name, int(path.parent.name))))
-        elif each.kind in _QUEUE_BEYOND_OPENING and each.topic is not None and each.queue_id is not None:
+        elif _is_beyond_opening(files, each) and each.topic is not None and each.queue_id is not None:
             name = each.path.split("/")[0] if each.path is not None else "consumequeue"
             queues.add((name, (each.topic, each.queue_id)))
         elif each.kind.startswith("index-") and each.severity == "error":
             index |= each.kind not in _INDEX_BY_OPENING
+        elif each.kind.startswith("timer-") and each.severity == "error":
+            timer = True
+            timer_checkpoint |= each.kind == "timer-checkpoint"
         elif each.kind == "checkpoint" and each.severity == "error":
             checkpoint = True
     for name, found in (("consumequeue", files.queues), ("batchconsumequeue", files.batch_queues)):
@@ -186,7 +191,28 @@ def _plan(files: StoreFiles, findings: list[Finding]) -> _Plan:
     ]
     if index:
         remove += [path for path in files.index_files if path not in set_aside]
+    if timer:
+        directory = files.directory / "timerlog"
+        wheel = files.directory / "timerwheel"
+        remove += [directory / f"{start:020d}" for start in files.timer_log]
+        remove += [wheel] if wheel.exists() else []
+        remove += [files.directory / "config" / "timercheck"] if timer_checkpoint else []
     return _Plan(sorted(set(set_aside)), remove, checkpoint)
+
+
+def _is_beyond_opening(files: StoreFiles, finding: Finding) -> bool:
+    """Whether a queue is not mended by opening, which adds units only behind the beginning that it finds."""
+    if finding.kind in _QUEUE_BEYOND_OPENING:
+        return True
+    if finding.kind != "unit-missing" or finding.severity != "error":
+        return False
+    if finding.path is not None and finding.path.startswith("batchconsumequeue"):
+        return True
+    assert finding.topic is not None
+    assert finding.queue_id is not None
+    assert finding.queue_offset is not None
+    queue = files.queues.get((finding.topic, finding.queue_id))
+    return queue is not None and finding.queue_offset < queue.first
 
 
 def _mend(disk: FileSystem, files: StoreFiles, sizes: Sizes, plan: _Plan, clock: Moment) -> None:

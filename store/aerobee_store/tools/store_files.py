@@ -36,6 +36,8 @@ _LOOKED_AT: Final = frozenset(
         "abort",
         "abort.bak",
         "lock",
+        "timerlog",
+        "timerwheel",
         "lost+found",
     }
 )
@@ -161,6 +163,8 @@ class StoreFiles:
     queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     index_files: list[Path] = field(default_factory=list)
+    timer_log: dict[int, int] = field(default_factory=dict)
+    """The sizes of the files of the timer log, by where each begins."""
     not_looked_at: list[str] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
@@ -187,6 +191,7 @@ class StoreFiles:
         files.batch_queue_file_size = files._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, files.batch_queues)
         files._find_extensions()
         files._find_index()
+        files._find_timer_log()
         if not files.segments and any(queue.end() > queue.first for queue in files.queues.values()):
             raise StoreDirectoryError(
                 f"{directory / 'commitlog'}: no segment of the log, but there are queues; is a disk not mounted, or is "
@@ -313,6 +318,11 @@ class StoreFiles:
                 )
                 continue
             self.index_files.append(path)
+
+    def _find_timer_log(self) -> None:
+        directory = self.directory / "timerlog"
+        self.timer_log = self._numbered(directory, "timer-file")
+        self._check_sizes(directory, "timer-file", self.timer_log, _usual(self.timer_log.values()))
 
 
 def _usual(sizes: Any) -> int:

@@ -16,8 +16,7 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     queue-offset-repeated   warning   a queue begins anew: its topic was deleted and made again
     queue-file              both      a file of a queue with an odd name, size or place
     unit-missing            error     messages of the log that their queue does not name. A warning if they lie before
-                                      the queue's beginning: their topic was deleted and made again, or RocketMQ rebuilt
-                                      the queue from a part of the log
+                                      a queue that begins with fillers: RocketMQ rebuilt it from a part of the log
     unit-wrong              error     a unit that names another place, size or tag than its message has
     unit-extension          both      a unit whose extended unit has another tags code: filters pass over the message; a
                                       warning if there is none: filters read the message to know
@@ -34,6 +33,7 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     index-chain             error     entries that a search would not reach
     configuration-file      error     config/deletedTopics.json cannot be read; a broker would not start
     checkpoint              both      a checkpoint that cannot be, or says that more was synced than there is
+    timer-...               both      the files of the timer: timer_check.py
     quarantine              warning   segments that a recovery has set aside
 
 Most errors of queues, index and log end heal when a broker opens the store, which then completes and cuts them; what is
@@ -61,6 +61,7 @@ from aerobee_store.tools.index_layout import IndexCounts
 from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
 from aerobee_store.tools.queue_check import BatchQueueCheck, QueueCheck
 from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
+from aerobee_store.tools.timer_check import TimerCheck
 
 # Clocks are set back by milliseconds all the time, and a batch of release 4.3 is dated before it gets its place.
 _TIME_STEP_MAX_MS: Final = 10_000
@@ -87,6 +88,7 @@ class VerifyReport:
     units: int
     index_files: int
     index_entries: int
+    timer_units: int
     records_of_deleted_topics: int
     not_looked_at: list[str]
     errors: int
@@ -116,6 +118,7 @@ class VerifyReport:
             "units": self.units,
             "indexFiles": self.index_files,
             "indexEntries": self.index_entries,
+            "timerUnits": self.timer_units,
             "recordsOfDeletedTopics": self.records_of_deleted_topics,
             "notLookedAt": list(self.not_looked_at),
         }
@@ -175,6 +178,7 @@ class _Verification:
         self._queues = QueueCheck(files, self._log, self._damage, self._log_findings)
         self._batch_queues = BatchQueueCheck(files, self._damage, self._log_findings)
         self._index = IndexCheck(files, self._log, counts, self._damage, self._log_findings)
+        self._timer = TimerCheck(files, self._damage, self._log_findings)
         self._total = sum(segment.file.data_end(0) for segment in files.segments) if progress else 0
         self._records = self._bytes = 0
         self._latest = 0
@@ -187,6 +191,7 @@ class _Verification:
         self._queues.finish(end.position)
         self._batch_queues.finish(end.position)
         self._index.finish(end.position)
+        self._timer.finish(self._latest)
         # What the log has lost comes first: it explains the rest.
         for finding in self._damage.findings(self._files):
             self._findings.add(finding)
@@ -229,6 +234,7 @@ class _Verification:
             units=self._queues.units + self._batch_queues.units,
             index_files=self._index.file_count,
             index_entries=self._index.entries,
+            timer_units=self._timer.units,
             records_of_deleted_topics=self._queues.records_of_deleted_topics,
             not_looked_at=files.not_looked_at,
             errors=self._findings.errors,
@@ -266,6 +272,7 @@ class _Verification:
         self._queues.take(batch)
         self._batch_queues.take(batch)
         self._index.take(batch)
+        self._timer.take(batch)
         return int(batch.physical_offset[-1]) + int(batch.size[-1])
 
     def _check_checksums(self, batch: RecordBatch) -> None:

@@ -235,13 +235,15 @@ def test_the_end_of_a_queue_outlives_its_messages(tmp_path: Path, stored: Stored
         assert store.queue_range("B", 0)[1] > ends["B"]
 
 
-def test_a_first_file_that_is_missing(stored: Stored) -> None:
-    """It may have gone with its messages, or their topic: a rebuild decides by the log, and brings it back."""
+@pytest.mark.parametrize("mend", [repair, rebuild])
+def test_a_first_file_that_is_missing(stored: Stored, mend: Callable[..., object]) -> None:
+    """The log still has its messages, so it did not go with them: it is brought back, to the byte."""
     path = stored.directory / "consumequeue" / "A" / "0" / f"{0:020d}"
     before = path.read_bytes()
     path.unlink()
-    assert repair(stored.directory).actions == []
-    rebuild(stored.directory, apply=True)
+    (finding,) = verify(stored.directory).findings
+    assert (finding.kind, finding.severity, finding.queue_offset, finding.count) == ("unit-missing", "error", 0, 20)
+    mend(stored.directory, apply=True)
     assert path.read_bytes() == before
     assert verify(stored.directory).findings == []
 

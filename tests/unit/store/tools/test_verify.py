@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, record
+from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.index_file import IndexService, file_size
 from aerobee_store.properties import index_hash
+from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import VerifyReport, verify
 from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
 
@@ -434,6 +436,18 @@ class TestDirectory:
         report = verify(stored.directory)
         assert kinds(report) == ["configuration-file"]
         assert (report.ok, report.records) == (False, COUNT)
+
+    def test_a_checkpoint_that_promises_too_much(self, stored: Stored) -> None:
+        """Queues and index cannot be synced for what the log does not have: an error, and repair writes it anew."""
+        checkpoint = Checkpoint(DiskFileSystem(), stored.directory / "checkpoint")
+        checkpoint.load()
+        assert checkpoint.derived_offset == stored.places[-1].end
+        checkpoint.derived_offset += 1
+        checkpoint.save(checkpoint.encoded())
+        report = verify(stored.directory)
+        assert (report.ok, kinds(report)) == (False, ["checkpoint"])
+        repair(stored.directory, apply=True)
+        assert verify(stored.directory).findings == []
 
     def test_no_checkpoint(self, stored: Stored) -> None:
         """Only slower: a warning."""

@@ -1,0 +1,313 @@
+"""The timer's files against the timer topic: every message that waits has its unit, every unit its message, and the
+wheel leads to the units.
+
+    kind                    severity  what was found
+    timer-file              both      a file of the timer log with an odd name, size or place; a wheel of an odd size
+    timer-checkpoint        both      a checkpoint that cannot be, or speaks of more than there is
+    timer-unit-invalid      error     units that cannot be, before the place up to which the log is said to be durable
+    timer-unit-wrong        error     a unit that names no message of the timer topic, or another time or topic than its
+                                      message
+    timer-unit-missing      error     messages that wait and have no unit
+    timer-slot              error     a slot that does not lead to its units, or counts others
+    timer-chain             error     a unit that does not name the one before it in its slot
+
+Messages whose time is over are none that wait, and units and slots of times before the checkpoint's are done: nobody
+reads them again. The wheel and its chains are looked at only after an orderly stop: after any other they are made anew.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aerobee_store import properties as p
+from aerobee_store.properties import java_hash
+from aerobee_store.record_batch import RecordBatch
+from aerobee_store.timer_checkpoint import TIMER_CHECKPOINT_SIZE, TimerCheckpoint, TimerCheckpointFile
+from aerobee_store.timer_files import TIMER_QUEUE_ID, TIMER_TOPIC
+from aerobee_store.timer_log import BLANK_SIZE_MIN, DELETE, ROLL, UNIT_DTYPE, UNIT_SIZE, Units, is_blank, valid_units
+from aerobee_store.timer_wheel import SLOT_DTYPE, SLOT_SIZE
+from aerobee_store.tools.damage import Damage
+from aerobee_store.tools.findings import Finding, Findings, Severity
+from aerobee_store.tools.store_files import StoreFiles
+
+_CHUNK: Final = 1 << 14  # units read at once
+_PRECISIONS_MS: Final = (1000, 500, 200, 100)  # RocketMQ's
+
+Integers = npt.NDArray[np.int64]
+
+
+class TimerCheck:
+    """Takes the log batch by batch, then `finish`."""
+
+    def __init__(self, files: StoreFiles, damage: Damage, findings: Findings) -> None:
+        self._files = files
+        self._damage = damage
+        self._findings = findings
+        self._file = TimerCheckpointFile(files.disk, files.directory / "config" / "timercheck")
+        # Read before the log: what it speaks of is there.
+        self._checkpoint = self._file.load()
+        # Of each message of the timer topic: physical offset, size, queue offset, time of its slot, topic hash, key.
+        self._messages = array("q")
+        self.units = 0
+
+    def take(self, batch: RecordBatch) -> None:
+        """Note the messages of the timer topic."""
+        if TIMER_TOPIC not in batch.topics:
+            return
+        for row in np.flatnonzero(batch.topic_index == batch.topics.index(TIMER_TOPIC)).tolist():
+            record = batch.record(row)
+            values = record.properties
+            out_text = values.get(p.TIMER_OUT_MS, "")
+            out_ms = int(out_text) if out_text.isascii() and out_text.isdigit() and len(out_text) < 19 else -1
+            # What is stored again on its way has the key of the first one; without a key nothing is known.
+            key = java_hash(values.get(p.UNIQ_KEY, "")) << 1 | (p.TIMER_DELETE_UNIQ_KEY in values)
+            hash_ = java_hash(values.get(p.REAL_TOPIC, ""))
+            known = out_ms if values.get(p.UNIQ_KEY) else -1
+            self._messages.extend((record.physical_offset, record.size, record.queue_offset, out_ms, hash_, key, known))
+
+    def finish(self, latest: int) -> None:
+        """Compare. `latest`: the latest store time of the log."""
+        files = self._files
+        if not (files.timer_log or self._checkpoint or (files.directory / "timerwheel").exists()):
+            return
+        checkpoint = self._checked_checkpoint()
+        if checkpoint is None or not files.timer_log:
+            return
+        positions, units = self._read(checkpoint.log_position)
+        self.units = len(units)
+        if files.live:
+            # Meanwhile slots became done, and files of theirs may be gone.
+            checkpoint = self._file.load() or checkpoint
+        messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
+        self._check_units(units, positions, messages)
+        self._check_missing(units, messages, checkpoint, latest)
+        if files.state == "stopped" and (checkpoint.clean or checkpoint.begin is None):
+            self._check_wheel(positions, units, checkpoint)
+
+    # --- checkpoint and log -----------------------------------------------------------------------------------
+
+    def _checked_checkpoint(self) -> TimerCheckpoint | None:
+        path = "config/timercheck"
+        full = self._files.directory / path
+        anew = "the next start makes the timer's files anew from the timer topic"
+        if self._checkpoint is None:
+            what = f"{self._files.disk.size(full)} bytes that say nothing" if full.exists() else "there is none"
+            self._tell("timer-checkpoint", path, f"{what}; {anew}", severity="warning")
+            return None
+        checkpoint = self._checkpoint
+        if (size := self._files.disk.size(full)) != TIMER_CHECKPOINT_SIZE:
+            self._tell("timer-checkpoint", path, f"{size} bytes, not {TIMER_CHECKPOINT_SIZE}", severity="warning")
+        queue = self._files.queues.get((TIMER_TOPIC, TIMER_QUEUE_ID))
+        end = queue.end() if queue is not None else 0
+        if checkpoint.queue_offset > end and not self._files.live:
+            self._tell(
+                "timer-checkpoint", path, f"speaks of message {checkpoint.queue_offset}, the topic ends at {end}"
+            )
+        sizes = self._files.timer_log
+        log_end = max((start + size for start, size in sizes.items()), default=0)
+        if checkpoint.log_position > log_end:
+            self._tell(
+                "timer-checkpoint",
+                path,
+                f"speaks of position {checkpoint.log_position}, the timer log ends at {log_end}; {anew}",
+                severity="error" if sizes else "warning",
+            )
+            return None
+        return checkpoint
+
+    def _read(self, end: int) -> tuple[Integers, Units]:
+        """The valid units before `end` and their positions; the others are told."""
+        found: list[tuple[Integers, Units]] = []
+        before = None
+        for start, size in self._files.timer_log.items():
+            if start >= end:
+                break
+            if before is not None and start != before:
+                self._tell("timer-file", f"timerlog/{start:020d}", f"the file before it ends at {before}")
+            before = start + size
+            found += self._read_file(start, size, min(end, start + size))
+        empty = np.zeros(0, np.int64), np.zeros(0, UNIT_DTYPE)
+        return (
+            np.concatenate([positions for positions, _ in found] or [empty[0]]),
+            np.concatenate([units for _, units in found] or [empty[1]]),
+        )
+
+    def _read_file(self, start: int, size: int, end: int) -> Iterator[tuple[Integers, Units]]:
+        path = self._files.directory / "timerlog" / f"{start:020d}"
+        capacity = max(0, (size - BLANK_SIZE_MIN) // UNIT_SIZE)
+        count = min(capacity, (end - start) // UNIT_SIZE)
+        try:
+            file = self._files.disk.open(path)
+        except FileNotFoundError:
+            return  # all of its slots became done
+        try:
+            for first in range(0, count, _CHUNK):
+                data = file.read(min(_CHUNK, count - first) * UNIT_SIZE, first * UNIT_SIZE)
+                units = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
+                positions = start + (first + np.arange(len(units))) * UNIT_SIZE
+                valid = valid_units(units, positions)
+                if not valid.all():
+                    at = int(positions[int(valid.argmin())])
+                    wrong = int(np.count_nonzero(~valid))
+                    self._tell(
+                        "timer-unit-invalid",
+                        self._files.relative(path),
+                        f"no unit at position {at}, and the log is said to be durable up to {end}",
+                        count=wrong,
+                    )
+                yield positions[valid], units[valid]
+            blank_at = capacity * UNIT_SIZE
+            if end == start + size and not is_blank(file.read(BLANK_SIZE_MIN, blank_at), size - blank_at):
+                self._tell("timer-unit-invalid", self._files.relative(path), f"no blank at position {start + blank_at}")
+        finally:
+            file.close()
+
+    # --- units and messages -----------------------------------------------------------------------------------
+
+    def _check_units(self, units: Units, positions: Integers, messages: Integers) -> None:
+        """Every unit says what its message does."""
+        offsets = units["physical_offset"].astype(np.int64)
+        row = np.minimum(np.searchsorted(messages[:, 0], offsets), max(len(messages) - 1, 0))
+        there = np.zeros(len(units), bool)
+        if len(messages):
+            there = (messages[row, 0] == offsets) & (messages[row, 1] == units["message_size"])
+        for number in np.flatnonzero(~there & (offsets >= self._files.log_begin)).tolist():
+            place = int(offsets[number])
+            if not self._damage.within(place, place + 1):
+                self._tell_unit(positions, number, "no message of the timer topic begins there", place)
+        if not there.any():
+            return
+        numbers = np.flatnonzero(there)
+        found, message = units[numbers], messages[row[numbers]]
+        for number in numbers[message[:, 4] != found["topic_hash"]].tolist():
+            self._tell_unit(positions, number, "its message is for another topic", int(offsets[number]))
+        precision = self._precision_ms
+        times = found["write_time"] + found["delay"]
+        step, wanted = times // precision, message[:, 3] // precision
+        # What came when its time was over is on a later slot, and what is far ahead on one on the way.
+        wrong = (step < wanted) | ((step > wanted) & (times > found["write_time"] + precision))
+        wrong &= (found["magic"] & ROLL) == 0
+        for number in numbers[wrong & (message[:, 3] >= 0)].tolist():
+            self._tell_unit(positions, number, "its message has another time", int(offsets[number]))
+
+    @property
+    def _precision_ms(self) -> int:
+        checkpoint = self._checkpoint
+        return checkpoint.precision_ms if checkpoint is not None and checkpoint.precision_ms > 0 else _PRECISIONS_MS[0]
+
+    def _check_missing(self, units: Units, messages: Integers, checkpoint: TimerCheckpoint, latest: int) -> None:
+        if not len(messages):
+            return
+        # What is due after the last message of the log cannot have been delivered. Of what was stored again on its way
+        # the last one counts.
+        waits = (messages[:, 6] > max(latest, checkpoint.read_time_ms)) & (messages[:, 2] < checkpoint.queue_offset)
+        _, last = np.unique(messages[::-1, 5], return_index=True)
+        is_last = np.zeros(len(messages), bool)
+        is_last[len(messages) - 1 - last] = True
+        missing = waits & is_last & ~np.isin(messages[:, 0], units["physical_offset"].astype(np.int64))
+        for offset, _, queue_offset, out_ms, *_ in messages[missing].tolist():
+            self._findings.add(
+                Finding(
+                    kind="timer-unit-missing",
+                    path="timerlog",
+                    detail=f"a message that is due at {out_ms} has no unit: it would not be delivered",
+                    physical_offset=offset,
+                    topic=TIMER_TOPIC,
+                    queue_id=TIMER_QUEUE_ID,
+                    queue_offset=queue_offset,
+                )
+            )
+
+    # --- wheel ------------------------------------------------------------------------------------------------
+
+    def _check_wheel(self, positions: Integers, units: Units, checkpoint: TimerCheckpoint) -> None:
+        path = self._files.directory / "timerwheel"
+        if not path.exists():
+            if len(units):
+                self._tell(
+                    "timer-file", "timerwheel", "there is none; the next start makes it anew", severity="warning"
+                )
+            return
+        data = self._files.disk.read_bytes(path)
+        slots = np.frombuffer(data, SLOT_DTYPE, len(data) // SLOT_SIZE)
+        if len(data) % SLOT_SIZE or not len(slots):
+            self._tell("timer-file", "timerwheel", f"{len(data)} bytes are no slots of {SLOT_SIZE}")
+            return
+        times = (units["write_time"] + units["delay"]).astype(np.int64)
+        precision = checkpoint.precision_ms or _precision_of(slots, times)
+        waits = np.flatnonzero(times // precision * precision >= checkpoint.read_time_ms)
+        order = waits[np.argsort(times[waits] // precision, kind="stable")]
+        step, position, unit = times[order] // precision, positions[order], units[order]
+        new = np.append(True, step[1:] != step[:-1]) if len(order) else np.zeros(0, bool)
+        previous = np.where(new, -1, np.roll(position, 1))
+        for number in np.flatnonzero(unit["previous"] != previous).tolist():
+            self._tell(
+                "timer-chain",
+                self._log_path(int(position[number])),
+                f"the unit at position {int(position[number])} names {int(unit['previous'][number])} as the one before "
+                f"it, that is at {int(previous[number])}",
+            )
+        begins = np.flatnonzero(new)
+        counts = np.add.reduceat(np.where(unit["magic"] & DELETE, -1, 1), begins) if len(begins) else begins
+        firsts = position[begins]
+        lasts = position[np.append(begins[1:], len(order)) - 1] if len(begins) else firsts
+        wanted = dict(
+            zip(step[begins].tolist(), zip(firsts.tolist(), lasts.tolist(), counts.tolist(), strict=True), strict=True)
+        )
+        used = np.flatnonzero(slots["time"] > 0)
+        for number in used[slots["time"][used] % len(slots) != used].tolist():
+            self._tell_slot(
+                number,
+                f"is for time {int(slots['time'][number])}, which is slot number "
+                f"{int(slots['time'][number]) % len(slots)}",
+            )
+        for number in used[slots["time"][used] * precision >= checkpoint.read_time_ms].tolist():
+            time, first, last, pending, _ = slots[number].tolist()
+            units_of = wanted.pop(time, None)
+            # RocketMQ's own count is not exact after a recovery.
+            told = (first, last, pending if checkpoint.begin is not None or units_of is None else units_of[2])
+            if told != units_of and time % len(slots) == number:
+                self._tell_slot(
+                    number,
+                    f"of time {time * precision} leads from {last} to {first} and counts {pending}; its units "
+                    + (f"lead from {units_of[1]} to {units_of[0]} and count {units_of[2]}" if units_of else "are none"),
+                )
+        for time, (first, last, count) in wanted.items():
+            self._tell_slot(
+                time % len(slots), f"has not the {count} messages of time {time * precision}, {first}..{last}"
+            )
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def _log_path(self, position: int) -> str:
+        start = max((start for start in self._files.timer_log if start <= position), default=0)
+        return f"timerlog/{start:020d}"
+
+    def _tell_unit(self, positions: Integers, number: int, why: str, physical_offset: int) -> None:
+        position = int(positions[number])
+        self._findings.add(
+            Finding(
+                kind="timer-unit-wrong",
+                path=self._log_path(position),
+                detail=f"the unit at position {position}: {why}",
+                physical_offset=physical_offset,
+            )
+        )
+
+    def _tell_slot(self, number: int, detail: str) -> None:
+        self._tell("timer-slot", "timerwheel", f"slot {number} {detail}")
+
+    def _tell(self, kind: str, path: str, detail: str, *, severity: Severity = "error", count: int = 1) -> None:
+        self._findings.add(Finding(kind=kind, severity=severity, path=path, detail=detail, count=count))
+
+
+def _precision_of(slots: npt.NDArray[np.void], times: Integers) -> int:
+    """The step of a wheel that RocketMQ wrote: the one under which slots stand for the times of units."""
+    used = slots["time"][slots["time"] > 0].astype(np.int64)
+    matching = [int(np.count_nonzero(np.isin(times // precision, used))) for precision in _PRECISIONS_MS]
+    return _PRECISIONS_MS[matching.index(max(matching))]

@@ -1,0 +1,185 @@
+"""verify looks at the timer's files: what waits has its unit and its slot, and nothing else is there."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import StoreConfig
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.testing import ManualClock
+from aerobee_store.timer_log import UNIT_SIZE
+from aerobee_store.timer_wheel import SLOT_SIZE
+from aerobee_store.tools.repair import repair
+from aerobee_store.tools.verify import VerifyReport, verify
+from tests.support.timer_world import START_MS, TimerWorld
+from tests.unit.store.tools.conftest import snapshot
+
+LOG_FILE_SIZE = 2 * UNIT_SIZE * 20
+COUNT = 120
+SLOTS = 256
+
+
+@dataclass
+class Timed:
+    """A stopped store with a timer that has delivered some messages, while others wait."""
+
+    directory: Path
+
+    def patch(self, name: str, position: int, data: bytes) -> None:
+        with (self.directory / name).open("r+b") as file:
+            file.seek(position)
+            file.write(data)
+
+    def log(self, position: int) -> tuple[str, int]:
+        """The file of this position of the timer log, and the place in it."""
+        start = position - position % LOG_FILE_SIZE
+        return f"timerlog/{start:020d}", position - start
+
+    def patch_unit(self, position: int, at: int, data: bytes) -> None:
+        name, begin = self.log(position)
+        self.patch(name, begin + at, data)
+
+    def unit(self, position: int) -> bytes:
+        name, begin = self.log(position)
+        return (self.directory / name).read_bytes()[begin : begin + UNIT_SIZE]
+
+    def last_slot(self) -> tuple[int, tuple[int, ...]]:
+        """The latest slot whose last unit is on its own time, and not on the way: its number and fields."""
+        data = (self.directory / "timerwheel").read_bytes()
+        slots = sorted(enumerate(struct.iter_unpack(">qqqii", data)), key=lambda slot: slot[1][0])
+        for number, fields in reversed(slots):
+            if struct.unpack_from(">i", self.unit(fields[2]), 12) == (1,):
+                return number, fields
+        raise LookupError
+
+    def verify(self) -> VerifyReport:
+        return verify(self.directory)
+
+    def kinds(self) -> list[str]:
+        return [finding.kind for finding in self.verify().findings]
+
+
+async def filled(directory: Path) -> TimerWorld:
+    """Messages that are delivered, wait, were recalled, or are too far ahead for the window."""
+    store = StoreConfig.tiny(directory)
+    world = await TimerWorld.start(
+        store=store, file_system=DiskFileSystem(), slot_count=SLOTS, log_file_size=LOG_FILE_SIZE
+    )
+    messages = [(f"m{number}", START_MS + 1000 + number * 700) for number in range(COUNT)]
+    await world.send_all(messages + [(f"far{number}", START_MS + 150_000 + number) for number in range(5)])
+    await world.advance(30)
+    return world
+
+
+@pytest.fixture
+async def timed(tmp_path: Path) -> Timed:
+    world = await filled(tmp_path / "store")
+    await world.stop()
+    return Timed(tmp_path / "store")
+
+
+async def test_a_timer_in_order_has_no_finding(timed: Timed) -> None:
+    """Nothing is found, and the units that are left are counted."""
+    report = timed.verify()
+    assert report.findings == []
+    assert report.timer_units >= COUNT * 5 // 8
+    assert report.to_json()["timerUnits"] == report.timer_units
+    assert not {"timerwheel", "timerlog"} & set(report.not_looked_at)
+
+
+async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path) -> None:
+    """What moves is no finding: while it is open, and after it died between two flushes."""
+    world = await filled(tmp_path / "store")
+    await world.save()
+    for number in range(10):
+        await world.send(f"later{number}", 5 + number)
+    report = verify(tmp_path / "store")
+    assert (report.state, report.findings) == ("live", [])
+    await world.advance(8)
+    await world.abandon()
+    world.store._lock.release()
+    report = verify(tmp_path / "store")
+    assert report.state == "crashed"
+    assert [finding for finding in report.findings if finding.kind.startswith("timer-")] == []
+
+
+def last_unit(timed: Timed) -> int:
+    return timed.last_slot()[1][2]
+
+
+def first_file(timed: Timed) -> str:
+    return f"timerlog/{min(path.name for path in (timed.directory / 'timerlog').iterdir())}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "kinds"),
+    [
+        (
+            lambda timed: timed.patch_unit(last_unit(timed), 28, struct.pack(">q", 1)),
+            {"timer-unit-wrong", "timer-unit-missing"},
+        ),
+        (
+            lambda timed: timed.patch_unit(last_unit(timed), 24, struct.pack(">i", 1)),
+            {"timer-unit-wrong", "timer-slot"},
+        ),
+        (lambda timed: timed.patch_unit(last_unit(timed), 36, struct.pack(">i", 1)), {"timer-unit-wrong"}),
+        (lambda timed: timed.patch_unit(last_unit(timed), 40, struct.pack(">i", 1)), {"timer-unit-wrong"}),
+        (lambda timed: timed.patch_unit(last_unit(timed), 4, struct.pack(">q", UNIT_SIZE)), {"timer-chain"}),
+        (
+            lambda timed: timed.patch_unit(last_unit(timed), 0, bytes(UNIT_SIZE)),
+            {"timer-unit-invalid", "timer-unit-missing", "timer-slot"},
+        ),
+        (
+            lambda timed: timed.patch_unit(last_unit(timed), 0, timed.unit(last_unit(timed) - UNIT_SIZE)),
+            {"timer-unit-missing", "timer-slot", "timer-chain"},
+        ),
+        (lambda timed: timed.patch("timerwheel", timed.last_slot()[0] * SLOT_SIZE, bytes(SLOT_SIZE)), {"timer-slot"}),
+        (lambda timed: timed.patch("timerwheel", timed.last_slot()[0] * SLOT_SIZE + 27, b"\x09"), {"timer-slot"}),
+        (lambda timed: timed.patch("timerwheel", timed.last_slot()[0] * SLOT_SIZE + 7, b"\x03"), {"timer-slot"}),
+        (lambda timed: timed.patch("timerwheel", SLOTS * SLOT_SIZE, b"x"), {"timer-file"}),
+        (lambda timed: (timed.directory / "timerwheel").unlink(), {"timer-file"}),
+        (lambda timed: timed.patch(first_file(timed), LOG_FILE_SIZE - UNIT_SIZE, b"x"), {"timer-unit-invalid"}),
+        (lambda timed: timed.patch("config/timercheck", 72, bytes(4)), set()),
+        (
+            lambda timed: timed.patch("config/timercheck", 16, struct.pack(">q", 1 << 40) + bytes(48)),
+            {"timer-checkpoint"},
+        ),
+        (lambda timed: timed.patch("config/timercheck", 8, struct.pack(">q", 1 << 40)), {"timer-checkpoint"}),
+        (lambda timed: (timed.directory / "config" / "timercheck").write_bytes(b"short"), {"timer-checkpoint"}),
+        (lambda timed: (timed.directory / "config" / "timercheck").unlink(), {"timer-checkpoint"}),
+    ],
+)
+async def test_damage_is_found(timed: Timed, damage: Callable[[Timed], object], kinds: set[str]) -> None:
+    """Each kind of damage is told under its name, and nothing else; repaired, what waits is delivered once."""
+    damage(timed)
+    assert set(timed.kinds()) == kinds
+    before = snapshot(timed.directory)
+    announced = repair(timed.directory)
+    assert snapshot(timed.directory) == before
+    assert repair(timed.directory, apply=True).actions == announced.actions
+    assert timed.verify().ok
+    world = await TimerWorld.start(
+        store=StoreConfig.tiny(timed.directory),
+        file_system=DiskFileSystem(),
+        clock=ManualClock(START_MS + 30_000),
+        slot_count=SLOTS,
+        log_file_size=LOG_FILE_SIZE,
+    )
+    for _ in range(4):
+        await world.advance(40)
+    bodies = world.bodies()
+    await world.stop()
+    assert sorted(bodies) == sorted([*(f"m{number}" for number in range(COUNT)), *(f"far{n}" for n in range(5))])
+    assert timed.kinds() == []
+
+
+async def test_a_file_of_the_timer_log_is_missing(timed: Timed) -> None:
+    """The hole and the messages that wait in it."""
+    names = sorted(path.name for path in (timed.directory / "timerlog").iterdir())
+    (timed.directory / "timerlog" / names[-2]).unlink()
+    assert {"timer-file", "timer-unit-missing"} <= set(timed.kinds())
