@@ -37,6 +37,7 @@ from aerobee_broker.processors.administration.messages import MessageAdministrat
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
+from aerobee_broker.processors.lite import LiteProcessor
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.processors.recall import RecallProcessor
@@ -50,7 +51,7 @@ from aerobee_broker.services import admin_service, aerobee_admin_service, messag
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_handler
 from aerobee_broker.services.messaging_service import MessagingService
-from aerobee_broker.tables import Tables
+from aerobee_broker.tables import BatchTopics, Tables
 from aerobee_proto.pool import reflection_pool
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
@@ -120,11 +121,24 @@ async def run(
     except OSError as error:
         raise ListenError("listen.metrics", config.listen.metrics, error.strerror or str(error)) from None
     try:
-        store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock)
+        batch_topics = BatchTopics(config.store.directory, clock)
+        store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
         ready.store = store
         try:
             settings = RuntimeSettings.load(config, store.file_system, store.in_disk_thread)
-            await _serve(config, settings, credentials, stop, announce, clock, store, metrics, metrics_address, ready)
+            await _serve(
+                config,
+                settings,
+                credentials,
+                stop,
+                announce,
+                clock,
+                store,
+                batch_topics,
+                metrics,
+                metrics_address,
+                ready,
+            )
         finally:
             # Blocking, and nothing else is left to run: only the probes must still be answered.
             await asyncio.to_thread(store.close)
@@ -142,11 +156,13 @@ async def _serve(
     announce: Callable[[Listening, Address], None],
     clock: Clock,
     store: MessageStore,
+    batch_topics: BatchTopics,
     metrics: Metrics,
     metrics_address: Address,
     ready: _Readiness,
 ) -> None:
     tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+    batch_topics.attach(tables.topics)
     clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
     deliveries = Deliveries(
         store,
@@ -156,6 +172,7 @@ async def _serve(
         connected=lambda client_id: clients.get(client_id) is not None,
     )
     clients.gone_listeners.append(deliveries.client_gone)
+    deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)
     transactions = Transactions(store, tables, clock, config.transactions, Producers(clients))
     clients.producer_listeners.append(transactions.producer_ready)
@@ -261,6 +278,7 @@ async def _listen(
         send=send,
         receive=ReceiveProcessor(config, tables, deliveries, clock),
         pull=PullProcessor(config, store, tables, deliveries),
+        lite=LiteProcessor(tables, deliveries),
         recall=RecallProcessor(tables, timer),
         acknowledge=AcknowledgeProcessor(config, deliveries, counters),
         transaction=TransactionProcessor(transactions, counters),

@@ -13,6 +13,7 @@ from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
 from aerobee_broker.topics import TopicConfig, TopicMessageType, TopicTable, check_new_topic_name
 from aerobee_store.clock import Clock
+from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.json_table import JsonTable, TableFiles
 
 SAVE_INTERVAL_SECONDS: Final = 5.0  # as RocketMQ saves consumerOffset.json
@@ -48,6 +49,30 @@ class SavedTable:
             await self._in_disk_thread(self._file.save, self._table.snapshot())
             self._table.mark_saved(revision)
             self._saved = revision
+
+
+class BatchTopics:
+    """Which topics take inner batches: what the store asks, first while it recovers, when there are no tables yet.
+
+    It has the lock of the directory then, so topics.json is read for that.
+    """
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        """`directory`: the store's."""
+        self._file = JsonTable(DiskFileSystem(), directory / "config" / "topics.json")
+        self._clock = clock
+        self._topics: TopicTable | None = None
+
+    def __call__(self, stored_name: str) -> bool:
+        """Raises TableFormatError, UnreadableTableError, OSError of the file, until the table is attached."""
+        if self._topics is None:
+            self._topics = TopicTable.from_json(self._file.load(), self._clock)
+        topic = self._topics.get(stored_name)
+        return topic is not None and topic.takes_batches
+
+    def attach(self, topics: TopicTable) -> None:
+        """Ask the broker's own table from now on."""
+        self._topics = topics
 
 
 class Tables:

@@ -47,6 +47,7 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 _MESSAGE_TYPE: Final = "message.type"
+_QUEUE_TYPE: Final = "queue.type"
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAMESPACE = re.compile(r"[|a-zA-Z0-9_-]+")
 
@@ -200,6 +201,11 @@ class TopicConfig:
             return TopicMessageType(self.attributes.get(_MESSAGE_TYPE, TopicMessageType.NORMAL))
         except ValueError:
             return TopicMessageType.UNSPECIFIED
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether its messages come as inner batches of RocketMQ's, and in no other way."""
+        return self.attributes.get(_QUEUE_TYPE) == "BatchCQ"
 
     @property
     def readable(self) -> bool:

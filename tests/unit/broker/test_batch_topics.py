@@ -1,0 +1,58 @@
+"""Topics of inner batches, as RocketMQ's queue.type=BatchCQ has them, in a broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.errors import TableFormatError
+from aerobee_broker.tables import BatchTopics
+from aerobee_broker.topics import TopicConfig, TopicTable
+from aerobee_proto import v2
+from aerobee_store.testing import ManualClock
+from tests.support.in_process_broker import METADATA, in_process_broker, message
+
+
+def write_topics(directory: Path, **attributes: dict[str, str]) -> None:
+    """A topics.json with these topics and their attributes."""
+    (directory / "config").mkdir(parents=True)
+    table = {name: {"topicName": name, "attributes": values} for name, values in attributes.items()}
+    (directory / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+
+
+def test_the_file_says_it_until_the_table_does(tmp_path: Path) -> None:
+    """By the attribute; a topic that nobody knows is none."""
+    write_topics(tmp_path, metering={"queue.type": "BatchCQ"}, orders={"queue.type": "SimpleCQ"}, plain={})
+    batch_topics = BatchTopics(tmp_path, ManualClock())
+    assert [batch_topics(name) for name in ("metering", "orders", "plain", "other")] == [True, False, False, False]
+    topics = TopicTable.from_json(None, ManualClock())
+    batch_topics.attach(topics)
+    assert not batch_topics("metering")
+    topics.create(TopicConfig(name="later", attributes={"queue.type": "BatchCQ"}))
+    assert batch_topics("later")
+
+
+def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    """As it does when the tables are loaded: a guess would let wrong messages in."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_text('{"topicConfigTable": {"a": 7}}')
+    with pytest.raises(TableFormatError):
+        BatchTopics(tmp_path, ManualClock())("a")
+
+
+async def test_a_single_message_is_refused(tmp_path: Path) -> None:
+    """Also by a topic that has no message yet: it would be stored and never be served. A restart changes nothing."""
+    write_topics(tmp_path, metering={"queue.type": "BatchCQ"}, orders={})
+    for _ in range(2):
+        async with in_process_broker(tmp_path) as broker:
+            for topic, code, text in (
+                ("metering", v2.Code.BAD_REQUEST, "takes inner batches only"),
+                ("orders", v2.Code.OK, "OK"),
+            ):
+                request = v2.SendMessageRequest(messages=[message(topic)])
+                answer = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+                assert answer.status.code == code
+                assert text in answer.status.message
+        assert not (tmp_path / "consumequeue" / "metering").exists()
