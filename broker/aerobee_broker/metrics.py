@@ -354,6 +354,19 @@ class _StoreCollector(Collector):
         )
         yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
         yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
+        yield self._gauge(
+            "aerobee_store_segments_prepared", "Files of the commit log made in advance.", status.segments_prepared
+        )
+        family = HistogramMetricFamily(
+            "aerobee_store_allocation_seconds", "How long it took to make one of them.", labels=_STORE
+        )
+        _add_histogram(family, self._base, stats.allocation_seconds)
+        yield family
+        yield self._counter(
+            "aerobee_store_allocation_failures",
+            "Files of the commit log that could not be made in advance.",
+            stats.allocation_failures,
+        )
         yield self._gauge("aerobee_store_damaged_ranges", "Damaged stretches of the log.", status.damaged_ranges)
         yield self._gauge(
             "aerobee_store_running_flags",

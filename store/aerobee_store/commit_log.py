@@ -7,7 +7,7 @@ the next one. So a full segment ends in a blank of at least 8 bytes, and no reco
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aerobee_store import record
@@ -36,6 +36,7 @@ class CommitLog:
         self._active: MappedFile | None = None
         self._uncommitted: list[MappedFile] = []
         self.wrote = self.committed = self.flushed = 0
+        self.make_segment: Callable[[int], MappedFile] = files.append_new
         self.damaged: list[DamagedRange] = []
 
     @property
@@ -59,6 +60,20 @@ class CommitLog:
     def segment_size(self) -> int:
         return self.files.run.file_size
 
+    def unused_files(self) -> list[MappedFile]:
+        """The segments behind the one that is written to."""
+        active = self._active
+        if active is None:
+            return []
+        return [file for file in self.files.files if file.start_offset > active.start_offset]
+
+    def take_unused(self) -> list[MappedFile]:
+        """The same, and they are no part of the log any more."""
+        unused = self.unused_files()
+        for file in unused:
+            self.files.files.remove(file)
+        return unused
+
     def set_end(self, end: int) -> None:
         """Say where the log ends; all before it is durable. Segments behind it are empty and will be used."""
         self._active = None
@@ -76,6 +91,11 @@ class CommitLog:
             self._active.begin_writing()
         self._uncommitted.clear()
         self.wrote = self.committed = self.flushed = end
+
+    def fits(self, size: int) -> bool:
+        """Whether this many bytes of records fit into the segment that is written to."""
+        active = self._active
+        return active is not None and size + BLANK_SIZE_MIN <= active.size - active.wrote
 
     def prepare(self, sizes: Sequence[int], *, essential: bool = False) -> None:
         """Make room for records of these sizes, to be appended in this order. After this no append of them can fail.
@@ -246,4 +266,4 @@ class CommitLog:
         """The segment after `file`: prepared already, or created now."""
         start = self.wrote - self.wrote % self.segment_size if file is None else file.end_offset
         following = self.files.find(start)
-        return following if following is not None else self.files.append_new(start)
+        return following if following is not None else self.make_segment(start)

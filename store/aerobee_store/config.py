@@ -41,6 +41,8 @@ class StoreConfig:
     commit_interval_seconds: float = 0.2  # commitIntervalCommitLog: how often mode "pool" looks at its buffers
     commit_pages_min: int = 4  # commitCommitLogLeastPages: of 4 KiB, before it writes them unasked ...
     commit_thorough_interval_seconds: float = 0.2  # commitCommitLogThoroughInterval: ... or this long after the last
+    segments_ahead: int = 2  # segments made in advance, once a quarter of the one in use is written; 0: none
+    warm_segments: bool = False  # warmMapedFileEnable: ... really written, and locked in memory if that is permitted
     derived_flush_interval_seconds: float = 1.0  # flushIntervalConsumeQueue: queues, index, then the checkpoint
     sync_timeout_seconds: float = 5.0  # syncFlushTimeout
     light_queues: bool = True  # enableLmq: a message is also in the light queues (%LMQ%...) that it names
@@ -88,6 +90,8 @@ class StoreConfig:
                 f"store.pool_buffer_count: {self.pool_buffer_count} is not at least 2: while one buffer is written to "
                 f"its file, another takes messages"
             )
+        if not 0 <= self.segments_ahead <= 16:
+            raise ConfigError(f"store.segments_ahead: {self.segments_ahead} is not within 0..16")
         if self.commit_pages_min < 1:
             raise ConfigError(f"store.commit_pages_min: {self.commit_pages_min} is not at least 1")
         if self.disk_headroom < 0:
@@ -137,6 +141,7 @@ class StoreConfig:
             queue_extension_file_size=256,
             index_slot_count=50,
             index_entry_count=100,
+            segments_ahead=0,
             flush=flush,
             flush_interval_seconds=0.05,
             derived_flush_interval_seconds=0.05,

@@ -122,6 +122,9 @@ class FileSystem(Protocol):
     def unlock_memory(self, memory: memoryview) -> None:
         """Take that back."""
 
+    def will_need(self, memory: memoryview) -> None:
+        """Say that all of a map of a file will be used soon."""
+
 
 class DiskFile:
     """A file of the machine.
@@ -400,6 +403,11 @@ class DiskFileSystem:
 
     def unlock_memory(self, memory: memoryview) -> None:
         _call("munlock", memory)
+
+    def will_need(self, memory: memoryview) -> None:
+        mapping = memory.obj
+        if isinstance(mapping, mmap.mmap):
+            mapping.madvise(mmap.MADV_WILLNEED)
 
 
 def _call(name: str, memory: memoryview) -> None:

@@ -12,7 +12,9 @@ move the bytes are in write_modes.py.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +40,7 @@ class MappedFile:
     __slots__ = (
         "_file",
         "_file_system",
+        "_locked",
         "_pending",
         "_reserved",
         "_view",
@@ -60,6 +63,7 @@ class MappedFile:
         self._file_system = file_system
         self._file = file
         self._view: memoryview | None = None
+        self._locked: memoryview | None = None
         self._pending: list[Buffer] = []
         self._reserved = size
         self._written_ahead = size
@@ -104,6 +108,36 @@ class MappedFile:
                 target = end  # the disk may still have room for just this
                 self.file.reserve(self._reserved, target - self._reserved)
             self._reserved = target
+
+    def reserve_all(self, end: int) -> None:
+        """Make room for the bytes before `end` and no more; for a segment that nobody writes to yet. OSError."""
+        if end > self._reserved:
+            self.file.reserve(self._reserved, end - self._reserved)
+            self._reserved = end
+
+    def warm(self, end: int) -> None:
+        """Really write zeros up to `end`, so that blocks and pages exist; likewise. OSError."""
+        assert self.wrote == 0
+        assert end <= self._reserved
+        self.file.zero(self._written_ahead, end - self._written_ahead)
+        self._written_ahead = end
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether `lock_in_memory` was called."""
+        return self._locked is not None
+
+    def lock_in_memory(self) -> None:
+        """Keep the pages of the file from being swapped out. OSError if that is not allowed."""
+        self._file_system.will_need(self.view)
+        self._file_system.lock_memory(self.view)
+        self._locked = self.view
+
+    def unlock_in_memory(self) -> None:
+        """Take that back."""
+        locked, self._locked = self._locked, None
+        if locked is not None:
+            self._file_system.unlock_memory(locked)
 
     def begin_writing(self, *, wait: bool = True) -> None:
         """Get ready for `append`; called again it does nothing. Nothing is needed for gathered writes.
@@ -161,7 +195,7 @@ class MappedFile:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._view = None
+        self._view = self._locked = None
 
 
 class MakeSegment(Protocol):
@@ -267,10 +301,32 @@ class MappedFileQueue:
 
     def append_new(self, start_offset: int) -> MappedFile:
         """Create the next file, empty."""
-        file = self._mapped(start_offset, self.run.create(start_offset))
-        file.set_position(0)
-        self.files.append(file)
+        file = self.make(start_offset)
+        self.add(file)
         return file
+
+    def make(self, start_offset: int) -> MappedFile:
+        """Create a file that is not among the others yet (see `add`); in any thread. OSError: there is none then."""
+        try:
+            file = self._mapped(start_offset, self.run.create(start_offset))
+        except FileExistsError:
+            raise
+        except OSError:
+            with suppress(OSError):
+                self.run.file_system.unlink(self.run.path(start_offset))
+            raise
+        file.set_position(0)
+        return file
+
+    def add(self, file: MappedFile) -> None:
+        """Put a file among the others."""
+        insort(self.files, file, key=lambda other: other.start_offset)
+
+    def discard(self, files: Sequence[MappedFile]) -> None:
+        """Close and unlink files that are not among the others; in any thread. OSError."""
+        for file in files:
+            file.close()
+        self.run.remove([file.start_offset for file in files])
 
     def drop(self, files: Sequence[MappedFile]) -> None:
         """Close files and forget them. Whoever still reads one keeps its bytes until the last view is gone."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
+from aerobee_store.allocate import SegmentAllocation
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.commit_log import CommitLog
@@ -67,6 +68,8 @@ class StoreStatus:
     flushed: int
     dispatched: int
     segments: int
+    segments_prepared: int
+    """Made in advance, and not counted in `segments`."""
     segment_size: int
     queues: int
     damaged_ranges: int
@@ -122,6 +125,16 @@ class MessageStore:
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         room = DispatchRoom(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
         self._dispatch = Dispatch(self._index, clock, self.stats, room)
+        self._allocation = SegmentAllocation(
+            self._log,
+            self.stats,
+            ThreadPoolExecutor(1, thread_name_prefix="aerobee-allocation-disk"),
+            count=config.segments_ahead,
+            warm=config.warm_segments,
+            flush=config.flush,
+            disk_headroom=config.disk_headroom,
+            disk_ratio_max=config.disk_clean_ratio,
+        )
         self._commits: CommitInterval | None = None
         if config.write_mode == "pool":
             self._commits = CommitInterval(
@@ -166,6 +179,7 @@ class MessageStore:
             clock,
             config,
             self.in_disk_thread,
+            self._allocation.give_back,
         )
         self.scrub = Scrub(
             self._log,
@@ -184,6 +198,7 @@ class MessageStore:
             self._dispatch,
             self._group_commit,
             self._commits,
+            self._allocation,
             self.stats,
             clock,
             on_failure=self._fail,
@@ -277,7 +292,7 @@ class MessageStore:
         self._check_open()
         self._writer.loop = asyncio.get_running_loop()
         services: list[Service] = [self._group_commit, self._flush_interval, self._flush_derived]
-        services += [self.retention, self.scrub]
+        services += [self._allocation, self.retention, self.scrub]
         if self._commits is not None:
             services.append(self._commits)
         try:
@@ -306,6 +321,7 @@ class MessageStore:
         finally:
             self.state = "closed"
             self._writer.close()
+            self._allocation.close(orderly=False)
             self._commit_disk.shutdown(wait=True)
             self._log_disk.shutdown(wait=True)
             self._disk.shutdown(wait=True)
@@ -323,6 +339,7 @@ class MessageStore:
         for service in (self._group_commit, self._flush_derived):
             if service.sync_error is not None:
                 raise service.sync_error  # syncing again would succeed, and prove nothing
+        self._allocation.close(orderly=True)
         self._log.commit()
         for file in self._log.unsynced_files():
             file.sync()
@@ -544,7 +561,8 @@ class MessageStore:
             committed=log.committed,
             flushed=log.flushed,
             dispatched=self._dispatch.dispatched,
-            segments=len(log.files),
+            segments=len(log.files) - self._allocation.prepared,
+            segments_prepared=self._allocation.prepared,
             segment_size=log.segment_size,
             queues=len(self._queues),
             damaged_ranges=len(log.damaged),

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aerobee_store import inner_batch, properties, record
+from aerobee_store.allocate import SegmentAllocation
 from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.clock import Clock
 from aerobee_store.commit_log import CommitLog
@@ -79,6 +80,7 @@ class MessageWriter:
         dispatch: Dispatch,
         group_commit: GroupCommit,
         commits: CommitInterval | None,
+        allocation: SegmentAllocation,
         stats: StoreStats,
         clock: Clock,
         *,
@@ -92,6 +94,7 @@ class MessageWriter:
         self._dispatch = dispatch
         self._group_commit = group_commit
         self._commits = commits
+        self._allocation = allocation
         self._stats = stats
         self._clock = clock
         self._on_failure = on_failure
@@ -308,6 +311,7 @@ class MessageWriter:
     def after_commit(self) -> None:
         """Dispatch what the page cache has, where that is enough, and answer who waits for it. Fails as `commit`."""
         self._stats.commits += 1
+        self._allocation.look()
         try:
             if self._config.flush == "async":
                 self._dispatch.follow(self._log.committed)
@@ -355,7 +359,9 @@ class MessageWriter:
             try:
                 self._log.prepare(sizes, essential=essential)
             except StoreBusyError:
-                if self._commits is not None and self.loop is not None:
+                if self._commits is None:
+                    raise
+                if self.loop is not None:
                     self._commits.request()  # which gives a buffer back
                     raise
                 self._log.commit()

@@ -1,6 +1,7 @@
 """Old messages go, and a disk that fills up is kept from being full.
 
-Every round the fullest of the disks of log and queues is looked at:
+Every round the fullest of the disks of log and queues is looked at. If it is above disk_clean_ratio, segments that were
+made in advance go first, and it is looked at again. Then:
 
     used                           what follows
     above disk_full_ratio          no message is taken (DISK_FULL), and as in the next row
@@ -97,6 +98,7 @@ class Retention:
         clock: Clock,
         config: StoreConfig,
         in_disk_thread: InDiskThread,
+        give_back_segments: Callable[[], Awaitable[int]],
     ) -> None:
         self._log = log
         self._queues = queues
@@ -108,6 +110,7 @@ class Retention:
         self._clock = clock
         self._config = config
         self._in_disk_thread = in_disk_thread
+        self._give_back_segments = give_back_segments
         self.listeners: list[RetentionListener] = []
         self._first_timestamps: dict[int, int] = {}  # of segments, by their start
         self._cleaned_offset = -1  # queues and index have nothing before it that could go
@@ -168,6 +171,8 @@ class Retention:
     async def clean(self) -> None:
         """One round: look at the disk, remove what may go, look again if something went."""
         space = await self.look_at_disk()
+        if space != "enough" and await self._give_back_segments():
+            space = await self.look_at_disk()
         if space != "enough" or self._is_delete_hour():
             removed = await self._clean_log(force=space == "force" and self._config.clean_forcibly)
             stuck = space == "force" and not removed

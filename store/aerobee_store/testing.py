@@ -540,6 +540,9 @@ class MemoryFileSystem:
     def unlock_memory(self, memory: memoryview) -> None:
         """Nothing is ever swapped out."""
 
+    def will_need(self, memory: memoryview) -> None:
+        """All of it is at hand."""
+
     # --- inside -----------------------------------------------------------------------------------------------
 
     def begin(self, name: str, path: Path) -> None:

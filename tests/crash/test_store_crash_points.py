@@ -60,6 +60,8 @@ class World:
             derived_flush_interval_seconds=0.01,
             write_mode=self.write_mode,
             pool_buffer_count=2,
+            segments_ahead=2 if self.write_mode != "gathered" or CYCLES else 0,
+            warm_segments=self.write_mode == "pool",
         )
 
     def open(self) -> MessageStore:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from aerobee_store import Appended, MessageStore, RecordBatch, StoreConfig
+from aerobee_store import Appended, MessageStore, RecordBatch, StoreBusyError, StoreConfig
 from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.record import BLANK_SIZE_MIN, Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
@@ -42,6 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
             index_entry_count=keys,
             write_mode=self.write_mode,
             pool_buffer_count=2,
+            segments_ahead=2,
             pool_fast_failure=keys == 300,
         )
         self.runner = asyncio.Runner()
@@ -116,9 +117,14 @@ class StoreMachine(RuleBasedStateMachine):
         async def main() -> None:
             services = asyncio.create_task(self.store.run())
             await asyncio.sleep(0)
-            sent = self.sender.append(self.store, [self.sender.message(size, "bills", 0) for size in sizes])
-            self.held += sent
+            messages = [self.sender.message(size, "bills", 0) for size in sizes]
             async with asyncio.timeout(10):
+                try:
+                    self.held += self.sender.append(self.store, messages)
+                except StoreBusyError:
+                    assert self.write_mode == "pool"
+                    await self.store.wait_stored(self.store.positions[0], durable=False)
+                    self.held += self.sender.append(self.store, messages)
                 await self.store.wait_stored(self.store.positions[0], durable=durable)
             services.cancel()
             with suppress(asyncio.CancelledError):

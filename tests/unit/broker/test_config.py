@@ -120,7 +120,7 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
         "flushDiskType=ASYNC_FLUSH\nflushIntervalCommitLog=250\nmappedFileSizeConsumeQueue=6000001\n"
         "enabledAppendPropCRC : true\nautoCreateTopicEnable=true\nbrokerClusterName=Def\\\n   ault\n"
         "fileReservedTime=48\ndeleteWhen=04;16\ndiskMaxUsedSpaceRatio=99\ndiskSpaceWarningLevelRatio=88\n"
-        "cleanFileForciblyEnable=false\nnamesrvAddr=127.0.0.1:9876\nlistenPort=10911\n"
+        "cleanFileForciblyEnable=false\nwarmMapedFileEnable=true\nnamesrvAddr=127.0.0.1:9876\nlistenPort=10911\n"
     )
     config = BrokerConfig.load(rocketmq_conf=conf)
     assert config.store.directory == tmp_path / "store"
@@ -131,6 +131,7 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert (config.store.retention_hours, config.store.delete_when_hours) == (48, (4, 16))
     assert (config.store.disk_clean_ratio, config.store.disk_full_ratio) == (0.95, 0.88)  # 10..95, as RocketMQ takes it
     assert not config.store.clean_forcibly
+    assert config.store.warm_segments
     assert config.ignored_rocketmq_keys == ("namesrvAddr", "listenPort")
 
 

@@ -85,6 +85,10 @@ async def test_traffic_is_shown(tmp_path: Path) -> None:
     store = labels(storage_type="local", storage_medium="disk")
     assert shown["aerobee_store_syncs_total", store] == shown["aerobee_store_sync_seconds_count", store] >= 3
     assert shown["aerobee_store_messages_per_sync_sum", store] >= 3
+    assert shown["aerobee_store_segments", store] == 1
+    assert shown["aerobee_store_segments_prepared", store] == 0
+    assert shown["aerobee_store_allocation_seconds_count", store] == 0
+    assert shown["aerobee_store_allocation_failures_total", store] == 0
     assert shown["rocketmq_storage_flush_behind_bytes", store] == 0
     assert shown["aerobee_store_checksum_failures_total", store] == 0
     assert shown["rocketmq_storage_size", store] > 0

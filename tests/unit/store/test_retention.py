@@ -235,18 +235,23 @@ async def test_no_more_unexpired_segments_than_needed(world: World) -> None:
     assert world.segments == [2, 3, 4, 5, 6, 7]
 
 
-async def test_the_last_segment_and_the_prepared_one_stay(worlds: list[World]) -> None:
-    """Whatever the disk says, the segment in use stays, and the empty one that waits behind it; the store goes on."""
+async def test_the_last_segment_stays_and_the_prepared_one_goes_first(worlds: list[World]) -> None:
+    """Whatever the disk says, the segment in use stays. The empty one behind it goes before any message; the store
+    goes on."""
     worlds.append(world := World())
     world.fill(3)
     world.store.close()
     prepared = world.disk.create(DIRECTORY / "commitlog" / f"{3 * SEGMENT:020d}", SEGMENT)
     prepared.sync()
     world.open()
+    assert (world.store.status().segments, world.store.status().segments_prepared) == (3, 1)
     world.disk.ratio = 0.95
+    before = world.disk.operations
     for _ in range(3):
         await world.store.retention.clean()
-    assert world.segments == [2, 3]
+    assert world.segments == [2]
+    gone = [item.path.name for item in world.disk.log[before:] if item.name == "unlink"]
+    assert gone[0] == f"{3 * SEGMENT:020d}"
     world.disk.ratio = 0.5
     await world.store.retention.clean()
     sent = world.fill(2)
