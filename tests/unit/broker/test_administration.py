@@ -1,0 +1,81 @@
+"""Parts of the administration that need no network: pages, spans of time, lag after retention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_of
+from aerobee_broker.tables import Tables
+from aerobee_store import MessageStore, StoreConfig
+from tests.support import golden
+from tests.support.delivery_world import MovableClock
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 1000])
+def test_pages_have_every_name_once(size: int) -> None:
+    """Whatever their size, and also when names come and go in between."""
+    names = ["a", "b", "c", "d"]
+    found: list[str] = []
+    token = ""
+    while True:
+        page, token = page_of(names, size, token)
+        found += page
+        if not token:
+            break
+    assert found == names
+    assert page_of(["a", "bb", "d"], 2, "b") == (["bb", "d"], "")
+    assert page_of([], size, "") == ([], "")
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, PAGE_COUNT_MAX), (-1, PAGE_COUNT_MAX), (5000, PAGE_COUNT_MAX), (7, 7)])
+def test_pages_have_a_bound(size: int, count: int) -> None:
+    """None asked for is the default; more than the most is the most."""
+    page, token = page_of([f"{number:05}" for number in range(3000)], size, "")
+    assert (len(page), token) == (count, f"{count - 1:05}")
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(-5, "0 s"), (0, "0 s"), (1500, "1.5 s"), (60_000, "1 min"), (3_661_000, "1 h 1 min"), (90_000_000, "1 d 1 h")],
+)
+def test_spans_in_words(milliseconds: int, text: str) -> None:
+    """The two largest units."""
+    assert output.span_text(milliseconds) == text
+
+
+@pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("5s", 5000), ("2m", 120_000), ("1d", 86_400_000)])
+def test_spans_from_words(text: str, milliseconds: int) -> None:
+    """As they are typed."""
+    assert options.span(text) == milliseconds
+
+
+async def test_what_retention_removed_is_not_waited_for(tmp_path: Path) -> None:
+    """A group that stopped before the first message that is left is behind by those that are left."""
+    case = golden.load("deleted-head", tmp_path)
+    clock = MovableClock()
+    config = BrokerConfig(
+        store=StoreConfig(
+            directory=case.store,
+            segment_size=case.segment_size,
+            queue_file_size=case.config["mappedFileSizeConsumeQueue"],
+            index_slot_count=case.config["maxHashSlotNum"],
+            index_entry_count=case.config["maxIndexNum"],
+        )
+    )
+    with MessageStore.open(config.store, clock=clock) as store:
+        tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+        deliveries = Deliveries(store, tables, clock, config.delivery)
+        topic, queue_id, low, high = next(
+            (topic, queue_id, *store.queue_range(topic, queue_id))
+            for topic, queue_ids in store.queues().items()
+            for queue_id in queue_ids
+            if 0 < store.queue_range(topic, queue_id)[0] < store.queue_range(topic, queue_id)[1]
+        )
+        tables.offsets.commit(topic, "behind", queue_id, 0, force=True)
+        (status,) = deliveries.status("behind")
+        assert (status.lag, status.ready, status.ready_offset) == (high - low, high - low, low)
