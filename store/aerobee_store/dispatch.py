@@ -23,11 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from aerobee_store.batch_consume_queue import BATCH_UNIT, NOT_COMPACTED, AnyQueue
 from aerobee_store.clock import Clock
-from aerobee_store.consume_queue import UNIT, ConsumeQueue
-from aerobee_store.index_file import IndexService, Integers
+from aerobee_store.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
+from aerobee_store.index_file import IndexService, IntArray
 from aerobee_store.properties import index_hashes
+from aerobee_store.record_batch import RecordBatch
 from aerobee_store.stats import StoreStats
 
 ArrivalListener = Callable[[str, int, int], None]
@@ -55,16 +58,33 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntryBatch:
-    """The same for many records of one queue: `units` are their queue units, the other three run over their keys."""
+    """The same for many records of one queue that were appended together, one behind another.
+
+    `records` are as they came, and their buffer may hold something else by now: only sizes, tags and keys are used.
+    """
 
     queue: ConsumeQueue
     queue_offset: int
-    units: bytes
-    count: int
-    last_store_timestamp: int
-    key_hashes: Integers
-    key_physical_offsets: Integers
-    key_timestamps: Integers
+    records: RecordBatch
+    physical_offsets: IntArray
+    store_timestamp: int
+
+    @property
+    def count(self) -> int:
+        return len(self.physical_offsets)
+
+    def units(self) -> bytes:
+        """The queue units of all, as bytes."""
+        units = np.empty(self.count, UNIT_DTYPE)
+        units["physical_offset"] = self.physical_offsets
+        units["size"] = self.records.size
+        units["tags_code"] = self.records.tags_codes()
+        return units.tobytes()
+
+    def keys(self) -> tuple[IntArray, IntArray]:
+        """The hash of each index key, and the physical offset of its record."""
+        rows, hashes = self.records.index_hashes()
+        return hashes, self.physical_offsets[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +155,9 @@ class QueueDispatcher:
         self.grown.update(dict.fromkeys(units))
 
     def put_batch(self, batch: EntryBatch) -> None:
-        queue, units = batch.queue, batch.units
+        queue, units = batch.queue, batch.units()
         if queue.extends:
-            units = queue.extended(units, [batch.last_store_timestamp] * batch.count)
+            units = queue.extended(units, [batch.store_timestamp] * batch.count)
         queue.put(batch.queue_offset, units)
         self.grown[batch.queue] = None
 
@@ -162,8 +182,10 @@ class IndexDispatcher:
             self._index.put(index_hashes(keys), physical_offsets, timestamps, self._clock.now_ms())
 
     def put_batch(self, batch: EntryBatch) -> None:
-        if len(batch.key_hashes):
-            self._index.put(batch.key_hashes, batch.key_physical_offsets, batch.key_timestamps, self._clock.now_ms())
+        hashes, physical_offsets = batch.keys()
+        if len(hashes):
+            timestamps = np.full(len(hashes), batch.store_timestamp, np.int64)
+            self._index.put(hashes, physical_offsets, timestamps, self._clock.now_ms())
 
 
 class Dispatch:
@@ -210,7 +232,7 @@ class Dispatch:
                 ready = []
                 for dispatcher in self.dispatchers:
                     dispatcher.put_batch(entries)
-                self.last_timestamp = entries.last_store_timestamp
+                self.last_timestamp = entries.store_timestamp
                 count += entries.count
                 items += 1
             else:

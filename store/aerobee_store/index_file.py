@@ -244,7 +244,7 @@ class IndexFile:
             if not len(key_hashes):
                 return
         if self.begin_timestamp > 0:
-            seconds = np.clip((timestamps - self.begin_timestamp) // 1000, 0, _SECONDS_MAX)
+            seconds = np.minimum(np.maximum((timestamps - self.begin_timestamp) // 1000, 0), _SECONDS_MAX)
         else:
             seconds = np.zeros(len(timestamps), np.int64)
         self._link(key_hashes, physical_offsets, seconds)
@@ -260,22 +260,29 @@ class IndexFile:
 
     def _chain(self, key_hashes: IntArray) -> None:
         """Chain the next entries: within a slot each follows the one before it, the first follows the slot's."""
-        count = len(key_hashes)
+        first, count = self.next_entry, len(key_hashes)
         slots = key_hashes % self.slot_count
-        numbers = np.arange(self.next_entry, self.next_entry + count)
-        order = np.argsort(slots, kind="stable")
-        sorted_slots = slots[order]
-        begins = np.empty(count, bool)
-        begins[0] = True
-        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=begins[1:])
-        old = self._slots[sorted_slots].astype(np.int64)
-        old[(old < 0) | (old >= self.next_entry)] = 0
-        previous = np.empty(count, np.int64)
-        previous[order] = np.where(begins, old, np.concatenate(([0], numbers[order][:-1])))
-        ends = np.append(begins[1:], True)
-        self._entries["previous"][self.next_entry : self.next_entry + count] = previous
-        self._slots[sorted_slots[ends]] = numbers[order][ends]
-        self.slots_used += int(np.count_nonzero(begins & (old == 0)))
+        numbers = np.arange(first, first + count)
+        previous = self._slots[slots].astype(np.int64)
+        previous[(previous < 0) | (previous >= first)] = 0
+        new = previous == 0
+        # Nearly all slots get one entry. Of those that got several, this keeps one: whoever finds another than itself
+        # there shares its slot.
+        self._slots[slots] = numbers
+        kept = self._slots[slots]
+        shares = kept != numbers
+        if np.count_nonzero(shares):
+            shares[kept[shares] - first] = True
+            rows = shares.nonzero()[0]
+            rows = rows[np.argsort(slots[rows], kind="stable")]
+            follows = np.append(slots[rows[1:]] == slots[rows[:-1]], False)
+            later = rows[1:][follows[:-1]]
+            previous[later] = numbers[rows[follows]]
+            new[later] = False
+            last = rows[~follows]
+            self._slots[slots[last]] = numbers[last]
+        self._entries["previous"][first : first + count] = previous
+        self.slots_used += int(np.count_nonzero(new))
         self.next_entry += count
 
     def _load_header(self) -> None:

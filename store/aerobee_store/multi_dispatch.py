@@ -153,8 +153,8 @@ def may_name_queues(message: Message) -> bool:
 
 
 def names_queues(batch: RecordBatch) -> bool:
-    """Whether a record of the batch names queues, or has offsets in them. One search in its bytes for most batches."""
-    if not len(batch) or _BYTES_NAME not in bytes(batch.buffer[int(batch.start[0]) : batch.end]):
+    """Whether a record of the batch names queues, or has offsets in them. Nearly always one search is enough."""
+    if not batch.properties_contain(_BYTES_NAME):
         return False
     names = (properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET)
     return any(value is not None for name in names for value in batch.property_bytes(name))

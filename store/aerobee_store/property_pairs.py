@@ -6,6 +6,7 @@ three numbers. Values are hashed as a matrix of bytes, a row a value.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import numpy as np
@@ -13,9 +14,7 @@ import numpy.typing as npt
 
 from . import properties as property_codec
 from .record import ReadableBuffer
-
-Integers = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from .record_columns import Bytes, Integers, all_true, windows
 
 # Values are hashed as matrices of these widths; longer ones, rare and possibly hostile, one by one.
 _HASH_WIDTHS: Final = (8, 16, 32, 64)
@@ -25,7 +24,10 @@ _POWERS_OF_31: Final = np.array([pow(31, i, 1 << 32) for i in range(_HASH_WIDTH_
 _WEIGHTS: Final = {width: _POWERS_OF_31[width - 1 :: -1].copy() for width in _HASH_WIDTHS}
 _COLUMNS: Final = {width: np.arange(width, 0, -1, dtype=np.uint8) for width in _HASH_WIDTHS}
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
+_WORD: Final = 8
 _PADDING: Final = bytes(_HASH_WIDTH_MAX)
+_ASSIGN: Final = property_codec.NAME_SEPARATOR.encode()
+_CLOSE: Final = property_codec.PROPERTY_SEPARATOR.encode()
 _NAME_SEPARATOR: Final = ord(property_codec.NAME_SEPARATOR)
 _PROPERTY_SEPARATOR: Final = ord(property_codec.PROPERTY_SEPARATOR)
 assert (_NAME_SEPARATOR, _PROPERTY_SEPARATOR) == (1, 2), "`split` finds both with one comparison"
@@ -38,59 +40,105 @@ class PropertyPairs:
     padding before the first string, which lets `java_hashes` take a fixed number of bytes before any value's end.
     """
 
-    __slots__ = ("_data", "_end", "_name_size", "_name_start", "_record", "_separator", "_sizes", "text")
+    __slots__ = (
+        "_common",
+        "_data",
+        "_end",
+        "_name",
+        "_name_size",
+        "_one_size",
+        "_record",
+        "_separator",
+        "_sizes",
+        "text",
+    )
 
     def __init__(self, buffer: ReadableBuffer, start: Integers, size: Integers) -> None:
         """Join the strings at these places of `buffer`, best of `bytes`. They are split when first needed."""
         strings: list[Any] = [_PADDING]
         strings += [buffer[a:b] for a, b in zip(start.tolist(), (start + size).tolist(), strict=True)]
         strings.append(b"")
-        self.text = b"\x02".join(strings)
+        self._take(_CLOSE.join(strings), size)
+
+    @classmethod
+    def of_one_size(cls, buffer: memoryview, start: int, stride: int, size: Integers) -> PropertyPairs:
+        """The same for strings of one size, at least one, that begin every `stride` bytes: one copy."""
+        count, width = len(size), int(size[0])
+        joined = np.empty((count, width + 1), np.uint8)
+        joined[:, :width] = np.ndarray((count, width), np.uint8, buffer, start, (stride, 1))
+        joined[:, width] = _PROPERTY_SEPARATOR
+        pairs = cls.__new__(cls)
+        pairs._take(b"".join((_PADDING, _CLOSE, joined.data)), size, one_size=True)
+        return pairs
+
+    def _take(self, text: bytes, size: Integers, *, one_size: bool = False) -> None:
+        self._one_size = one_size
+        self._common: dict[bytes, tuple[int, int]] | None = None
+        self.text = text
         self._data = np.frombuffer(self.text, np.uint8)
         self._sizes = size
         self._record: Integers | None = None
 
     def _split(self) -> Integers:
         data = self._data
-        places = np.flatnonzero(data - np.uint8(_NAME_SEPARATOR) < 2)  # below 1 wraps around
+        places = (data - np.uint8(_NAME_SEPARATOR) < 2).nonzero()[0]  # below 1 wraps around
         closes = data[places] == _PROPERTY_SEPARATOR
         # A pair's first name separator is the one that follows a property separator; the text begins with one.
-        row = np.flatnonzero(closes[:-1] & ~closes[1:]) + 1
+        row = (closes[:-1] & ~closes[1:]).nonzero()[0] + 1
         name_start = places[row - 1] + 1
         separator = places[row]
-        if bool(closes[row + 1].all()):
+        if all_true(closes[row + 1]):
             end = places[row + 1]
         else:  # a value holds further name separators
             ends = places[closes]
             end = ends[np.searchsorted(ends, separator)]
         name_size = separator - name_start
         valid = (name_size > 0) & (end - separator > 1)
-        if not valid.all():
+        if not all_true(valid):
             name_start, name_size, separator, end = (
                 column[valid] for column in (name_start, name_size, separator, end)
             )
-        self._name_start, self._name_size, self._separator, self._end = name_start, name_size, separator, end
+        # The last bytes of each name as a number, by which short names are compared. There is padding before the first.
+        self._name = windows(data, _WORD)[separator - _WORD].view(np.uint64)
+        self._name_size, self._separator, self._end = name_size, separator, end
         string_ends = len(_PADDING) + np.cumsum(self._sizes + 1)
         self._record = np.searchsorted(string_ends, end)
         return self._record
 
     def find(self, name: str) -> tuple[Integers, Integers, Integers]:
         """Records that have the property, ascending, and where its value starts and ends; of several the last."""
-        record_of = self._split() if self._record is None else self._record
         encoded = name.encode()
+        if self._one_size:
+            self._one_size = False
+            self._common = _common_places(self._data[len(_PADDING) + len(_CLOSE) :].reshape(len(self._sizes), -1))
+        if self._common is not None:
+            return self._find_common(encoded)
+        record_of = self._split() if self._record is None else self._record
         size = len(encoded)
-        rows = np.flatnonzero(self._name_size == size)
-        if len(rows):
-            names = windows(self._data, size)[self._name_start[rows]].view(np.uint8).reshape(-1, size)
-            same = (names == np.frombuffer(encoded, np.uint8)).all(axis=1)
-            if not same.all():
-                rows = rows[same]
+        kept = min(size, _WORD)
+        mask = np.uint64(int.from_bytes(bytes(_WORD - kept) + b"\xff" * kept, sys.byteorder))
+        word = np.uint64(int.from_bytes(encoded[-_WORD:].rjust(_WORD, b"\0"), sys.byteorder))
+        rows = (((self._name & mask) == word) & (self._name_size == size)).nonzero()[0]
+        if size > _WORD:
+            whole = windows(self._data, size)[self._separator[rows] - size].view(np.uint8).reshape(-1, size)
+            rows = rows[(whole == np.frombuffer(encoded, np.uint8)).all(axis=1)]
         record = record_of[rows]
         again = record[1:] == record[:-1]
-        if again.any():
+        if np.count_nonzero(again):
             last = np.append(~again, True)
             rows, record = rows[last], record[last]
         return record, self._separator[rows] + 1, self._end[rows]
+
+    def _find_common(self, name: bytes) -> tuple[Integers, Integers, Integers]:
+        assert self._common is not None
+        place = self._common.get(name)
+        if place is None:
+            none = np.zeros(0, np.int64)
+            return none, none, none
+        count, step = len(self._sizes), int(self._sizes[0]) + 1
+        record = np.arange(count)
+        first = record * step + len(_PADDING) + len(_CLOSE)
+        return record, first + place[0], first + place[1]
 
     def tokens(self, record: Integers, start: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
         """What lies between single spaces of the given values and is not empty."""
@@ -123,8 +171,13 @@ class PropertyPairs:
                 by_scalar += rows.tolist()
                 continue
             units = windows(self._data, width)[end[rows] - width].view(np.uint8).reshape(-1, width)
+            if width == _HASH_WIDTHS[0] and _is_one_value(units, size[rows]):
+                one = units[0, width - int(size[rows[0]]) :].tobytes()
+                if one.isascii():
+                    hashes[rows] = property_codec.java_hash(one.decode()) & 0xFFFFFFFF
+                    continue
             sizes = size[rows].astype(np.uint8)
-            if (sizes != width).any():
+            if np.count_nonzero(sizes != width):
                 units *= _COLUMNS[width] <= sizes[:, None]
             hashes[rows] = np.einsum("ij,j->i", units.astype(np.uint32), _WEIGHTS[width])
             words = units.view(np.uint64)
@@ -142,12 +195,33 @@ class PropertyPairs:
         return hashes
 
 
-def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:
-    """The buffer as items of `width` bytes that begin at every byte; none if it is too small for one.
+def _common_places(joined: Bytes) -> dict[bytes, tuple[int, int]] | None:
+    """Where each property has its value in every row, if all rows have the same names at the same places."""
+    first = joined[0]
+    separates = joined - np.uint8(_NAME_SEPARATOR) < 2
+    if not all_true((separates == separates[0]).reshape(-1)):
+        return None
+    places: dict[bytes, tuple[int, int]] = {}
+    named = separates[0].copy()  # what must be the same in all rows: names and separators
+    position = 0
+    for pair in first.tobytes().split(_CLOSE)[:-1]:
+        name, separator, value = pair.partition(_ASSIGN)
+        begin = position + len(name) + len(separator)
+        position += len(pair) + 1
+        named[begin - len(name) - 1 : begin] = True
+        if name and value:
+            places[name] = (begin, position - 1)
+    different = (joined ^ first) & named.view(np.uint8) * np.uint8(0xFF)
+    return None if np.count_nonzero(different) else places
 
-    Gathering them and looking at the outcome as what they are is several times as fast as gathering structures.
-    """
-    return np.ndarray((max(len(buffer) - width + 1, 0),), f"V{width}", buffer, strides=(1,))
+
+def _is_one_value(units: Bytes, size: Integers) -> bool:
+    """Whether all right-aligned values are the first, as tags of one producer often are."""
+    return bool(
+        units[0, -1] == units[-1, -1]
+        and all_true(size == size[0])
+        and all_true((units[:, -int(size[0]) :] == units[0, -int(size[0]) :]).reshape(-1))
+    )
 
 
 def _by_width(size: Integers) -> list[tuple[int, Integers]]:
@@ -162,6 +236,6 @@ def _by_width(size: Integers) -> list[tuple[int, Integers]]:
             fits = size > width_min
             if width:
                 fits &= size <= width
-            found.append((width, np.flatnonzero(fits)))
+            found.append((width, fits.nonzero()[0]))
         width_min = width
     return found

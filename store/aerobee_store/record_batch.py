@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,19 @@ from .record_columns import (
     PACKED_DIGITS,
     Booleans,
     Integers,
+    all_true,
     columns_of,
     crcs_of,
     digits_of,
     find_starts,
     put_items,
     sliceable,
+)
+
+_HOST_V4_SIZE: Final = 8
+# Of records that are in no queue, or whose fields lie elsewhere.
+_UNUSUAL_FLAGS: Final = (
+    record_codec.SYS_FLAG_PREPARED | record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
 )
 
 
@@ -64,8 +71,8 @@ class RecordBatch:
     stop: ScanStop
     """Why there is no further record."""
     _head: npt.NDArray[np.void] = field(repr=False)
-    _stride: int = field(repr=False)
-    """The size of all records, if they have one and lie without gaps; else 0."""
+    _same_layout: bool = field(repr=False)
+    """Whether the parts of all records have the same sizes, and lie without gaps."""
     _pairs: PropertyPairs | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -241,7 +248,7 @@ class RecordBatch:
         self, pairs: PropertyPairs, record: Integers, start: Integers, end: Integers, prefixes: tuple[str, ...]
     ) -> tuple[Integers, Integers]:
         kind = self.sys_flag & record_codec.SYS_FLAG_TRANSACTION
-        if kind.any():
+        if np.count_nonzero(kind):
             kept = (kind != record_codec.SYS_FLAG_TRANSACTION)[record]
             record, start, end = record[kept], start[kept], end[kept]
         hashes = pairs.java_hashes(start, end, prefixes, self.topic_index[record]).view(np.int32).astype(np.int64)
@@ -249,16 +256,24 @@ class RecordBatch:
         hashes[hashes == 1 << 31] = 0
         return record, hashes
 
+    def keep_properties(self) -> None:
+        """Copy the property strings, so that tags and keys can be asked for when the buffer holds something else."""
+        self._property_pairs()
+
     def properties_contain(self, part: bytes) -> bool:
         """Whether these bytes are anywhere in the property strings: one fast search in all of them."""
         return part in self._property_pairs().text
 
     def _property_pairs(self) -> PropertyPairs:
         if self._pairs is None:
-            begin = int(self.properties_start[0]) if len(self) else 0
-            end = int(self.properties_start[-1] + self.properties_size[-1]) if len(self) else 0
-            source, position = sliceable(self.buffer, begin, end, len(self))
-            pairs = PropertyPairs(source, self.properties_start - position, self.properties_size)
+            start, size = self.properties_start, self.properties_size
+            begin = int(start[0]) if len(self) else 0
+            if self._same_layout and len(self):
+                pairs = PropertyPairs.of_one_size(self.buffer, begin, int(self.size[0]), size)
+            else:
+                end = int(start[-1] + size[-1]) if len(self) else 0
+                source, position = sliceable(self.buffer, begin, end, len(self))
+                pairs = PropertyPairs(source, start - position, size)
             object.__setattr__(self, "_pairs", pairs)
             return pairs
         return self._pairs
@@ -272,7 +287,26 @@ def place(
     store_timestamp: npt.ArrayLike,
     store_host: Host | None = None,
 ) -> RecordBatch:
-    """Write what the append knows into `buffer`, a writable copy of the batch's buffer, and return the batch of it.
+    """As `write_place`, and return the batch of `buffer`."""
+    queue_offset, physical = write_place(batch, buffer, queue_offsets, physical_offset, store_timestamp, store_host)
+    return dataclasses.replace(
+        batch,
+        buffer=memoryview(buffer),
+        queue_offset=queue_offset,
+        physical_offset=physical,
+        store_timestamp=np.full(len(batch), store_timestamp, np.int64),
+    )
+
+
+def write_place(
+    batch: RecordBatch,
+    buffer: WritableBuffer,
+    queue_offsets: npt.ArrayLike,
+    physical_offset: int,
+    store_timestamp: npt.ArrayLike,
+    store_host: Host | None = None,
+) -> tuple[Integers, Integers]:
+    """Write what the append knows into `buffer`, a writable copy of the batch's buffer; return both offsets of each.
 
     `queue_offsets`: one a record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
     the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, one for all or one a record.
@@ -282,43 +316,35 @@ def place(
     written then.
     """
     view = memoryview(buffer)
-    count = len(batch)
-    stride = batch._stride if count else 0
     queue_offset = np.asarray(queue_offsets, np.int64)
-    in_no_queue = (batch.sys_flag & record_codec.SYS_FLAG_PREPARED) != 0
-    if in_no_queue.any():
-        queue_offset = np.where(in_no_queue, 0, queue_offset)
-    physical = batch.start + (physical_offset - (int(batch.start[0]) if count else 0))
-    times = np.full(count, store_timestamp, np.int64)
-    time_position = batch.start + record_codec.STORE_TIMESTAMP_POSITION
-    born_v6 = (batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6) != 0
-    if born_v6.any():
-        time_position += np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
-        stride = 0
-    if store_host is not None:
-        encoded = property_codec.encode_host(store_host)
+    start = batch.start
+    if not len(start):
+        return queue_offset, start
+    stride = int(batch.size[0]) if batch._same_layout else 0
+    host = property_codec.encode_host(store_host) if store_host is not None else b""
+    physical = start + (physical_offset - int(start[0]))
+    time_position = start + record_codec.STORE_TIMESTAMP_POSITION
+    if np.count_nonzero(batch.sys_flag & _UNUSUAL_FLAGS) or len(host) > _HOST_V4_SIZE:
         wide = (batch.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
-        if bool((wide if len(encoded) == 8 else ~wide).any()):
+        if host and bool((wide != (len(host) != _HOST_V4_SIZE)).any()):
             raise InvalidMessageError(
-                f"store host {store_host[0]!r} does not fit: bit 0x20 of a record's system flags says "
-                f"{'IPv4' if len(encoded) != 8 else 'IPv6'}"
+                f"store host {store_host[0] if store_host else ''!r} does not fit: bit 0x20 of a record's system flags "
+                f"says {'IPv4' if len(host) != _HOST_V4_SIZE else 'IPv6'}"
             )
-        put_items(view, np.dtype(f"V{len(encoded)}"), time_position + 8, stride, np.void(encoded))
-    put_items(view, I64, batch.start + record_codec.QUEUE_OFFSET_POSITION, stride, queue_offset)
-    put_items(view, I64, batch.start + (record_codec.QUEUE_OFFSET_POSITION + 8), stride, physical)
-    put_items(view, I64, time_position, stride, times)
-    start, end = batch.start, batch.start + batch.size
-    if not batch.has_property_crc.all():
+        queue_offset = np.where(batch.sys_flag & record_codec.SYS_FLAG_PREPARED, 0, queue_offset)
+        born_v6 = batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6
+        time_position += np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
+    if host:
+        put_items(view, np.dtype(f"V{len(host)}"), time_position + 8, stride, np.void(host))
+    put_items(view, I64, start + record_codec.QUEUE_OFFSET_POSITION, stride, queue_offset)
+    put_items(view, I64, start + (record_codec.QUEUE_OFFSET_POSITION + 8), stride, physical)
+    put_items(view, I64, time_position, stride, store_timestamp)
+    end = start + batch.size
+    if not all_true(batch.has_property_crc):
         start, end = start[batch.has_property_crc], end[batch.has_property_crc]
         stride = 0
     if len(start):
         end -= record_codec.PROPERTY_CRC_SIZE
         digits = digits_of(crcs_of(view, start, end)).view(PACKED_DIGITS)
         put_items(view, PACKED_DIGITS, end + len(record_codec.PROPERTY_CRC_NAME), stride, digits)
-    return dataclasses.replace(
-        batch,
-        buffer=view,
-        queue_offset=queue_offset,
-        physical_offset=physical,
-        store_timestamp=times,
-    )
+    return queue_offset, physical

@@ -63,6 +63,18 @@ def test_one_by_one_and_at_once_give_the_same_bytes() -> None:
     assert disks[0].contents() == disks[1].contents()
 
 
+def test_slots_of_one_and_of_several_entries_get_the_same_bytes() -> None:
+    """Whatever shares a slot with what came at once, or before it."""
+    disks = MemoryFileSystem(), MemoryFileSystem()
+    hashes = [n * n * 7919 % 1511 for n in range(600)]
+    for disk, step in zip(disks, (1, 200), strict=True):
+        index = IndexService(disk, INDEX, 400, 1000)
+        for first in range(0, 600, step):
+            numbers = range(first, first + step)
+            index.put(hashes[first : first + step], [n * 100 for n in numbers], [NOW + n for n in numbers], NOW)
+    assert disks[0].contents() == disks[1].contents()
+
+
 def test_times_narrow_the_search_and_leave_nothing_out() -> None:
     """Exact to a second or two; all that lies in the range is there."""
     index = service(MemoryFileSystem())

@@ -203,8 +203,9 @@ def test_raw_records_over_the_end_of_a_segment(store: MessageStore, count: int) 
     sender.append(store, [sender.message(8000, queue_id=1), sender.message(5000, queue_id=1)])
     messages = [sender.message(700, queue_id=1) for _ in range(count)]
     drafts = [Draft(message, store_host=("1.2.3.4", 5), property_crc=True) for message in messages]
-    data = b"".join(draft.encode_unplaced() for draft in drafts)
+    data = bytearray().join(draft.encode_unplaced() for draft in drafts)
     appended = store.append_records("orders", 1, RecordBatch.parse(data, base_physical_offset=None, placed=False))
+    data[:] = bytes(len(data))  # the buffer is the caller's again
     assert (appended.first_queue_offset, appended.count) == (2, count)
     store.flush()
     records = store.read("orders", 1, 2, max_count=100).records

@@ -177,6 +177,41 @@ def test_more_records_of_one_size_than_are_checked_at_once() -> None:
         assert len(RecordBatch.parse(damaged, base_physical_offset=0)) == number
 
 
+LIKE_TEXTS = [
+    b"TAGS\x01aa\x02KEYS\x01k1 k2\x02",
+    b"TAGS\x01bb\x02KEYS\x01k 3k \x02",
+    b"TAGS\x01\xc3\xa9\x02KEYS\x01     \x02",
+    b"TAGS\x01c\x01\x02KEYS\x01k4 k5\x02",
+    b"TAGT\x01aa\x02KEYS\x01k1 k2\x02",
+    b"KEYS\x01aa\x02TAGS\x01k1 k2\x02",
+    b"TAGS\x02aa\x01KEYS\x01k1 k2\x02",
+    b"TAGS\x01aaaKEYS\x01k1 k2\x02",
+    b"TAGS\x01\x02aaTAGS\x01k1 k2\x02",
+    b"\x01AGS\x01aa\x02KEYS\x01k1 k2\x02",
+    b"TAGS\x01aa\x02KEYS\x01k1 k2k",
+    b"TAGSxaa\x02KEYSxk1 k2\x02",
+    b"xxxxxxxxxxxxxxxxxxx",
+]
+
+
+@pytest.mark.parametrize("count", [1, 3, len(LIKE_TEXTS)])
+@pytest.mark.parametrize("first", range(len(LIKE_TEXTS)))
+def test_properties_of_one_size(first: int, count: int) -> None:
+    """Property strings that are equally long, with names and separators at the same places or elsewhere."""
+    texts = LIKE_TEXTS[first : first + count] * 6
+    batch = RecordBatch.parse(log_of([raw(text) for text in texts]), base_physical_offset=0)
+    decoded = [properties.decode_properties(text) for text in texts]
+    assert len({len(text) for text in texts}) == 1
+    assert len(batch) == len(texts)
+    for name in ("TAGS", "KEYS", "AGS"):
+        assert batch.property_strings(name) == [values.get(name) for values in decoded]
+    assert batch.tags_codes().tolist() == [properties.tags_code(values.get("TAGS")) for values in decoded]
+    rows, hashes = batch.index_hashes()
+    keys = [(row, key) for row, values in enumerate(decoded) for key in properties.split_keys(values.get("KEYS", ""))]
+    assert rows.tolist() == [row for row, _ in keys]
+    assert hashes.tolist() == [properties.index_hash("t", key) for _, key in keys]
+
+
 def test_a_slice_of_records_of_one_size_is_placed() -> None:
     """Only its own bytes are copied and written."""
     log = alike(20, True)
