@@ -16,7 +16,7 @@ from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.clock import Clock
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import UNIT_DTYPE, ConsumeQueue
+from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
 from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError
@@ -38,7 +38,7 @@ from aerobee_store.record import (
     Message,
     TransactionType,
 )
-from aerobee_store.record_batch import RecordBatch, place
+from aerobee_store.record_batch import RecordBatch, write_place
 from aerobee_store.stats import StoreStats
 
 # What one tick may gather before it is written without waiting for the tick's end.
@@ -228,16 +228,16 @@ class MessageWriter:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
         if batch.topics != (topic,) or (batch.queue_id != queue_id).any():
             raise InvalidMessageError(f"the records are not all of queue {queue_id} of topic {topic!r}")
-        if (batch.sys_flag & SYS_FLAG_TRANSACTION).any():
-            raise InvalidMessageError("a transactional record cannot be appended in store layout")
-        if (batch.sys_flag & SYS_FLAG_INNER_BATCH).any():
-            raise InvalidMessageError("an inner batch cannot be appended in store layout")
+        if (batch.sys_flag & (SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH)).any():
+            kind = "a transactional record" if (batch.sys_flag & SYS_FLAG_TRANSACTION).any() else "an inner batch"
+            raise InvalidMessageError(f"{kind} cannot be appended in store layout")
         if names_queues(batch):
             raise InvalidMessageError(
                 f"a record with {properties.INNER_MULTI_DISPATCH} or {properties.INNER_MULTI_QUEUE_OFFSET} cannot be "
                 f"appended in store layout"
             )
-        self._prepare(batch.size.tolist())
+        total = batch.end - int(batch.start[0])
+        self._prepare([total] if self._log.fits(total) else batch.size.tolist())
         queue = self._queues.simple_queue(topic, queue_id)
         now = self._clock.now_ms()
         first = 0
@@ -260,9 +260,10 @@ class MessageWriter:
         begin = int(batch.start[first])
         data = bytearray(batch.buffer[begin : int(batch.start[last - 1] + batch.size[last - 1])])
         part = batch.slice(first, last)
+        part.keep_properties()  # the buffer is the caller's, and dispatch comes later
         queue_offset = queue.next_offset
         queue.next_offset += last - first
-        placed = place(
+        _, physical_offsets = write_place(
             part,
             data,
             np.arange(queue_offset, queue.next_offset),
@@ -271,25 +272,8 @@ class MessageWriter:
             self._config.store_host,
         )
         self._log.append(data)
-        units = np.zeros(last - first, UNIT_DTYPE)
-        units["physical_offset"] = placed.physical_offset
-        units["size"] = placed.size
-        units["tags_code"] = placed.tags_codes()
-        rows, hashes = placed.index_hashes()
         self._stats.bytes_appended += len(data)
-        self._appended(
-            EntryBatch(
-                queue=queue,
-                queue_offset=queue_offset,
-                units=units.tobytes(),
-                count=last - first,
-                last_store_timestamp=now,
-                key_hashes=hashes,
-                key_physical_offsets=placed.physical_offset[rows],
-                key_timestamps=placed.store_timestamp[rows],
-            ),
-            now,
-        )
+        self._appended(EntryBatch(queue, queue_offset, part, physical_offsets, now), now)
 
     async def wait_committed(self, end: int) -> None:
         """Return once the bytes before physical offset `end` are in the page cache. StoreFailedError."""
@@ -334,20 +318,6 @@ class MessageWriter:
                 waiter.set_exception(error)
         self._commit_waiters.clear()
 
-    def _make_room(self) -> None:
-        """Too much waits for dispatch: without services it is done now, otherwise whoever sends has to wait."""
-        if self.loop is None:
-            self._flush()
-            return
-        self._group_commit.request()
-        self._stats.busy_refusals += 1
-        waiting = self._log.wrote - self._dispatch.dispatched
-        raise StoreBusyError(
-            f"{self._config.directory}: {self._dispatch.waiting_count} messages of {waiting} bytes wait for the disk, "
-            f"and no more may (store.dispatch_waiting_count_max, store.dispatch_waiting_bytes_max); try again a little "
-            f"later"
-        )
-
     def close(self) -> None:
         """Nothing is committed any more."""
         self._ended = True
@@ -368,6 +338,20 @@ class MessageWriter:
                 self._log.prepare(sizes, essential=essential)
         except OSError as error:
             raise self._on_failure(error) from error
+
+    def _make_room(self) -> None:
+        """Too much waits for dispatch: without services it is done now, otherwise whoever sends has to wait."""
+        if self.loop is None:
+            self._flush()
+            return
+        self._group_commit.request()
+        self._stats.busy_refusals += 1
+        waiting = self._log.wrote - self._dispatch.dispatched
+        raise StoreBusyError(
+            f"{self._config.directory}: {self._dispatch.waiting_count} messages of {waiting} bytes wait for the disk, "
+            f"and no more may (store.dispatch_waiting_count_max, store.dispatch_waiting_bytes_max); try again a little "
+            f"later"
+        )
 
     def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int) -> None:
         self._dispatch.add(self._log.wrote, entries)
