@@ -9,14 +9,30 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, StoreFailedError, StoreLockedError
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery import timer as timer_module
+from aerobee_proto import v2
+from aerobee_store import (
+    Appended,
+    Message,
+    MessageStore,
+    StoreConfig,
+    StoreDirectoryError,
+    StoreFailedError,
+    StoreLockedError,
+)
 from aerobee_store.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, ConsumeQueue, QueueMisalignedError
 from aerobee_store.json_table import JsonTable
 from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, compare, read_all, reopen
+from tests.support.timer_world import STORE as TIMER_STORE
+from tests.support.timer_world import TimerWorld
+from tests.support.transaction_world import COMMIT, ROLLBACK, TransactionWorld
 
 SEGMENT = DIRECTORY / "commitlog" / f"{0:020d}"
 QUEUE = DIRECTORY / "consumequeue" / "orders" / "0" / f"{0:020d}"
@@ -240,6 +256,44 @@ def index_offsets(world: World) -> list[int]:
     return found
 
 
+def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
+    """There is one copy: whoever configures replicas is told that they have no effect, and an answer waits for this
+    disk's own sync, never for less.
+    """
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerRole=SYNC_MASTER\ntotalReplicas=3\ninSyncReplicas=2\nminInSyncReplicas=2\n")
+    config = BrokerConfig.load(rocketmq_conf=conf)
+    assert set(config.ignored_rocketmq_keys) == {"brokerRole", "totalReplicas", "inSyncReplicas", "minInSyncReplicas"}
+    assert config.store.flush == "sync"
+    world = World()
+    answered_during_sync: list[bool] = []
+
+    async def main(store: MessageStore) -> None:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        sent = world.sender.append(store, [world.sender.message(100)])
+        waiter = asyncio.create_task(store.wait_stored(sent[0].end))
+
+        def look(operation: Operation) -> None:
+            if operation.name == "sync" and operation.path == SEGMENT:
+                answered_during_sync.append(waiter.done())
+
+        world.disk.before_operation = look
+        async with asyncio.timeout(5):
+            await waiter
+        world.disk.before_operation = None
+        with reopen(world.disk.crash(0), world.config, world.clock) as recovered:
+            compare(recovered, world.sender.sent, world.sender.sent)
+        services.cancel()
+        with suppress(asyncio.CancelledError):
+            await services
+
+    with world.open() as store:
+        asyncio.run(main(store))
+    assert answered_during_sync
+    assert not any(answered_during_sync)
+
+
 def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
     """A message is in its queue only after its sync; with async flush as soon as it is in the file, as documented."""
 
@@ -301,6 +355,25 @@ def test_16_a_table_is_never_absent_and_never_half() -> None:
     json.loads(disk.contents()[DIRECTORY / "topics.json"])
 
 
+@pytest.mark.parametrize("resolution", [COMMIT, ROLLBACK])
+async def test_17_a_transaction_that_was_decided_is_never_asked_about(
+    tmp_path: Path, resolution: v2.TransactionResolution.ValueType
+) -> None:
+    """The power goes right after the answer: no check, no second message, and none that was rolled back."""
+    transactions = await TransactionWorld(tmp_path / "store").start()
+    await transactions.send("paid")
+    assert await transactions.end("paid", resolution) == v2.Code.OK
+    crashed = [transactions.disk.crash(seed) for seed in range(5)]
+    for disk in crashed:
+        again = await transactions.crash(disk)
+        producer = again.producer("sender", "payments")
+        await again.advance(3600)
+        assert again.asked(producer) == []
+        assert again.ids() == ["paid"] * (resolution == COMMIT)
+        assert again.transactions.pending_count == 0
+        await again.abandon()
+
+
 def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next_start() -> None:
     """There is no stall of 30 seconds and no flag that outlives it: the cause is told, and opening repairs."""
     world = World()
@@ -337,6 +410,46 @@ def test_19_index_files_of_one_millisecond_have_different_names() -> None:
         names = world.disk.list(DIRECTORY / "index")
         assert len(names) == len(set(names)) == 4
         compare(store, world.sender.sent, world.sender.sent)
+
+
+async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full for as long as it likes delays deliveries, and loses none."""
+    monkeypatch.setattr(timer_module, "_RETRY_SECONDS", 0.001)
+    timers = await TimerWorld.start(store=replace(TIMER_STORE, disk_headroom=4 << 20))
+    bodies = [letter * 7000 for letter in "abc"]  # more than the segment has left
+    for body in bodies:
+        await timers.send(body, 5, message_id=body[0])
+    tries = 0
+    refused = asyncio.Event()
+    real = timers.store.append
+
+    def counted(*arguments: Any, **options: Any) -> list[Appended]:
+        nonlocal tries
+        tries += 1
+        if tries == 50:
+            refused.set()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(timers.store, "append", counted)
+    # Room for what is open already, but not for another segment.
+    timers.disk.capacity = 1 << 40
+    used = (1 << 40) - timers.disk.usage(DIRECTORY).available
+    timers.disk.capacity = used + (1 << 20)
+    timers.clock.advance(10)
+    timers.timer.wake()
+    async with asyncio.timeout(10):
+        await refused.wait()
+    assert timers.bodies() == []
+    timers.disk.capacity = None
+    await timers.advance(100)
+    assert sorted(timers.bodies()) == bodies
+    await timers.stop()
+
+
+def test_each_of_the_twenty_has_its_test() -> None:
+    """The names of the tests say which weakness each is about."""
+    found = {int(name[5:7]) for name in globals() if name.startswith("test_") and name[5:7].isdigit()}
+    assert found == set(range(1, 21))
 
 
 def test_a_log_that_is_gone_is_not_taken_for_an_empty_one() -> None:
