@@ -39,11 +39,14 @@ def shell(broker: BrokerProcess) -> Shell:
 def dead(shell: Shell, topic: str, group: str, *bodies: str) -> None:
     """The group gives these messages of the topic up, in order."""
     shell.text("group", "create", group, "--max-attempts", "1")
-    for body in bodies:
+    for count, body in enumerate(bodies, 1):
         shell.text("send", topic, body, "--tag", "t")
         shell.lines("receive", topic, "--group", group, "--no-ack", "--invisible", "0.1")
-        time.sleep(0.15)
-        assert shell.lines("receive", topic, "--group", group, "--wait", "0") == []
+        deadline = time.monotonic() + 20
+        while {each["group"]: each["count"] for each in shell.json("dlq", "list")}.get(group) != count:
+            assert time.monotonic() < deadline
+            # The receive after the last attempt makes it a dead letter.
+            assert shell.lines("receive", topic, "--group", group, "--wait", "0.1") == []
 
 
 @contextmanager
