@@ -31,6 +31,7 @@ from aerobee_store.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
 from aerobee_store.index_file import IndexService, IntArray
 from aerobee_store.properties import index_hashes
 from aerobee_store.record_batch import RecordBatch
+from aerobee_store.running_flags import RunningFlags
 from aerobee_store.stats import StoreStats
 
 ArrivalListener = Callable[[str, int, int], None]
@@ -96,7 +97,12 @@ class DispatchRoom:
 
 
 class Dispatcher(Protocol):
-    """What follows the log. Errors are final: the store fails with them. Neither method may wait for anything."""
+    """What follows the log. Errors are final: the store fails with them. Neither method may wait for anything.
+
+    `error_flag`: the running flag that an error of it sets, besides NOT_WRITEABLE; NONE for none.
+    """
+
+    error_flag: RunningFlags
 
     def put_entries(self, entries: Sequence[Entry]) -> None:
         """Take records that were appended one by one, in the order of the log."""
@@ -107,6 +113,8 @@ class Dispatcher(Protocol):
 
 class QueueDispatcher:
     """Feeds the consume queues of every kind. `grown`: those that have new messages since it was last cleared."""
+
+    error_flag = RunningFlags.LOGICS_QUEUE_ERROR
 
     def __init__(self) -> None:
         self.grown: dict[AnyQueue, None] = {}  # in order
@@ -165,6 +173,8 @@ class QueueDispatcher:
 class IndexDispatcher:
     """Feeds the index."""
 
+    error_flag = RunningFlags.INDEX_FILE_ERROR
+
     def __init__(self, index: IndexService, clock: Clock) -> None:
         self._index = index
         self._clock = clock
@@ -197,6 +207,7 @@ class Dispatch:
         self._queues = QueueDispatcher()
         self.dispatchers: list[Dispatcher] = [self._queues, IndexDispatcher(index, clock)]
         self.arrival_listeners: list[ArrivalListener] = []
+        self._at_work: Dispatcher | None = None
         self.dispatched = 0  # physical offset up to which queues and index are complete
         self.last_timestamp = 0  # store time of the last record that was dispatched
         self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch]] = deque()
@@ -219,6 +230,11 @@ class Dispatch:
         room = self._room
         return self._waiting_items < factor * room.count and wrote - self.dispatched < factor * room.size
 
+    @property
+    def error_flag(self) -> RunningFlags:
+        """Of the dispatcher that an error came from; NONE if there was none."""
+        return self._at_work.error_flag if self._at_work is not None else RunningFlags.NONE
+
     def follow(self, confirm_offset: int) -> None:
         """Dispatch all that the log is sure of. OSError and QueueMisalignedError are final."""
         waiting = self._waiting
@@ -231,6 +247,7 @@ class Dispatch:
                 self._put_entries(ready)
                 ready = []
                 for dispatcher in self.dispatchers:
+                    self._at_work = dispatcher
                     dispatcher.put_batch(entries)
                 self.last_timestamp = entries.store_timestamp
                 count += entries.count
@@ -240,6 +257,7 @@ class Dispatch:
                 count += len(entries)
                 items += len(entries)
         self._put_entries(ready)
+        self._at_work = None
         self.dispatched = end
         self.waiting_count -= count
         self._waiting_items -= items
@@ -251,6 +269,7 @@ class Dispatch:
         if not entries:
             return
         for dispatcher in self.dispatchers:
+            self._at_work = dispatcher
             dispatcher.put_entries(entries)
         self.last_timestamp = entries[-1].store_timestamp
 

@@ -85,12 +85,13 @@ class MessageReader:
             if code is not None and codes is not None and code not in codes:
                 taken += 1
                 continue
+            if unit_size == FILLER_SIZE:
+                taken += 1
+                lost += 1
+                continue
             if records and (len(records) >= max_count or size + unit_size > max_bytes):
                 break
             taken += 1
-            if unit_size == FILLER_SIZE:
-                lost += 1
-                continue
             try:
                 found = self.record_at(physical_offset)
             except (RecordNotFoundError, CorruptRecordError) as error:

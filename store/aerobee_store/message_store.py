@@ -316,7 +316,7 @@ class MessageStore:
         try:
             if self.state == "open":
                 self._close_orderly()
-        except OSError as error:
+        except (OSError, QueueMisalignedError) as error:
             raise self._fail(error) from error
         finally:
             self.state = "closed"
@@ -438,7 +438,7 @@ class MessageStore:
                 self.checkpoint.physic_timestamp, self._group_commit.last_appended_timestamp
             )
             self._flush_derived.flush()
-        except OSError as error:
+        except (OSError, QueueMisalignedError) as error:
             raise self._fail(error) from error
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -596,8 +596,8 @@ class MessageStore:
             self.state = "failed"
             self.failure = cause
             self.running.set(RunningFlags.NOT_WRITEABLE, str(error))
-            if isinstance(cause, QueueMisalignedError):
-                self.running.set(RunningFlags.LOGICS_QUEUE_ERROR, str(cause))
+            if (flag := self._dispatch.error_flag) is not _NO_FLAGS:
+                self.running.set(flag, str(cause))
         self._group_commit.fail(error)
         self._writer.fail(error)
         if self._commits is not None:

@@ -3,8 +3,8 @@
 bit  flag                set by
   1  NOT_READABLE        whoever owns the store
   2  NOT_WRITEABLE       whoever owns the store; a failed write or sync, for good
-  4  LOGICS_QUEUE_ERROR  a queue that disagrees with the log, for good
-  8  INDEX_FILE_ERROR    nobody here: an index that cannot be written is a failed write
+  4  LOGICS_QUEUE_ERROR  a queue that cannot be written, or disagrees with the log, for good; NOT_WRITEABLE as well
+  8  INDEX_FILE_ERROR    an index file that cannot be made or written, for good; NOT_WRITEABLE as well
  16  DISK_FULL           retention, from the disk's usage, and cleared by it again
  32  FENCED              whoever owns the store
  64  LOGIC_DISK_FULL     nobody here: retention takes the fullest disk and sets DISK_FULL, as RocketMQ does

@@ -164,6 +164,44 @@ def test_offsets_by_time() -> None:
     assert queue_on(MemoryFileSystem()).offset_by_time(5, "lower", times.get) == 0
 
 
+def test_offsets_by_time_stay_within_the_queue() -> None:
+    """Of messages that are deleted nothing is answered: what is older than all is the minimum, for both boundaries."""
+    queue = queue_on(MemoryFileSystem())
+    times = {number * 100: 1000 + number for number in range(6)}
+    for number in range(6):
+        queue.put(number, unit(number))
+    queue.correct_min_offset(300)
+    assert [queue.offset_by_time(timestamp, "lower", times.get) for timestamp in (0, 1002, 1003, 1006)] == [3, 3, 3, 6]
+    assert [queue.offset_by_time(timestamp, "upper", times.get) for timestamp in (0, 1002, 1003, 1006)] == [3, 3, 3, 5]
+    queue.correct_min_offset(600)
+    assert queue.offset_by_time(1004, "lower", times.get) == queue.offset_by_time(1004, "upper", times.get) == 6
+
+
+def test_pre_blanks_are_no_messages_of_a_time() -> None:
+    """A queue that begins with fillers: its first message is the first of every time before it."""
+    queue = queue_on(MemoryFileSystem())
+    queue.put(250, unit(250))
+    times = {25_000: 1000}
+    for timestamp in (0, 1000, 2000):
+        assert queue.offset_by_time(timestamp, "lower", times.get) == (250 if timestamp <= 1000 else 251)
+        assert queue.offset_by_time(timestamp, "upper", times.get) == 250
+
+
+def test_the_minimum_behind_pre_blanks() -> None:
+    """RocketMQ corrects it by looking at the first file alone; fillers in a whole file do not hide what comes after."""
+    disk = MemoryFileSystem()
+    queue = queue_on(disk)
+    queue.put(150, unit(150))
+    queue.put(420, unit(420))
+    again = queue_on(disk, load=True)
+    assert (again.min_offset, again.max_offset, again.files) == (0, 421, [0, 200, 400])
+    again.correct_min_offset(0)
+    assert again.min_offset == 150
+    again.correct_min_offset(15_001)
+    assert again.min_offset == 420
+    assert again.expired_files(15_001) == [0, 200], "a file of nothing but fillers keeps no message"
+
+
 def test_a_destroyed_queue_can_go_on() -> None:
     """Its files and directory are gone; the next unit has the offset that was asked for."""
     disk = MemoryFileSystem()

@@ -14,6 +14,7 @@ from aerobee_store import (
     Message,
     MessageStore,
     RecordBatch,
+    RunningFlags,
     StoreBusyError,
     StoreConfig,
     StoreFailedError,
@@ -115,6 +116,8 @@ def test_delayed_messages_have_their_time_as_tags_code() -> None:
 class Follower:
     """Notes what it is given, and what the store could do at that moment."""
 
+    error_flag = RunningFlags.NONE
+
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.seen: list[tuple[str, int, int]] = []
@@ -165,6 +168,7 @@ def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
     with pytest.raises(StoreFailedError, match="no"):
         store.flush()
     assert store.state == "failed"
+    assert store.running.flags is RunningFlags.NOT_WRITEABLE
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,20 @@ def test_reading_by_tag(store: MessageStore) -> None:
     assert (none.status, none.next_offset) == ("no-match", 5)
 
 
+def test_a_filler_does_not_end_a_read(disk: MemoryFileSystem) -> None:
+    """It stands for no bytes: the messages around one come together, whatever the limit of bytes."""
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        sent = store.append([Message("orders", 0, b"%d" % number) for number in range(5)])
+    log = CONFIG.directory / "commitlog" / f"{0:020d}"
+    disk.damage(log, sent[2].physical_offset + 95, b"rotten")
+    for path in disk.contents():
+        if path.is_relative_to(CONFIG.directory / "consumequeue"):
+            disk.unlink(path)
+    with MessageStore.open(CONFIG, file_system=disk, whole_log=True) as store:
+        result = store.read("orders", 0, 0, max_bytes=1000)
+        assert ([record.body for record in result.records], result.lost) == ([b"0", b"1", b"3", b"4"], 1)
+
+
 def test_queries_compare_the_key(store: MessageStore) -> None:
     """Keys of one hash, of another topic, beyond the count, outside of the times."""
     clock = store.clock
