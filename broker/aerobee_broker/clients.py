@@ -164,6 +164,12 @@ class ClientRegistry:
         command = v2.ReconnectEndpointsCommand(nonce=str(next(self._nonces)))
         return client.command(v2.TelemetryCommand(reconnect_endpoints_command=command))
 
+    def notify_unsubscribe_lite(self, client_id: str, lite_topic: str) -> None:
+        """Tell a client, if it is there, that a lite topic which it has subscribed is no more."""
+        if (client := self._clients.get(client_id)) is not None:
+            command = v2.NotifyUnsubscribeLiteCommand(lite_topic=lite_topic)
+            client.command(v2.TelemetryCommand(notify_unsubscribe_lite_command=command))
+
     async def print_stacks(self, client: Client, *, seconds: float = COMMAND_SECONDS) -> v2.TelemetryCommand:
         """What all threads of the client do: the answer has a status and `thread_stack_trace`. Errors as of `ask`."""
         return await self.ask(

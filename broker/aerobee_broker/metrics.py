@@ -23,7 +23,7 @@ from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.tables import Tables
 from aerobee_broker.timer_metrics import TimerCollector
-from aerobee_broker.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic
+from aerobee_broker.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic, split_light_topic_name
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
@@ -252,7 +252,8 @@ class _BrokerCollector(Collector):
         for group in self._tables.groups:
             sums: dict[str, list[int]] = {}
             for queue in self._deliveries.status(group.name):
-                values = sums.setdefault(queue.topic, [0, 0, 0, 0])
+                split = split_light_topic_name(queue.topic)  # thousands of these are no labels
+                values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0])
                 values[0] += queue.lag
                 values[1] += queue.in_flight
                 values[2] += queue.ready

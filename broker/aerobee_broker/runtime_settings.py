@@ -41,6 +41,7 @@ CHANGEABLE: Final = frozenset(
         *("delivery.poll_reserve_seconds", "delivery.invisible_seconds_min", "delivery.invisible_seconds_max"),
         *("delivery.auto_renew_seconds_max", "delivery.in_flight_per_group_max", "delivery.fifo_waiting_max"),
         *("delivery.client_gone_seconds", "delivery.snapshot_event_count", "delivery.priority_waiting_max"),
+        "delivery.lite_subscriptions_max",
         *("transactions.timeout_seconds", "transactions.check_interval_seconds", "transactions.check_max"),
         "transactions.age_hours_max",
         *("store.retention_hours", "store.delete_when_hours", "store.retention_batch_max", "store.clean_forcibly"),

@@ -37,6 +37,7 @@ from aerobee_broker.processors.administration.messages import MessageAdministrat
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
+from aerobee_broker.processors.lite import LiteProcessor
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.processors.recall import RecallProcessor
@@ -171,6 +172,7 @@ async def _serve(
         connected=lambda client_id: clients.get(client_id) is not None,
     )
     clients.gone_listeners.append(deliveries.client_gone)
+    deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)
     transactions = Transactions(store, tables, clock, config.transactions, Producers(clients))
     clients.producer_listeners.append(transactions.producer_ready)
@@ -276,6 +278,7 @@ async def _listen(
         send=send,
         receive=ReceiveProcessor(config, tables, deliveries, clock),
         pull=PullProcessor(config, store, tables, deliveries),
+        lite=LiteProcessor(tables, deliveries),
         recall=RecallProcessor(tables, timer),
         acknowledge=AcknowledgeProcessor(config, deliveries, counters),
         transaction=TransactionProcessor(transactions, counters),

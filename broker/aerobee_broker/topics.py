@@ -48,6 +48,7 @@ SYSTEM_TOPICS: Final = frozenset(
 )
 _MESSAGE_TYPE: Final = "message.type"
 _QUEUE_TYPE: Final = "queue.type"
+_LITE_EXPIRATION: Final = "lite.topic.expiration"  # RocketMQ's: minutes after the last message, -1 for never
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _NAMESPACE = re.compile(r"[|a-zA-Z0-9_-]+")
 
@@ -119,6 +120,18 @@ def retry_topic(group: str) -> str:
 def dead_letter_topic(group: str) -> str:
     """The topic of what `group` (a stored name) could not consume."""
     return DEAD_LETTER_PREFIX + group
+
+
+def light_topic_name(parent: str, lite_topic: str) -> str:
+    """RocketMQ's name for the light queue of a lite topic; `parent` is the stored name of the topic it belongs to."""
+    return f"{LIGHT_PREFIX}${parent}${lite_topic}"
+
+
+def split_light_topic_name(stored: str) -> tuple[str, str] | None:
+    """The (parent, lite topic) of such a name; None for any other."""
+    empty, prefix, rest = stored.partition(f"{LIGHT_PREFIX}$")
+    parent, separator, lite_topic = rest.partition("$")
+    return (parent, lite_topic) if prefix and not empty and separator and parent and lite_topic else None
 
 
 def is_system_topic(name: str) -> bool:
@@ -206,6 +219,12 @@ class TopicConfig:
     def takes_batches(self) -> bool:
         """Whether its messages come as inner batches of RocketMQ's, and in no other way."""
         return self.attributes.get(_QUEUE_TYPE) == "BatchCQ"
+
+    @property
+    def lite_expiry_minutes(self) -> int | None:
+        """How long after its last message a lite topic of this one goes; None: never."""
+        text = self.attributes.get(_LITE_EXPIRATION, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) else None
 
     @property
     def readable(self) -> bool:

@@ -290,7 +290,6 @@ class Missing:
 
 MISSING: Final[dict[str, Missing]] = {
     "authentication": Missing("there is no authentication yet", tuple(range(7, 14))),
-    "lite": Missing("lite topics are not implemented yet", tuple(range(193, 199))),
 }
 """What does not apply today, and why."""
 

@@ -55,20 +55,10 @@ async def pull(client: RawClient) -> str | None:
     return _unless_not_implemented((await call.read()).status)
 
 
-async def lite(client: RawClient) -> str | None:
-    topic = await client.create_topic("probe-lite", v2.MessageType.LITE)
-    sent = await client.send(message(topic, message_type=v2.MessageType.LITE, lite_topic="l"))
-    request = v2.SyncLiteSubscriptionRequest(topic=resource(topic), group=resource("probe"))
-    synced = await client.call("SyncLiteSubscription", request)
-    return _unless_not_implemented(sent.status) or _unless_not_implemented(synced.status)
-
-
 async def commands(client: RawClient) -> str | None:
     admin: Any = v2.AdminStub(client.channel)
     request = v2.PrintThreadStackTraceRequest(client_id=client.client_id, group=resource("probe"))
     return _unless_not_implemented((await admin.PrintThreadStackTrace(request, timeout=5)).status)
 
 
-PROBES: Final[dict[str, Probe]] = {
-    probe.__name__: probe for probe in (authentication, sql, pull, lite, commands)
-}
+PROBES: Final[dict[str, Probe]] = {probe.__name__: probe for probe in (authentication, sql, pull, commands)}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from aerobee_proto import v2
 from tests.conformance.raw_client import RawClient, message, resource, timestamp
 
 Code = v2.Code
+Action = v2.LiteSubscriptionAction
+Policy = v2.OffsetOption.Policy
 
 
 def queue_of(topic: str) -> v2.MessageQueue:
@@ -63,6 +68,141 @@ async def test_192_offsets(client: RawClient, topic: str, group: str) -> None:
         assert (await client.call("UpdateOffset", request)).status.code == code
     answer = await client.call("GetOffset", asked)
     assert (answer.status.code, answer.offset) == (Code.OK, 1)
+
+
+async def synced(
+    client: RawClient,
+    topic: str,
+    group: str,
+    *names: str,
+    action: v2.LiteSubscriptionAction.ValueType = Action.PARTIAL_ADD,
+    **fields: Any,
+) -> int:
+    """SyncLiteSubscription; the code of the answer."""
+    request = v2.SyncLiteSubscriptionRequest(
+        action=action, topic=resource(topic), group=resource(group), lite_topic_set=names, **fields
+    )
+    return int((await client.call("SyncLiteSubscription", request)).status.code)
+
+
+def lite(topic: str, name: str, body: str) -> v2.Message:
+    return message(topic, body, message_type=v2.MessageType.LITE, lite_topic=name)
+
+
+async def test_193_lite_subscription(client: RawClient, topic: str, group: str) -> None:
+    """A lite topic that was subscribed is delivered with its name, those that were not are not; it can be acknowledged
+    with the lite topic and without; a subscription wakes a receive that waits."""
+    await client.create_topic(topic, v2.MessageType.LITE, queues=4)
+    waiting = asyncio.ensure_future(client.receive(topic, group, wait=20))
+    await client.sent(lite(topic, "a", "1"), lite(topic, "b", "2"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    assert await synced(client, topic, group, "a") == Code.OK
+    first = (await asyncio.wait_for(waiting, 10)).one
+    assert (first.body, first.system_properties.lite_topic) == (b"1", "a")
+    assert first.system_properties.message_type == v2.MessageType.LITE
+    assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
+    waiting = asyncio.ensure_future(client.receive(topic, group, wait=20))
+    await client.sent(lite(topic, "b", "3"), lite(topic, "a", "4"))
+    second = (await asyncio.wait_for(waiting, 10)).one
+    assert second.body == b"4"
+    request = v2.AckMessageRequest(group=resource(group), topic=resource(topic))
+    request.entries.add(receipt_handle=first.system_properties.receipt_handle, lite_topic="a")
+    request.entries.add(receipt_handle=second.system_properties.receipt_handle)
+    assert (await client.call("AckMessage", request)).status.code == Code.OK
+
+
+async def test_194_complete_subscription(client: RawClient, topic: str, group: str) -> None:
+    """The set replaces what was there, also by nothing; versions below the latest are out of date."""
+    await client.create_topic(topic, v2.MessageType.LITE)
+    complete = Action.COMPLETE_ADD
+    assert await synced(client, topic, group, "a", "b", action=complete, version=5) == Code.OK
+    assert await synced(client, topic, group, "b", "c", action=complete, version=7) == Code.OK
+    assert await synced(client, topic, group, "a", action=complete, version=6) == Code.OK
+    await client.sent(*(lite(topic, name, name) for name in "abc"))
+    assert sorted(each.body for each in await client.receive_all(topic, group, 2)) == [b"b", b"c"]
+    assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
+    assert await synced(client, topic, group, action=complete, version=7) == Code.OK
+    await client.sent(*(lite(topic, name, name) for name in "abc"))
+    assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_195_end_of_a_lite_subscription(client: RawClient, topic: str, group: str) -> None:
+    """By its name, by removing all, by a goodbye; who subscribes again goes on where the group was."""
+    await client.create_topic(topic, v2.MessageType.LITE)
+    for end in ("partial", "complete", "goodbye"):
+        assert await synced(client, topic, group, "a", "b") == Code.OK
+        await client.sent(lite(topic, "a", end), lite(topic, "b", end))
+        assert len(await client.receive_all(topic, group, 2, wait=5, invisible=600.0)) == 2
+        if end == "partial":
+            assert await synced(client, topic, group, "a", action=Action.PARTIAL_REMOVE) == Code.OK
+        elif end == "complete":
+            assert await synced(client, topic, group, action=Action.COMPLETE_REMOVE) == Code.OK
+        else:
+            assert await client.goodbye(group) == Code.OK
+        await client.sent(lite(topic, "a", f"after {end}"))
+        assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
+        assert await synced(client, topic, group, "a") == Code.OK
+        assert (await client.receive(topic, group, wait=5, invisible=600.0)).bodies == [f"after {end}"]
+
+
+async def test_196_limits_of_lite_topics(client: RawClient, topic: str, group: str) -> None:
+    """Names, and how many one client may have; nothing of a refused call counts."""
+    await client.create_topic(topic, v2.MessageType.LITE)
+    for name in ("", " ", "a b", "ä", "a%b", "n" * 65):
+        assert await synced(client, topic, group, "good", name) == Code.ILLEGAL_LITE_TOPIC
+    assert await synced(client, topic, group, "n" * 64, "A-z_9") == Code.OK
+    assert await synced(client, topic, group, *(f"l{n}" for n in range(1199))) == Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
+    assert await synced(client, topic, group, *(f"l{n}" for n in range(1198))) == Code.OK
+    assert await synced(client, topic, group, "more") == Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
+    await client.sent(lite(topic, "good", "g"), lite(topic, "n" * 64, "n"))
+    assert (await client.receive(topic, group, wait=5)).bodies == ["n"]
+    await client.create_topic(f"{topic}-normal")
+    assert await synced(client, f"{topic}-normal", group, "a") == Code.ILLEGAL_TOPIC
+
+
+async def test_197_where_a_lite_subscription_begins(client: RawClient, topic: str, group: str) -> None:
+    """At either end, an offset, so many from the end, a time; without a word where the group was."""
+    await client.create_topic(topic, v2.MessageType.LITE)
+    await client.sent(*(lite(topic, "a", f"{n}") for n in range(5)))
+    everyone = client.other()
+    assert await synced(everyone, topic, f"{group}-all", "a") == Code.OK
+    all_of_it = await everyone.receive_all(topic, f"{group}-all", 5)
+    times = [each.system_properties.store_timestamp.ToMilliseconds() for each in all_of_it]
+    assert [each.body for each in all_of_it] == [b"0", b"1", b"2", b"3", b"4"]
+    third = times.index(times[3])  # several may be of one millisecond
+    options: list[tuple[dict[str, Any], int]] = [
+        ({"policy": Policy.MIN}, 0),
+        ({"policy": Policy.MAX}, 5),
+        ({"policy": Policy.LAST}, 0),
+        ({"offset": 2}, 2),
+        ({"offset": 99}, 5),
+        ({"tail_n": 2}, 3),
+        ({"tail_n": 99}, 0),
+        ({"timestamp": times[3]}, third),
+        ({"timestamp": times[4] + 3_600_000}, 5),
+    ]
+    for number, (option, begin) in enumerate(options):
+        consumer, own = client.other(), f"{group}-{number}"
+        offset_option = v2.OffsetOption(**option)
+        assert await synced(consumer, topic, own, "a", offset_option=offset_option) == Code.OK
+        found = [each.body.decode() for each in await consumer.receive_all(topic, own, 5 - begin, wait=5)]
+        assert found == [f"{n}" for n in range(begin, 5)], option
+        assert (await consumer.receive(topic, own)).code == Code.MESSAGE_NOT_FOUND
+
+
+async def test_198_two_lite_consumers(client: RawClient, topic: str, group: str) -> None:
+    """Of one group, with different sets: each gets its own; what both have goes to one of them."""
+    await client.create_topic(topic, v2.MessageType.LITE)
+    other = client.other()
+    assert await synced(client, topic, group, "a", "both") == Code.OK
+    assert await synced(other, topic, group, "b", "both") == Code.OK
+    await client.sent(*(lite(topic, name, f"{name}{n}") for n in range(3) for name in ("a", "b", "both")))
+    mine = [each.body.decode() for each in await client.receive_all(topic, group, 6, wait=1)]
+    others = [each.body.decode() for each in await other.receive_all(topic, group, 6, wait=1)]
+    assert {body[0] for body in mine if body[:4] != "both"} == {"a"}
+    assert {body[0] for body in others if body[:4] != "both"} == {"b"}
+    assert sorted(mine + others) == sorted(f"{name}{n}" for n in range(3) for name in ("a", "b", "both"))
 
 
 async def test_199_priority(client: RawClient, topic: str, group: str) -> None:

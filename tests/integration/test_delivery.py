@@ -147,6 +147,32 @@ async def test_a_subscription_that_was_deleted(start: Start) -> None:
     assert await world.receive(topic="other") == []
 
 
+# --- Handles -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["crash", "restart"])
+async def test_an_acknowledgement_that_is_repeated_after_a_restart(start: Start, end: str) -> None:
+    """OK, as its answer may have been lost; but not with the handle of another group, and not of a message that is
+    not finished. In one process only the handle that did it may say so again."""
+    world = await start()
+    await world.send("a", "b")
+    await world.acknowledge(*await world.receive(group="audit"), group="audit")
+    messages = await world.receive()
+    stale = await world.deliveries.change_invisible(TOPIC, GROUP, messages[0].receipt_handle, 30_000)
+    assert await world.deliveries.acknowledge(TOPIC, GROUP, [stale]) == [None]
+    assert await world.deliveries.acknowledge(TOPIC, GROUP, [stale]) == [None]
+    assert await world.acknowledge(messages[0]) == [False]
+    world = await getattr(world, end)()
+    for group in (GROUP, "audit"):
+        [error] = await world.deliveries.acknowledge(TOPIC, group, [stale])
+        assert (error is None) == (group == GROUP)
+    with pytest.raises(InvalidReceiptHandleError):
+        await world.deliveries.change_invisible(TOPIC, GROUP, stale, 0)
+    await world.advance(60)
+    assert await world.acknowledge(messages[1]) == [False]
+    assert attempts(await world.receive()) == {"b": 2}
+
+
 # --- Long backlogs -------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ class DeliveryConfig:
     priority_waiting_max: int = 4_096
     """Messages of one queue of a priority topic that are compared: the highest priority among the oldest so many that
     wait for a group goes first. What lies behind them is looked at as they go out. About 250 bytes of memory each."""
+    lite_subscriptions_max: int = 1200  # lite topics that one client may have subscribed
     client_gone_seconds: float = 1.0  # until what a client leaves behind is visible to others
     client_return_seconds: float = 30.0  # for the clients of a restarted broker to show up again
     snapshot_event_count: int = 50_000  # journal events between snapshots: what a start has to replay at most
@@ -59,7 +60,7 @@ class DeliveryConfig:
                 raise ConfigError(f"delivery.{name}: {getattr(self, name)} is below 0")
         for name in (
             *("waiting_per_line_max", "waiting_max", "in_flight_per_group_max", "fifo_waiting_max"),
-            *("priority_waiting_max", "snapshot_event_count"),
+            *("priority_waiting_max", "lite_subscriptions_max", "snapshot_event_count"),
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"delivery.{name}: {getattr(self, name)} is not at least 1")

@@ -31,7 +31,7 @@ class DeadLetters:
         """The event that finishes the message must be appended in the same step: it then follows in the log."""
         origin_id = record.unique_key or p.offset_message_id(record.store_host, record.physical_offset)
         properties = {
-            **record.properties,
+            **_own_properties(record),
             p.DLQ_ORIGIN_TOPIC: record.topic,
             p.DLQ_ORIGIN_MESSAGE_ID: origin_id,
         }
@@ -50,7 +50,13 @@ class DeadLetters:
             self._store.append([message], essential=True)
         except InvalidMessageError:
             # Properties that were at their limit already: better a dead letter without its origin than none.
-            message.raw_properties = record.raw_properties
+            message.properties = _own_properties(record)
             self._store.append([message], essential=True)
         self._store.request_flush()  # with sync flush nobody can read it before, and nobody may be waiting for it
         self._stats.dead_letters += 1
+
+
+def _own_properties(record: Record) -> dict[str, str]:
+    """Without those that would put the copy into the light queues that the message is in."""
+    names = (p.INNER_MULTI_DISPATCH, p.INNER_MULTI_QUEUE_OFFSET)
+    return {name: value for name, value in record.properties.items() if name not in names}

@@ -5,6 +5,7 @@ step together with appending the journal's record, then wait for that record, th
 the step, memory and journal never tell different stories, and a snapshot of everything is consistent by itself.
 
     subscriptions.py   which queues there are, and their state (queue_delivery.py)
+    sources.py         where a receive looks and waits: a topic's queues; lite.py: what a client has subscribed
     receiving.py       what a receive takes
     visibility.py      the timer: when messages become visible again
     holders.py         clients that have messages for as long as they live
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -23,29 +25,29 @@ from typing import Final
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
-from aerobee_broker.delivery.events import Changed, Reset
+from aerobee_broker.delivery.events import Changed
 from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.holders import Holders, attempt_nonce
 from aerobee_broker.delivery.journal import (
     EventKind,
-    QueueKey,
     Removed,
     encode_acknowledged,
     encode_changed,
     encode_removed,
-    encode_state,
 )
 from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.lite import LiteConsumers, LiteSource, expired, lite_topics_of
 from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
-from aerobee_broker.delivery.receiving import DeliveredMessage, Receiving, Wish, new_nonce
+from aerobee_broker.delivery.receiving import DeliveredMessage, Receiving, Wish, handle_of, new_nonce
+from aerobee_broker.delivery.sources import Source, TopicSource
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.topics import TopicConfig, TopicMessageType, dead_letter_topic
+from aerobee_broker.topics import TopicMessageType, dead_letter_topic, light_topic_name
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
@@ -53,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
 _ATTEMPTS_WITHOUT_END: Final = 1 << 30
+_LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
 LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 
@@ -79,9 +82,10 @@ class Deliveries:
             waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
         )
         self.stats = DeliveryStats()
+        self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, config)
         self._holders = Holders(clock, config, self._connected)
-        self._visibility = Visibility(clock, self.long_polling, self.stats, self._drop_absent)
+        self._visibility = Visibility(clock, self._wake_receive, self.stats, self._drop_absent)
         self._dead_letters = DeadLetters(store, tables, self.stats)
         self._history = History(store, tables, clock, config, self._subscriptions, self.stats)
         self._receiving = Receiving(
@@ -94,9 +98,12 @@ class Deliveries:
             self._dead_letters,
             self._history,
             self.stats,
+            self._run_number,
         )
+        self.lite = LiteConsumers(store, config, self._subscriptions, self._history, self.long_polling)
         self._recent: OrderedDict[tuple[int, int], Queue] = OrderedDict()  # (nonce, offset) of acknowledged messages
         store.arrival_listeners.append(self.long_polling.arrived)
+        store.arrival_listeners.append(self.lite.arrived)
         store.retention_listeners.append(self._history.keep_from)
 
     # --- Life -------------------------------------------------------------------------------------------------
@@ -114,6 +121,7 @@ class Deliveries:
             self.stats.expired += queue.delivery.expire(now_ms)
             self._subscriptions.note_commit(queue, force=True)
             self._visibility.schedule(queue)
+            self._subscriptions.note_busy(queue)
         self._holders.restore(queues)
         _log.info("deliveries restored events=%d queues=%d", count, len(queues))
 
@@ -122,6 +130,7 @@ class Deliveries:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._visibility.run(), name="delivery-timer")
             tasks.create_task(self._history.run(), name="delivery-snapshots")
+            tasks.create_task(self._run_lite_expiry(), name="lite-topic-expiry")
 
     async def close(self) -> None:
         """Write a last snapshot, so that the next start has next to nothing to replay. The store must still run.
@@ -129,8 +138,9 @@ class Deliveries:
         The offsets table has to be saved after this.
         """
         self.long_polling.drain()
-        if self.long_polling.arrived in self._store.arrival_listeners:
-            self._store.arrival_listeners.remove(self.long_polling.arrived)
+        for listener in (self.long_polling.arrived, self.lite.arrived):
+            if listener in self._store.arrival_listeners:
+                self._store.arrival_listeners.remove(listener)
         if self._store.state == "open" and self._history.is_new_since_snapshot:
             await self._history.try_snapshot()
 
@@ -168,6 +178,8 @@ class Deliveries:
 
         Of a priority topic the highest priority goes first. `look_seconds`: for how long to look through messages that
         do not pass, or for higher ones; the next receive goes on there, also after a crash.
+
+        Of a topic with lite topics: the messages of those that the client has subscribed (`lite`).
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
         loop = asyncio.get_running_loop()
@@ -175,6 +187,8 @@ class Deliveries:
         look_until = loop.time() + look_seconds
         again = False
         attempt = None
+        source: Source | None = None
+        source_kind: tuple[bool, int | None] | None = None
         while True:
             topic_config = self._tables.topics.require(topic)
             group_config = self._tables.groups.require(group)
@@ -182,16 +196,16 @@ class Deliveries:
             by_priority = topic_config.message_type is TopicMessageType.PRIORITY
             if again and invisible_ms is None and not self._connected(client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
-            subscription = self._subscriptions.get(topic, group)
-            if subscription is None or len(subscription.queues) < topic_config.read_queue_count:
-                self._subscribe(topic_config, group)
+            kind = topic_config.message_type is TopicMessageType.LITE, queue_id if orderly else None
+            if source is None or kind != source_kind:
+                source, source_kind = self._source(*kind, topic, group, client_id), kind
+            if source.begin(topic_config):
                 await self._history.wait_logged()
                 continue
             if attempt is None and attempt_id and (orderly or invisible_ms is None):
                 attempt = attempt_nonce(client_id, group, topic, attempt_id)
                 if not orderly and self._holders.knows(client_id, attempt):
                     self._visibility.give_back(self._holders.of_attempt(client_id, topic, group, attempt))
-            place = queue_id if orderly else None
             if group_config.consume_enabled:
                 wish = Wish(
                     group=group,
@@ -206,13 +220,12 @@ class Deliveries:
                     else max(group_config.retry_max_times + 1, 1),
                     order=Lanes if orderly else Priorities if by_priority else None,
                 )
-                queues = subscription.rotated()
-                if place is not None:
-                    queues = [queue for queue in queues if queue.key.queue_id == place]
                 is_last = loop.time() >= look_until
+                queues = source.queues(attempt)
                 taken = self._receiving.take(queues, wish, is_last=is_last)
-                if taken.more or len(taken.messages) >= count:
-                    self.long_polling.wake(topic, group, place)
+                more = source.looked(queues) or taken.more
+                if more or len(taken.messages) >= count:
+                    source.wake_next()
                 if taken.messages:
                     try:
                         await self._history.wait_logged()
@@ -225,55 +238,40 @@ class Deliveries:
                 if taken.needs_dead_letter_topic:
                     await self._dead_letters.create_topic(group)
                     continue
-                if taken.more:
+                if more:
                     if is_last:
                         return []  # somebody else was woken above
                     await asyncio.sleep(0)
                     continue
-            seconds = deadline - loop.time()
-            if not await self.long_polling.wait(topic, group, client_id, seconds, queue_id=place, again=again):
+            if not await source.wait(deadline - loop.time(), again=again):
                 return []
             again = True
 
-    def _subscribe(self, topic: TopicConfig, group: str) -> None:
-        """Give the group a position in every readable queue of the topic.
-
-        It is in the journal, so that a group that begins at the end does not begin at a later end after a crash.
-        """
-        subscription = self._subscriptions.add(topic.name, group)
-        created = [
-            self._subscriptions.create_queue(QueueKey(group, topic.name, queue_id))
-            for queue_id in range(topic.read_queue_count)
-            if queue_id not in subscription.queues
-        ]
-        states = [encode_state(queue.encoded_key, state) for queue in created for state in queue.delivery.states()]
-        self._history.append(EventKind.STATE, states, self._clock.now_ms())
-        for queue in created:
-            subscription.queues[queue.key.queue_id] = queue
-            self._subscriptions.note_commit(queue, force=True)
+    def _source(self, is_lite: bool, queue_id: int | None, topic: str, group: str, client_id: str) -> Source:
+        if is_lite:
+            return LiteSource(self.lite, self._subscriptions, self.long_polling, topic, group, client_id)
+        return TopicSource(self._subscriptions, self._history, self.long_polling, topic, group, client_id, queue_id)
 
     def give_back(self, topic: str, group: str, messages: Iterable[DeliveredMessage]) -> None:
         """These did not reach the client: they are ready again at once.
 
         Their delivery counts, but for a group that consumes in order: to it the next one is the same once more.
         """
-        subscription = self._subscriptions.get(topic, group)
-        if subscription is None:
-            return
-        parts: dict[tuple[int, int], list[int]] = {}
+        parts: dict[tuple[Queue, int], list[int]] = {}
         for message in messages:
             handle = receipt_handle.decode(message.receipt_handle)
-            parts.setdefault((handle.queue_id, handle.nonce), []).append(handle.queue_offset)
-        self._visibility.give_back(
-            (subscription.queues[queue_id], offsets, nonce)
-            for (queue_id, nonce), offsets in parts.items()
-            if queue_id in subscription.queues
-        )
+            queue = self._queue_of(topic, group, handle)
+            if queue is not None:
+                parts.setdefault((queue, handle.nonce), []).append(handle.queue_offset)
+        self._visibility.give_back((queue, offsets, nonce) for (queue, nonce), offsets in parts.items())
 
     # --- Acknowledge, change, forward -------------------------------------------------------------------------
 
     async def acknowledge(self, topic: str, group: str, handles: Sequence[str]) -> list[BrokerError | None]:
         """Finish the messages of these handles; for each None, or the InvalidReceiptHandleError that stands for it.
+
+        To acknowledge again what was acknowledged with the same handle is right. Of a handle that an earlier process
+        gave that is not known any more; it is right if the message is finished, whoever finished it.
 
         When this returns, all that was acknowledged is as safe as a sent message. Raises StoreError.
         """
@@ -283,7 +281,10 @@ class Deliveries:
         for text in handles:
             try:
                 queue, handle = self._find(topic, group, text, now_ms)
-                if self._recent.get((handle.nonce, handle.queue_offset)) is not queue:
+                if self._recent.get((handle.nonce, handle.queue_offset)) is not queue and not (
+                    # It may have been acknowledged with this very handle, before the broker was restarted.
+                    handle.run != self._run_number and queue.delivery.is_finished(handle.queue_offset)
+                ):
                     queue.delivery.check(handle.queue_offset, handle.nonce)
                     found.setdefault(queue, []).append((handle.queue_offset, handle.nonce))
                 results.append(None)
@@ -314,7 +315,7 @@ class Deliveries:
         self._visibility.expire(queue, now_ms)
         self._visibility.schedule(queue)
         await self._history.wait_logged()
-        return receipt_handle.encode(old.queue_id, old.queue_offset, nonce)
+        return handle_of(queue, old.queue_offset, nonce, self._run_number)
 
     async def forward_to_dead_letter_queue(self, topic: str, group: str, handle: str) -> None:
         """Copy the message to the group's dead letters and finish it. InvalidReceiptHandleError, StoreError."""
@@ -337,13 +338,19 @@ class Deliveries:
 
     def _find(self, topic: str, group: str, text: str, now_ms: int) -> tuple[Queue, receipt_handle.ReceiptHandle]:
         handle = receipt_handle.decode(text)
-        queue = self._subscriptions.queue(topic, group, handle.queue_id)
+        queue = self._queue_of(topic, group, handle)
         if queue is None:
             raise InvalidReceiptHandleError(
                 f"the receipt handle is not of group {group!r} and topic {topic!r}; name those of the receive"
             )
         self._visibility.expire(queue, now_ms)
         return queue, handle
+
+    def _queue_of(self, topic: str, group: str, handle: receipt_handle.ReceiptHandle) -> Queue | None:
+        """The queue that a handle is of; None if it is none of this topic and group."""
+        name = light_topic_name(topic, handle.lite_topic) if handle.lite_topic else topic
+        queue = self._subscriptions.queue(name, group, handle.queue_id)
+        return queue if queue is not None and queue.owner == handle.owner else None
 
     def _finish(self, queue: Queue, entries: Sequence[tuple[int, int]]) -> None:
         """`entries` are (offset, nonce); one may be in it twice."""
@@ -364,7 +371,14 @@ class Deliveries:
         """The client ended, or was silent for too long: its waits end, and its messages are soon visible to others."""
         for queue in self._holders.gone(client_id):
             self._visibility.schedule(queue)
+        self.lite.client_gone(client_id)
         self.long_polling.end_client(client_id)
+
+    def _wake_receive(self, queue: Queue) -> None:
+        if queue.lite_topic:
+            self.lite.wake(queue)
+        else:
+            self.long_polling.wake(queue.key.topic, queue.key.group, queue.key.queue_id)
 
     def _drop_absent(self) -> float | None:
         """Clients of before a restart that did not come back are gone; in how many seconds to look again."""
@@ -395,21 +409,38 @@ class Deliveries:
             if queue is None:
                 # A start replays the journal over the table; what the journal speaks of has a queue.
                 self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
-            elif not (queue.delivery.is_trivial and queue.delivery.commit_offset == offset):
-                resets.append((queue, Reset(max(offset, low))))
+            else:
+                resets.append((queue, max(offset, low)))
         if resets:
-            self._history.append_resets(resets, self._clock.now_ms())  # if this fails, nothing has changed
-            for queue, event in resets:
-                queue.delivery.reset(event.offset)
-                self._subscriptions.note_commit(queue, force=True)
+            self._history.reset(resets)
+            for queue, _ in resets:
                 self._visibility.wake_receive(queue)
             await self._history.wait_stored()
         if len(resets) < len(offsets):
             await self._tables.save()
 
     async def delete_topic(self, topic: str) -> None:
-        """Forget everything about a topic, and its offsets; durable in the journal when this returns."""
+        """Forget everything about a topic, its lite topics, and offsets; durable in the journal when this returns."""
+        for name in lite_topics_of(self._store, topic):
+            await self._delete_lite_topic(name)
         await self._remove(Removed("", topic))
+
+    async def expire_lite_topics(self) -> int:
+        """Delete the lite topics whose time is over; returns how many."""
+        names = await expired(self._store, self._tables.topics, self._clock.now_ms())
+        for name in names:
+            await self._delete_lite_topic(name)
+        return len(names)
+
+    async def _delete_lite_topic(self, name: str) -> None:
+        self._forget(Removed("", name))
+        self._store.delete_topic(name)  # in the same step: nothing arrives between the two
+        await self._history.wait_stored()
+
+    async def _run_lite_expiry(self) -> None:
+        while True:
+            await asyncio.sleep(_LITE_EXPIRY_SECONDS)
+            await self.expire_lite_topics()
 
     async def delete_group(self, group: str) -> None:
         """Forget everything about a group, and its offsets; durable in the journal when this returns."""
@@ -420,8 +451,13 @@ class Deliveries:
         await self._remove(Removed(group, topic))
 
     async def _remove(self, event: Removed) -> None:
+        self._forget(event)
+        await self._history.wait_stored()
+
+    def _forget(self, event: Removed) -> None:
         self._history.append(EventKind.REMOVED, [encode_removed(event)], self._clock.now_ms())
         self._subscriptions.drop(event.topic, event.group)
+        self.lite.drop(event.topic, event.group)
         if event.topic and event.group:
             self._tables.offsets.remove(event.topic, event.group)
         elif event.topic:
@@ -429,7 +465,6 @@ class Deliveries:
         else:
             self._tables.offsets.remove_group(event.group)
         self.long_polling.end_line(event.topic or None, event.group or None)
-        await self._history.wait_stored()
 
     def queue_delivery(self, topic: str, group: str, queue_id: int) -> QueueDelivery | None:
         """What is in flight and what waits, to be looked at; None if the group has not received since the start."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.events import Delivered, Reset, State
@@ -60,14 +60,42 @@ class History:
         if self._journal.event_count - self._events_at_snapshot >= self._config.snapshot_event_count:
             self._snapshot_wake.set()
 
-    def append_resets(self, resets: Sequence[tuple[Queue, Reset]], now_ms: int) -> None:
-        """Append these before they change the state. Raises StoreError."""
-        events = [encode_reset(queue.encoded_key, event) for queue, event in resets]
-        self._journal.append(EventKind.RESET, events, now_ms)
-        for queue, event in resets:
-            if event.offset < queue.delivery.commit_offset or queue.reset_at is not None:
+    def begin(self, keys: Iterable[QueueKey]) -> bool:
+        """Give groups a position in these queues, where they have none; False if they have in all. StoreError.
+
+        It is in the journal, so that a group that begins at the end does not begin at a later end after a crash.
+        """
+        created = [
+            self._subscriptions.create_queue(key)
+            for key in keys
+            if self._subscriptions.queue(key.topic, key.group, key.queue_id) is None
+        ]
+        if not created:
+            return False
+        states = [encode_state(queue.encoded_key, state) for queue in created for state in queue.delivery.states()]
+        self.append(EventKind.STATE, states, self._clock.now_ms())
+        for queue in created:
+            self._subscriptions.add(queue.key.topic, queue.key.group).queues[queue.key.queue_id] = queue
+            self._subscriptions.note_commit(queue, force=True)
+        return True
+
+    def reset(self, resets: Sequence[tuple[Queue, int]]) -> None:
+        """Let each of these go on at an offset that its queue has. Raises StoreError, and nothing has changed then."""
+        resets = [
+            (queue, offset)
+            for queue, offset in resets
+            if not (queue.delivery.is_trivial and queue.delivery.commit_offset == offset)
+        ]
+        if not resets:
+            return
+        events = [encode_reset(queue.encoded_key, Reset(offset)) for queue, offset in resets]
+        self.append(EventKind.RESET, events, self._clock.now_ms())
+        for queue, offset in resets:
+            if offset < queue.delivery.commit_offset or queue.reset_at is not None:
                 queue.reset_at = self._journal.next_queue_offset - 1
                 self._snapshot_wake.set()
+            queue.delivery.reset(offset)
+            self._subscriptions.note_commit(queue, force=True)
 
     async def wait_logged(self) -> None:
         """Return once all events so far are in the log: what a crash of the process leaves."""

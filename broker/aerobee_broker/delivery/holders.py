@@ -57,7 +57,7 @@ class Holders:
         """(queue, offsets, nonce) of what is in flight of this attempt's answer."""
         parts = []
         for queue in self._queues.get(client_id, ()):
-            if (queue.key.topic, queue.key.group) == (topic, group) and not queue.dropped:
+            if (queue.topic, queue.key.group) == (topic, group) and not queue.dropped:
                 nonce = attempt ^ queue.key.queue_id
                 flights = queue.delivery.in_flight.items()
                 if offsets := [offset for offset, flight in flights if flight.nonce == nonce]:

@@ -255,6 +255,10 @@ class QueueDelivery:
             position, self.cursor = self.cursor, cursor
             self._add_finished(position, cursor)
 
+    def is_finished(self, offset: int) -> bool:
+        """Whether the message will never be delivered (again) to the group."""
+        return offset < self.commit_offset or offset in self.finished
+
     # Back
 
     def check(self, offset: int, nonce: int) -> InFlight:

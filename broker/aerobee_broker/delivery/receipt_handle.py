@@ -1,25 +1,29 @@
-"""A receipt handle names one delivery of one message: 21 bytes as hexadecimal digits.
+"""A receipt handle names one delivery of one message to one group: 29 bytes, or more, as hexadecimal digits.
 
     offset  size  field
-         0     1  version       1
+         0     1  version       2
          1     4  queue_id
          5     8  queue_offset
         13     8  nonce         the delivery that is in flight must have the same; random, or made from the attempt id
+        21     4  run           a number that the broker chooses at each start: whether this process gave the handle
+        25     4  owner         BLAKE2b of group and topic: one that is given back for another is known as such
+        29     -  lite topic    UTF-8, at most 64 bytes; of a lite topic's message only
 
-Group and topic are not in it: the state that it is looked up in is that of the group and topic of the request, and a
-nonce of another one does not occur there. The nonce is in the delivery journal, so a handle outlives the process.
+Nothing in it is a secret. The nonce is in the delivery journal, so a handle outlives the process.
 """
 
 from __future__ import annotations
 
 import struct
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from aerobee_broker.errors import InvalidReceiptHandleError
 
-_VERSION: Final = 1
-_LAYOUT: Final = struct.Struct(">BIQQ")
-assert _LAYOUT.size == 21, "the table above and the struct must agree"
+_VERSION: Final = 2
+_LAYOUT: Final = struct.Struct(">BIQQI4s")
+assert _LAYOUT.size == 29, "the table above and the struct must agree"
+_LITE_TOPIC_SIZE_MAX: Final = 64
 _pack = _LAYOUT.pack
 
 
@@ -29,19 +33,31 @@ class ReceiptHandle(NamedTuple):
     queue_id: int
     queue_offset: int
     nonce: int
+    run: int
+    owner: bytes
+    lite_topic: str
 
 
-def encode(queue_id: int, queue_offset: int, nonce: int) -> str:
-    """The handle as clients see it: 42 characters, no blanks."""
-    return _pack(_VERSION, queue_id, queue_offset, nonce).hex()
+def owner_of(group: str, topic: str) -> bytes:
+    """What stands for a group and a topic (stored names) in a handle."""
+    return blake2b(f"{group}\0{topic}".encode(), digest_size=4).digest()
+
+
+def encode(queue_id: int, queue_offset: int, nonce: int, run: int, owner: bytes, lite_topic: str = "") -> str:
+    """The handle as clients see it: 58 characters, for a lite topic up to 186, no blanks."""
+    return (_pack(_VERSION, queue_id, queue_offset, nonce, run, owner) + lite_topic.encode()).hex()
 
 
 def decode(handle: str) -> ReceiptHandle:
     """Read a handle. Raises InvalidReceiptHandleError for whatever `encode` has not made."""
+    size, odd = divmod(len(handle), 2)
     try:
-        encoded = bytes.fromhex(handle) if len(handle) == 2 * _LAYOUT.size else b""
+        right = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _LITE_TOPIC_SIZE_MAX
+        encoded = bytes.fromhex(handle) if right else b""
+        lite_topic = encoded[_LAYOUT.size :].decode()
     except ValueError:
-        encoded = b""
-    if len(encoded) != _LAYOUT.size or encoded[0] != _VERSION:
+        encoded, lite_topic = b"", ""
+    if len(encoded) != size or not encoded or encoded[0] != _VERSION:
         raise InvalidReceiptHandleError("the receipt handle is malformed; give back the one of the received message")
-    return ReceiptHandle(*_LAYOUT.unpack(encoded)[1:])
+    _, queue_id, queue_offset, nonce, run, owner = _LAYOUT.unpack_from(encoded)
+    return ReceiptHandle(queue_id, queue_offset, nonce, run, owner, lite_topic)

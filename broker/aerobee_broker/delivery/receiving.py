@@ -98,7 +98,9 @@ class Receiving:
         dead_letters: DeadLetters,
         history: History,
         stats: DeliveryStats,
+        run: int,
     ) -> None:
+        """`run` stands for this process in receipt handles."""
         self._store = store
         self._clock = clock
         self._config = config
@@ -108,6 +110,7 @@ class Receiving:
         self._dead_letters = dead_letters
         self._history = history
         self._stats = stats
+        self._run = run
 
     def take(self, queues: Sequence[Queue], wish: Wish, *, is_last: bool = False) -> Taken:
         """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`.
@@ -425,6 +428,7 @@ class Receiving:
 
     def _note_delivered(self, queue: Queue, offsets: list[int], nonce: int, wish: Wish, taken: Taken) -> None:
         taken.parts.append((queue, offsets, nonce))
+        self._subscriptions.note_busy(queue)
         self._visibility.schedule(queue)
         if wish.invisible_ms is None:
             self._holders.note(wish.client_id, queue, wish.attempt)
@@ -446,18 +450,23 @@ class Receiving:
     def _make_messages(
         self, queue: Queue, records: Sequence[Record], event: Delivered, messages: list[DeliveredMessage]
     ) -> None:
-        queue_id, nonce = queue.key.queue_id, event.nonce
+        nonce = event.nonce
         index = 0
         for run in event.runs:
             if not run.attempt:
                 continue  # passed over
             for record in records[index : index + run.size]:
-                handle = receipt_handle.encode(queue_id, record.queue_offset, nonce)
+                handle = handle_of(queue, record.queue_offset, nonce, self._run)
                 messages.append(DeliveredMessage(record, handle, run.attempt))
             index += run.size
             if run.attempt > 1:
                 self._stats.redelivered += run.size
         self._stats.delivered += index
+
+
+def handle_of(queue: Queue, offset: int, nonce: int, run: int) -> str:
+    """The receipt handle of a delivery."""
+    return receipt_handle.encode(queue.key.queue_id, offset, nonce, run, queue.owner, queue.lite_topic)
 
 
 def _urgency(message: DeliveredMessage) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.queue_delivery import QueueDelivery
-from aerobee_broker.topics import TopicTable
+from aerobee_broker.delivery.receipt_handle import owner_of
+from aerobee_broker.topics import TopicTable, split_light_topic_name
 from aerobee_store import MessageStore, Record
 
 _log = logging.getLogger(__name__)
@@ -34,11 +35,16 @@ class DeliveryTables(Protocol):
 class Queue:
     """One (group, topic, queue)."""
 
-    __slots__ = ("delivery", "dropped", "encoded_key", "key", "reset_at", "saved_commit_offset", "scheduled_ms")
+    __slots__ = (
+        *("delivery", "dropped", "encoded_key", "key", "lite_topic", "owner"),
+        *("reset_at", "saved_commit_offset", "scheduled_ms", "topic"),
+    )
 
     def __init__(self, key: QueueKey, commit_offset: int) -> None:
         self.key = key
         self.encoded_key = key.encode()
+        self.topic, self.lite_topic = split_light_topic_name(key.topic) or (key.topic, "")  # as consumers name them
+        self.owner = owner_of(key.group, self.topic)
         self.delivery = QueueDelivery(commit_offset)
         self.saved_commit_offset = -1
         self.scheduled_ms: int | None = None  # when the timer looks at it
@@ -86,6 +92,7 @@ class Subscriptions:
         self._offsets = tables.offsets
         self._config = config
         self._groups: dict[str, dict[str, Subscription]] = {}  # group -> topic
+        self._busy: dict[str, set[Queue]] = {}  # group -> where something may be in flight
 
     def __iter__(self) -> Iterator[Queue]:
         """Every queue."""
@@ -104,19 +111,27 @@ class Subscriptions:
         """The subscription, a new one without queues if there was none."""
         return self._groups.setdefault(group, {}).setdefault(topic, Subscription())
 
+    def note_busy(self, queue: Queue) -> None:
+        """Something of this queue is in flight now."""
+        self._busy.setdefault(queue.key.group, set()).add(queue)
+
+    def busy(self, group: str) -> set[Queue]:
+        """Where the group has something in flight."""
+        queues = self._busy.get(group)
+        if not queues:
+            return set()
+        queues -= {queue for queue in queues if queue.dropped or not queue.delivery.in_flight}
+        return queues
+
     def in_flight_count(self, group: str) -> int:
-        return sum(
-            len(queue.delivery.in_flight)
-            for subscription in self._groups.get(group, {}).values()
-            for queue in subscription.queues.values()
-        )
+        return sum(len(queue.delivery.in_flight) for queue in self.busy(group))
 
     def drop(self, topic: str, group: str) -> None:
-        """Forget a topic, a group, or both; an empty name stands for all."""
+        """Forget a topic with its lite topics, a group, or both; an empty name stands for all."""
         for group_name, topics in list(self._groups.items()):
             if group not in ("", group_name):
                 continue
-            for topic_name in [name for name in topics if topic in ("", name)]:
+            for topic_name in [name for name in topics if topic in ("", name) or _is_lite_topic_of(name, topic)]:
                 for queue in topics.pop(topic_name).queues.values():
                     queue.dropped = True
             if not topics:
@@ -194,3 +209,8 @@ class Subscriptions:
                     ready_offset = first if lag else None
                     statuses.append(QueueStatus(topic, queue_id, offset, high, lag, 0, lag, ready_offset=ready_offset))
         return statuses
+
+
+def _is_lite_topic_of(name: str, parent: str) -> bool:
+    split = split_light_topic_name(name)
+    return split is not None and split[0] == parent

@@ -13,7 +13,6 @@ from typing import Final
 from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import Queue
-from aerobee_broker.long_polling import LongPolling
 from aerobee_store.clock import Clock
 
 _SLEEP_SECONDS_MAX: Final = 3600.0
@@ -25,13 +24,16 @@ class Visibility:
     def __init__(
         self,
         clock: Clock,
-        long_polling: LongPolling,
+        wake_receive: Callable[[Queue], None],
         stats: DeliveryStats,
         also_due: Callable[[], float | None],
     ) -> None:
-        """`also_due` does what else is due, and says in how many seconds it has to be asked again; None: no more."""
+        """`wake_receive` lets a waiting receive look at a queue, for something of it may be delivered.
+
+        `also_due` does what else is due, and says in how many seconds it has to be asked again; None: no more.
+        """
         self._clock = clock
-        self._long_polling = long_polling
+        self.wake_receive = wake_receive
         self._stats = stats
         self._also_due = also_due
         self._queues: list[tuple[int, int, Queue]] = []
@@ -41,10 +43,6 @@ class Visibility:
     def wake_timer(self) -> None:
         """Look at the clock again: for tests that move it."""
         self._wake.set()
-
-    def wake_receive(self, queue: Queue) -> None:
-        """Something of this queue may be delivered: let a waiting receive look."""
-        self._long_polling.wake(queue.key.topic, queue.key.group, queue.key.queue_id)
 
     def expire(self, queue: Queue, now_ms: int) -> None:
         """Make visible what is due of this queue."""

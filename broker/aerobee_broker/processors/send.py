@@ -20,9 +20,7 @@ from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import (
     DELAY,
-    FIFO,
-    NORMAL,
-    PRIORITY,
+    LITE,
     TRANSACTION,
     delivery_ms,
     message_type,
@@ -31,17 +29,16 @@ from aerobee_broker.message_mapping import (
 from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables import Tables
-from aerobee_broker.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig
+from aerobee_broker.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.validation import check_message
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
-from aerobee_store.properties import java_hash
+from aerobee_store.properties import INNER_MULTI_DISPATCH, java_hash
 from aerobee_store.record import Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
-_SUPPORTED: Final = frozenset({NORMAL, FIFO, PRIORITY, TRANSACTION, DELAY})
 _MASK_64: Final = (1 << 64) - 1
 
 
@@ -74,6 +71,7 @@ class SendProcessor:
     ) -> None:
         self._limits = config.limits
         self._body_size_max = config.store.body_size_max
+        self._light_queues = config.store.light_queues
         self._store = store
         self._tables = tables
         self._counters = counters
@@ -174,9 +172,9 @@ class SendProcessor:
                 f"topic {destination.topic!r} takes {names} messages, this one is {v2.MessageType.Name(kind)}; "
                 "send it to a topic of its type",
             )
-        if kind not in _SUPPORTED:
+        if kind == LITE and not self._light_queues:
             raise InvalidRequestError(
-                v2.Code.NOT_IMPLEMENTED, f"{v2.MessageType.Name(kind)} messages are not supported by this broker yet"
+                v2.Code.NOT_IMPLEMENTED, "lite topics need light queues; switch them on: store.light_queues"
             )
         count = destination.queue_count
         if not count:
@@ -192,6 +190,9 @@ class SendProcessor:
             destination.counters[kind] = counter
         counters.append(counter)
         stored = to_store_message(message, destination.topic, queue_id, client.peer, now_ms)
+        if kind == LITE and LITE in destination.accepted:
+            name = light_topic_name(destination.topic, system.lite_topic)
+            stored.properties = {**stored.properties, INNER_MULTI_DISPATCH: name}
         if kind == DELAY and (deliver_ms := delivery_ms(system.delivery_timestamp)) > now_ms:
             return self._timer.delayed(stored, deliver_ms)
         return stored

@@ -19,7 +19,6 @@ from aerobee_proto import v2
 
 LONG_POLLING_SECONDS: Final = 20
 PRODUCER_MAX_ATTEMPTS: Final = 3
-LITE_SUBSCRIPTION_QUOTA: Final = 1200
 LITE_TOPIC_SIZE_MAX: Final = 64
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
 _SIMPLE_TYPES: Final = (v2.ClientType.SIMPLE_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
@@ -92,7 +91,7 @@ class TelemetryProcessor:
         if received.client_type not in _SIMPLE_TYPES or own.ToMilliseconds() <= 0:
             subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)
         if received.client_type in _LITE_TYPES:
-            subscription.lite_subscription_quota = LITE_SUBSCRIPTION_QUOTA
+            subscription.lite_subscription_quota = self._config.delivery.lite_subscriptions_max
             subscription.max_lite_topic_size = LITE_TOPIC_SIZE_MAX
         reply.backoff_policy.CopyFrom(backoff_policy(group, client.language))
 

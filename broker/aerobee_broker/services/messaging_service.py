@@ -14,6 +14,7 @@ from aerobee_broker.counters import BrokerCounters, ReceivedCounters
 from aerobee_broker.errors import BrokerError, InvalidRequestError
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
+from aerobee_broker.processors.lite import LiteProcessor
 from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.recall import RecallProcessor
@@ -31,7 +32,7 @@ SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
 
 class MessagingService:
-    """One line a method; those without one answer NOT_IMPLEMENTED."""
+    """One line a method."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class MessagingService:
         send: SendProcessor,
         receive: ReceiveProcessor,
         pull: PullProcessor,
+        lite: LiteProcessor,
         recall: RecallProcessor,
         acknowledge: AcknowledgeProcessor,
         transaction: TransactionProcessor,
@@ -59,6 +61,7 @@ class MessagingService:
         self._send = send
         self._receive_processor = receive
         self._pull_processor = pull
+        self._lite = lite
         self._recall = recall
         self._acknowledge = acknowledge
         self._transaction = transaction
@@ -82,6 +85,7 @@ class MessagingService:
                 "QueryOffset": self._pull_processor.query_offset,
                 "GetOffset": self._pull_processor.get_offset,
                 "UpdateOffset": self._pull_processor.update_offset,
+                "SyncLiteSubscription": self._lite.sync,
             },
             streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
             ready_made={

@@ -9,25 +9,46 @@ from hypothesis import strategies as st
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.errors import InvalidReceiptHandleError
 
+OWNER = receipt_handle.owner_of("g", "t")
+GOOD = receipt_handle.encode(1, 2, 3, 4, OWNER, "lite")
 
-@given(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(1, 2**64 - 1))
-def test_handle_says_what_it_was_made_of(queue_id: int, queue_offset: int, nonce: int) -> None:
+
+@given(
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**63 - 1),
+    st.integers(1, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.text("abcXYZ012-_", max_size=64),
+)
+def test_handle_says_what_it_was_made_of(queue_id: int, queue_offset: int, nonce: int, run: int, lite: str) -> None:
     """A short text without blanks, and back."""
-    text = receipt_handle.encode(queue_id, queue_offset, nonce)
-    assert len(text) == 42
+    text = receipt_handle.encode(queue_id, queue_offset, nonce, run, OWNER, lite)
+    assert len(text) == 58 + 2 * len(lite)
     assert text.isalnum()
-    assert receipt_handle.decode(text) == (queue_id, queue_offset, nonce)
+    assert receipt_handle.decode(text) == (queue_id, queue_offset, nonce, run, OWNER, lite)
 
 
-@given(st.text(max_size=60))
+def test_owners_differ() -> None:
+    """By group, by topic, and by where the one ends and the other begins."""
+    names = (("g", "t"), ("g", "u"), ("h", "t"), ("gt", ""), ("", "gt"))
+    assert len({receipt_handle.owner_of(*pair) for pair in names}) == len(names)
+
+
+@given(st.text(max_size=200))
 def test_other_text_is_refused(text: str) -> None:
     """With the one error that makes clients give up on a handle."""
     with pytest.raises(InvalidReceiptHandleError):
         receipt_handle.decode(text)
 
 
-@pytest.mark.parametrize("text", ["02" + "00" * 20, "01" + "00" * 19, "01" + "00" * 21, " " * 42, "01" + " " * 40])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("01" + GOOD[2:], "03" + GOOD[2:], GOOD[:56], GOOD[:57], GOOD + "0", GOOD + "ff", GOOD + "61" * 61),
+        *(" " * 58, GOOD[:20] + "  " + GOOD[22:], "02" + " " * 56, GOOD[:-1] + "g"),
+    ],
+)
 def test_near_misses_are_refused(text: str) -> None:
-    """Another version, another length, the blanks that fromhex would skip."""
+    """Another version, another length, no UTF-8, the blanks that fromhex would skip."""
     with pytest.raises(InvalidReceiptHandleError):
         receipt_handle.decode(text)

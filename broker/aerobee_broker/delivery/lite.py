@@ -1,0 +1,303 @@
+"""Lite topics: small sub-streams of a parent topic, of which every client subscribes the ones that it wants.
+
+The messages of a lite topic lie in a light queue of the store, and a group has a position in that as in any queue; so
+delivery, acknowledgement and the journal know no difference. What is particular is which queues a receive looks at:
+those that its client has subscribed. That is kept here, in memory: it belongs to the client, ends with it, and is said
+again by the official ones every 30 seconds.
+
+A client may have subscribed a thousand lite topics of which hardly any has a message. So none are looked at in turn:
+each client has a list of those that may have something (`pending`), where arrivals, expiries and nacks put them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Final
+
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.history import History
+from aerobee_broker.delivery.journal import QueueKey
+from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.long_polling import LongPolling
+from aerobee_broker.topics import LIGHT_PREFIX, TopicConfig, light_topic_name, split_light_topic_name
+from aerobee_proto import v2
+from aerobee_store import MessageStore
+
+LITE_QUEUE_ID: Final = 0
+_LOOKED_PER_STEP_MAX: Final = 64  # lite topics that a receive looks at before others get their turn
+
+Begin = Callable[[MessageStore, str], int]
+"""Where a subscription begins: the store and the name of a light queue -> queue offset."""
+
+
+class Action(Enum):
+    """What becomes of a client's set of lite topics."""
+
+    ADD = "add"
+    REMOVE = "remove"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`names` are lite topics. A `version` below one that was seen is out of date. `begin` is for new ones."""
+
+    action: Action
+    names: frozenset[str]
+    version: int | None = None
+    begin: Begin | None = None
+
+
+class LiteConsumer:
+    """What one client of a group has subscribed of a parent topic."""
+
+    __slots__ = ("client_id", "group", "line", "parent", "pending", "place", "subscribed", "version")
+
+    def __init__(self, parent: str, group: str, client_id: str) -> None:
+        self.parent = parent
+        self.group = group
+        self.client_id = client_id
+        self.subscribed: dict[str, None] = {}  # names of light queues
+        self.pending: OrderedDict[str, None] = OrderedDict()  # of these, the ones that may have something
+        self.version: int | None = None
+        # Each client waits in a line of its own. No group has its name, for there is a space in it, and no topic the
+        # name of the place: arrivals in the parent topic are none of these receives' business.
+        self.place = light_topic_name(parent, "")
+        self.line = f"{group} lite {client_id}"
+
+
+class LiteConsumers:
+    """All of them. Event loop only."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: DeliveryConfig,
+        subscriptions: Subscriptions,
+        history: History,
+        long_polling: LongPolling,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._subscriptions = subscriptions
+        self._history = history
+        self._long_polling = long_polling
+        self._consumers: dict[tuple[str, str, str], LiteConsumer] = {}  # parent, group, client id
+        self._of_queue: dict[str, dict[LiteConsumer, None]] = {}
+        self.unsubscribed_listeners: list[Callable[[str, str], None]] = []
+        """Hear the client id and the lite topic when one was taken from a client, for it was deleted."""
+
+    def get(self, parent: str, group: str, client_id: str) -> LiteConsumer | None:
+        return self._consumers.get((parent, group, client_id))
+
+    def names(self, parent: str, group: str, client_id: str) -> list[str]:
+        """The lite topics that a client has subscribed, sorted."""
+        consumer = self.get(parent, group, client_id)
+        return sorted(_lite_topic(name) for name in consumer.subscribed) if consumer is not None else []
+
+    async def subscribe(self, parent: str, group: str, client_id: str, change: Change) -> None:
+        """Change what a client has subscribed. The group's positions in new lite topics are durable when this returns.
+
+        A position that the group has stays, but with `begin` for a lite topic that no client of it has subscribed.
+        Raises InvalidRequestError with LITE_SUBSCRIPTION_QUOTA_EXCEEDED, StoreError.
+        """
+        consumer = self.get(parent, group, client_id) or LiteConsumer(parent, group, client_id)
+        if change.version is not None:
+            if consumer.version is not None and change.version < consumer.version:
+                return
+            consumer.version = change.version
+        named = {light_topic_name(parent, name) for name in change.names}
+        present = consumer.subscribed.keys()
+        added = sorted(named - present) if change.action is not Action.REMOVE else []
+        removed = named & present if change.action is Action.REMOVE else set()
+        if change.action is Action.REPLACE:
+            removed = present - named
+        quota = self._config.lite_subscriptions_max
+        if len(present) + len(added) - len(removed) > quota:
+            raise InvalidRequestError(
+                v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+                f"client {client_id!r} would have {len(present) + len(added) - len(removed)} lite topics, the limit is "
+                f"{quota} (delivery.lite_subscriptions_max); use more clients",
+            )
+        self._history.begin(QueueKey(group, name, LITE_QUEUE_ID) for name in added)
+        if change.begin is not None:
+            self._history.reset(
+                [
+                    (queue, change.begin(self._store, name))
+                    for name in added
+                    if not any(other.group == group for other in self._of_queue.get(name, ()))
+                    and (queue := self._subscriptions.queue(name, group, LITE_QUEUE_ID)) is not None
+                ]
+            )
+        self._consumers[parent, group, client_id] = consumer
+        for name in removed:
+            self._take_away(consumer, name)
+        for name in added:
+            consumer.subscribed[name] = None
+            consumer.pending[name] = None
+            self._of_queue.setdefault(name, {})[consumer] = None
+        if added:
+            self._long_polling.wake(consumer.place, consumer.line)
+            await self._history.wait_stored()
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int) -> None:
+        """A listener for `MessageStore.arrival_listeners`."""
+        if topic.startswith(LIGHT_PREFIX):
+            self._note(topic, None)
+
+    def wake(self, queue: Queue) -> None:
+        """Something of this light queue may be delivered to its group (again)."""
+        self._note(queue.key.topic, queue.key.group)
+
+    def client_gone(self, client_id: str) -> None:
+        """What it had subscribed is forgotten."""
+        for consumer in [each for each in self._consumers.values() if each.client_id == client_id]:
+            self._forget(consumer)
+
+    def drop(self, topic: str, group: str) -> None:
+        """A parent topic, a lite topic by the name of its queue, or a group is deleted; "" stands for all.
+
+        The clients of a lite topic are told.
+        """
+        for consumer in list(self._consumers.values()):
+            if group not in ("", consumer.group):
+                continue
+            if topic in consumer.subscribed:
+                self._take_away(consumer, topic)
+                for listener in self.unsubscribed_listeners:
+                    listener(consumer.client_id, _lite_topic(topic))
+            elif topic in ("", consumer.parent):
+                self._forget(consumer)
+                self._long_polling.end_line(consumer.place, consumer.line)  # to learn that it is gone
+
+    def _note(self, name: str, group: str | None) -> None:
+        for consumer in self._of_queue.get(name, ()):
+            if group is None or consumer.group == group:
+                consumer.pending[name] = None
+                self._long_polling.wake(consumer.place, consumer.line)
+
+    def _forget(self, consumer: LiteConsumer) -> None:
+        for name in list(consumer.subscribed):
+            self._take_away(consumer, name)
+        del self._consumers[consumer.parent, consumer.group, consumer.client_id]
+
+    def _take_away(self, consumer: LiteConsumer, name: str) -> None:
+        del consumer.subscribed[name]
+        consumer.pending.pop(name, None)
+        consumers = self._of_queue[name]
+        del consumers[consumer]
+        if not consumers:
+            del self._of_queue[name]
+
+
+class LiteSource:
+    """The light queues that a client has subscribed; of a receive, as a `sources.Source`."""
+
+    def __init__(
+        self,
+        consumers: LiteConsumers,
+        subscriptions: Subscriptions,
+        long_polling: LongPolling,
+        parent: str,
+        group: str,
+        client_id: str,
+    ) -> None:
+        self._consumers = consumers
+        self._subscriptions = subscriptions
+        self._long_polling = long_polling
+        self._nobody = LiteConsumer(parent, group, client_id)
+        self._left: int | None = None  # pending ones to look at before waiting; None: as many as there are
+
+    @property
+    def _consumer(self) -> LiteConsumer:
+        """The present one: subscribing comes after the first receive, with some clients."""
+        nobody = self._nobody
+        return self._consumers.get(nobody.parent, nobody.group, nobody.client_id) or nobody
+
+    def begin(self, topic: TopicConfig) -> bool:
+        return False  # subscribing does
+
+    def queues(self, attempt: int | None) -> Sequence[Queue]:
+        consumer = self._consumer
+        found = []
+        if self._left is None:
+            self._left = len(consumer.pending)
+            if attempt is not None:  # its queues are not pending: what it brought is in flight
+                busy = self._subscriptions.busy(consumer.group)
+                found = [queue for queue in busy if queue.topic == consumer.parent and _holds(queue, attempt)]
+        names = list(islice(consumer.pending, min(self._left, _LOOKED_PER_STEP_MAX)))
+        self._left -= len(names)
+        for name in names:
+            queue = self._subscriptions.queue(name, consumer.group, LITE_QUEUE_ID)
+            if queue is None:
+                del consumer.pending[name]
+            elif queue not in found:
+                found.append(queue)
+        return found
+
+    def looked(self, queues: Sequence[Queue]) -> bool:
+        consumer = self._consumer
+        for queue in queues:
+            name = queue.key.topic
+            if name in consumer.pending:
+                if self._may_have_more(queue):
+                    consumer.pending.move_to_end(name)
+                else:
+                    del consumer.pending[name]
+        return bool(self._left)
+
+    def wake_next(self) -> None:
+        self._long_polling.wake(self._nobody.place, self._nobody.line)
+
+    async def wait(self, seconds: float, *, again: bool) -> bool:
+        self._left = None
+        nobody = self._nobody
+        return await self._long_polling.wait(nobody.place, nobody.line, nobody.client_id, seconds, again=again)
+
+    def _may_have_more(self, queue: Queue) -> bool:
+        delivery = queue.delivery
+        if delivery.cursor < self._subscriptions.end_of(queue):
+            return True
+        lanes = delivery.order
+        return lanes.has_open() if isinstance(lanes, Lanes) else bool(delivery.ready)
+
+
+def _holds(queue: Queue, nonce: int) -> bool:
+    return any(flight.nonce == nonce for flight in queue.delivery.in_flight.values())
+
+
+def _lite_topic(name: str) -> str:
+    split = split_light_topic_name(name)
+    assert split is not None, "only names of lite topics are subscribed"
+    return split[1]
+
+
+def lite_topics_of(store: MessageStore, parent: str) -> list[str]:
+    """The names of the light queues of a parent topic."""
+    return [name for name in store.queues() if (split := split_light_topic_name(name)) and split[0] == parent]
+
+
+async def expired(store: MessageStore, topics: Iterable[TopicConfig], now_ms: int) -> list[str]:
+    """The names of light queues whose last message is older than their parent topic lets lite topics be."""
+    minutes = {topic.name: topic.lite_expiry_minutes for topic in topics if topic.lite_expiry_minutes}
+    found: list[str] = []
+    if not minutes:
+        return found
+    for number, name in enumerate(store.queues()):
+        if number % _LOOKED_PER_STEP_MAX == 0:
+            await asyncio.sleep(0)
+        split = split_light_topic_name(name)
+        if split is None or (limit := minutes.get(split[0])) is None:
+            continue
+        low, high = store.queue_range(name, LITE_QUEUE_ID)
+        last = store.store_timestamp_at(name, LITE_QUEUE_ID, high - 1) if low < high else None
+        if last is None or now_ms - last > limit * 60_000:  # the log does not have it any more, or it is too old
+            found.append(name)
+    return found

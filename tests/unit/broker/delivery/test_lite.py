@@ -1,0 +1,249 @@
+"""Lite topics on a real store: what belongs to the client, what to the group, and what a crash leaves of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.delivery.lite import Action, Change
+from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.errors import InvalidReceiptHandleError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
+from aerobee_proto import v2
+from aerobee_store.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
+from aerobee_store.record import Message
+from tests.support.delivery_world import GROUP, MovableClock, World, bodies
+
+ROOMS = "rooms"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = await World.start(tmp_path / "store", MovableClock())
+    attributes = {"message.type": "LITE", "lite.topic.expiration": "30"}
+    world.tables.topics.create(TopicConfig(name=ROOMS, read_queue_count=2, write_queue_count=2, attributes=attributes))
+    await world.tables.save()
+    yield world
+    await world.stop()
+
+
+async def say(world: World, room: str, *texts: str) -> None:
+    """Messages of a lite topic, as a send stores them."""
+    messages = [
+        Message(
+            topic=ROOMS,
+            queue_id=number % 2,
+            body=text.encode(),
+            properties={UNIQ_KEY: text, INNER_MULTI_DISPATCH: light_topic_name(ROOMS, room)},
+        )
+        for number, text in enumerate(texts)
+    ]
+    await world.store.wait_stored(world.store.append(messages)[-1].end)
+
+
+async def subscribe(
+    world: World, *rooms: str, client_id: str = "client", group: str = GROUP, action: Action = Action.ADD
+) -> None:
+    await world.deliveries.lite.subscribe(ROOMS, group, client_id, Change(action, frozenset(rooms)))
+
+
+async def receive(
+    world: World, count: int = 32, *, client_id: str = "client", **options: float
+) -> list[DeliveredMessage]:
+    world.connected.add(client_id)
+    return await world.receive(count, topic=ROOMS, client_id=client_id, **options)  # type: ignore[arg-type] # numbers
+
+
+def test_names() -> None:
+    """There and back, also of a topic with a namespace; nothing else is such a name."""
+    assert light_topic_name("ns%rooms", "a_-9") == "%LMQ%$ns%rooms$a_-9"
+    assert split_light_topic_name("%LMQ%$ns%rooms$a_-9") == ("ns%rooms", "a_-9")
+    for other in ("rooms", "%LMQ%rooms", "%LMQ%$rooms", "%LMQ%$rooms$", "%LMQ%$$a", "x%LMQ%$rooms$a", ""):
+        assert split_light_topic_name(other) is None
+
+
+async def test_positions_are_the_groups_and_outlive_it_all(world: World) -> None:
+    """After a crash a client has to say again what it wants; what was acknowledged does not come again."""
+    await subscribe(world, "a", "b")
+    await say(world, "a", "a1", "a2")
+    await say(world, "b", "b1")
+    first, second, third = sorted(await receive(world, seconds=30), key=lambda each: each.record.body)
+    assert await world.acknowledge(first, third, topic=ROOMS) == [True, True]
+    after = await world.crash()
+    try:
+        assert await receive(after) == []
+        assert await after.acknowledge(second, topic=ROOMS) == [True]
+        await subscribe(after, "a", "b", client_id="another")
+        await say(after, "a", "a3")
+        assert bodies(await receive(after, client_id="another")) == ["a3"]
+    finally:
+        await after.stop()
+
+
+async def test_a_message_that_comes_back_wakes_who_waits(world: World) -> None:
+    """Nacked or expired: to whoever of the group has subscribed it, under a handle that names the lite topic."""
+    await subscribe(world, "a")
+    await subscribe(world, "a", client_id="other")
+    await say(world, "a", "a1")
+    [message] = await receive(world, seconds=30)
+    waiting = asyncio.ensure_future(receive(world, client_id="other", wait=20))
+    await asyncio.sleep(0)
+    await world.deliveries.change_invisible(ROOMS, GROUP, message.receipt_handle, 0)
+    [again] = await asyncio.wait_for(waiting, 5)
+    assert (again.record.body, again.attempt) == (b"a1", 2)
+    waiting = asyncio.ensure_future(receive(world, wait=20))
+    await asyncio.sleep(0)
+    await world.advance(60)
+    [once_more] = await asyncio.wait_for(waiting, 5)
+    assert once_more.attempt == 3
+    with pytest.raises(InvalidReceiptHandleError):
+        await world.deliveries.change_invisible(ROOMS, "audit", once_more.receipt_handle, 0)
+    changed = await world.deliveries.change_invisible(ROOMS, GROUP, once_more.receipt_handle, 1000)
+    assert await world.deliveries.acknowledge(ROOMS, GROUP, [changed]) == [None]
+
+
+async def test_a_thousand_lite_topics(world: World) -> None:
+    """All are found, however many a client has; those that are looked at first get their turn last."""
+    rooms = [f"room{number}" for number in range(300)]
+    await subscribe(world, *rooms)
+    for room in rooms:
+        await say(world, room, f"{room}.1", f"{room}.2")
+    found: list[DeliveredMessage] = []
+    while messages := await receive(world, 50):
+        found += messages
+    assert bodies(found) == sorted(f"{room}.{number}" for room in rooms for number in (1, 2))
+    consumer = world.deliveries.lite.get(ROOMS, GROUP, "client")
+    assert consumer is not None
+    assert not consumer.pending
+
+
+async def test_order_within_a_lite_topic(world: World) -> None:
+    """Of an orderly group: the next waits for the one before, other lite topics go on; a lost answer is repeated."""
+    world.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
+    await subscribe(world, "a", "b")
+    await say(world, "a", "a1", "a2")
+    await say(world, "b", "b1")
+
+    async def attempt(name: str, count: int = 1) -> list[DeliveredMessage]:
+        return await world.receive(count, topic=ROOMS, attempt_id=name, seconds=None)
+
+    [first] = await attempt("one")
+    [again] = await attempt("one")
+    assert (again.receipt_handle, again.attempt) == (first.receipt_handle, 1)
+    assert bodies(await attempt("two", 8)) == ["b1"]
+    assert await attempt("three") == []
+    waiting = asyncio.ensure_future(world.receive(topic=ROOMS, wait=20))
+    await asyncio.sleep(0)
+    await world.acknowledge(first, topic=ROOMS)
+    assert bodies(await asyncio.wait_for(waiting, 5)) == ["a2"]
+
+
+async def test_a_client_that_is_gone(world: World) -> None:
+    """Its set is forgotten, its wait ends, and what it had goes to others after a second."""
+    await subscribe(world, "a")
+    await subscribe(world, "a", client_id="other")
+    await say(world, "a", "a1")
+    [message] = await world.receive(topic=ROOMS, client_id="client", seconds=None)
+    waiting = asyncio.ensure_future(receive(world, wait=20))
+    await asyncio.sleep(0)
+    world.deliveries.client_gone("client")
+    assert await asyncio.wait_for(waiting, 5) == []
+    assert world.deliveries.lite.names(ROOMS, GROUP, "client") == []
+    assert world.deliveries.lite.names(ROOMS, GROUP, "other") == ["a"]
+    await world.advance(1)
+    [again] = await receive(world, client_id="other")
+    assert again.attempt == 2
+    assert await world.acknowledge(message, topic=ROOMS) == [False]
+
+
+async def test_an_answer_that_did_not_arrive_is_given_back(world: World) -> None:
+    """As of any topic: at once, and the attempt id brings it again."""
+    await subscribe(world, "a")
+    await say(world, "a", "a1")
+    messages = await receive(world)
+    world.deliveries.give_back(ROOMS, GROUP, messages)
+    [second] = await world.receive(topic=ROOMS, seconds=None, attempt_id="lost")
+    [third] = await world.receive(topic=ROOMS, seconds=None, attempt_id="lost")
+    assert (second.attempt, third.attempt) == (2, 3)
+
+
+async def test_dead_letters_are_in_no_lite_topic(world: World) -> None:
+    """The copy is read from the dead letters alone."""
+    world.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
+    await subscribe(world, "a")
+    await say(world, "a", "a1", "a2")
+    one, two = await receive(world, seconds=1)
+    await world.deliveries.forward_to_dead_letter_queue(ROOMS, GROUP, one.receipt_handle)
+    await world.advance(1)
+    assert await receive(world) == []
+    assert await world.acknowledge(two, topic=ROOMS) == [False]
+    dead = [(await world.receive(1, topic=f"%DLQ%{GROUP}", wait=5))[0] for _ in range(2)]
+    assert bodies(dead) == ["a1", "a2"]
+    assert {each.record.properties["DLQ_ORIGIN_TOPIC"] for each in dead} == {ROOMS}
+    assert world.store.queue_range(light_topic_name(ROOMS, "a"), 0)[1] == 2
+
+
+async def test_lite_topics_expire(world: World) -> None:
+    """So long after their last message; their clients are told, and one that comes back begins anew."""
+    told: list[tuple[str, str]] = []
+    world.deliveries.lite.unsubscribed_listeners.append(lambda client_id, name: told.append((client_id, name)))
+    await subscribe(world, "old", "young", "empty")
+    await say(world, "old", "o1")
+    await world.advance(20 * 60)
+    await say(world, "young", "y1")
+    assert await world.deliveries.expire_lite_topics() == 0
+    [message] = await receive(world, 1, seconds=3600)
+    await world.advance(11 * 60)
+    assert await world.deliveries.expire_lite_topics() == 1
+    assert told == [("client", "old")]
+    assert world.deliveries.lite.names(ROOMS, GROUP, "client") == ["empty", "young"]
+    assert light_topic_name(ROOMS, "old") not in world.store.queues()
+    assert message.record.body == b"o1"
+    assert await world.acknowledge(message, topic=ROOMS) == [False]
+    await subscribe(world, "old")
+    await say(world, "old", "o2")
+    assert bodies(await receive(world)) == ["o2", "y1"]
+    crashed = await world.crash()
+    try:
+        assert {status.topic for status in crashed.deliveries.status(GROUP)} >= {light_topic_name(ROOMS, "old")}
+    finally:
+        await crashed.stop()
+
+
+async def test_a_parent_topic_is_deleted(world: World) -> None:
+    """With its lite topics and all positions in them; who waits learns it."""
+    await subscribe(world, "a")
+    await say(world, "a", "a1", "a2")
+    await receive(world, 1)
+    await receive(world, 1)
+    waiting = asyncio.ensure_future(receive(world, wait=20))
+    await asyncio.sleep(0)
+    world.tables.topics.delete(ROOMS)
+    await world.deliveries.delete_topic(ROOMS)
+    world.store.delete_topic(ROOMS)
+    with pytest.raises(TopicNotFoundError):
+        await asyncio.wait_for(waiting, 5)
+    assert world.deliveries.status(GROUP) == []
+    assert not [name for name in world.store.queues() if name.startswith("%LMQ%")]
+    world.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+    assert await receive(world) == []
+
+
+async def test_too_many(tmp_path: Path) -> None:
+    """The quota is that of the client, over what it has and what comes; nothing of a refused change counts."""
+    world = await World.start(tmp_path / "store", MovableClock(), lite_subscriptions_max=2)
+    try:
+        world.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+        await subscribe(world, "a", "b")
+        with pytest.raises(InvalidRequestError) as caught:
+            await subscribe(world, "b", "c")
+        assert caught.value.code == v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
+        await subscribe(world, "c", "d", action=Action.REPLACE)
+        await subscribe(world, "a", "b", client_id="another")
+        assert world.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]
+    finally:
+        await world.stop()
