@@ -277,6 +277,15 @@ class Admin:
         request = admin_v1.GetStoreStatusRequest()
         return await self._connection.call(self._stub.GetStoreStatus, request, self._metadata)
 
+    async def traffic(
+        self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100
+    ) -> admin_v1.ListTrafficResponse:
+        """The `count` (up to 1000) busiest topics, and pairs of topic and group, lately."""
+        request = admin_v1.ListTrafficRequest(
+            window=admin_v1.TrafficWindow.Value(f"TRAFFIC_WINDOW_{window.upper()}"), topic=topic, count=count
+        )
+        return await self._connection.call(self._stub.ListTraffic, request, self._metadata)
+
     async def configuration(self, prefix: str = "") -> list[admin_v1.Setting]:
         """All settings in order of names, or those whose names begin so; with where each value comes from."""
         request = admin_v1.GetConfigurationRequest(prefix=prefix)

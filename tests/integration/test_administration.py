@@ -375,6 +375,30 @@ class TestStatus:
         found = (await world.ok("GetBrokerStatus", admin_v1.GetBrokerStatusRequest())).statistics
         assert (found.messages_in, found.messages_in_rate) == (3, 0), "a minute without messages"
 
+    async def test_which_topics_and_groups_are_busy(self, world: World) -> None:
+        """Busiest first, by window; what is over is in the longer ones."""
+        await world.client.create_topic("quiet")
+        await world.client.sent(message("quiet", "x"), *(message(TOPIC, str(number)) for number in range(3)))
+        received = await world.client.receive(TOPIC, GROUP, wait=5)
+        await world.client.acknowledge(TOPIC, GROUP, received.messages[0])
+        answer = await world.ok("ListTraffic", admin_v1.ListTrafficRequest())
+        assert [(each.topic, each.messages) for each in answer.topics] == [(TOPIC, 3), ("quiet", 1)]
+        assert answer.topics[0].messages_rate > 0
+        assert [(each.topic, each.group, each.messages, each.acknowledged) for each in answer.groups] == [
+            (TOPIC, GROUP, 3, 1)
+        ]
+        answer = await world.ok("ListTraffic", admin_v1.ListTrafficRequest(count=1))
+        assert [each.topic for each in answer.topics] == [TOPIC]
+        answer = await world.ok("ListTraffic", admin_v1.ListTrafficRequest(topic="quiet"))
+        assert ([each.topic for each in answer.topics], list(answer.groups)) == (["quiet"], [])
+        for _ in range(8):
+            await world.clock.advance(10)
+        for window, count in ((1, 0), (2, 2), (3, 2)):
+            request = admin_v1.ListTrafficRequest(window=window)  # type: ignore[arg-type]  # numbers of the enum
+            assert len((await world.ok("ListTraffic", request)).topics) == count
+        request = admin_v1.ListTrafficRequest(window=9)  # type: ignore[arg-type]  # no number of the enum
+        assert (await world.refused("ListTraffic", request))[0] == Code.BAD_REQUEST
+
     async def test_what_the_store_holds(self, world: World) -> None:
         """Offsets in their order, and whether it takes messages."""
         await world.client.sent(message(TOPIC, "x"))

@@ -230,6 +230,17 @@ class TestBroker:
         assert broker.endpoint in text
         assert re.search(r"takes messages +yes", text)
 
+    def test_traffic(self, shell: Shell) -> None:
+        """What went in and out lately, and how fast."""
+        shell.text("send", "busy", "x", "--count", "3")
+        shell.lines("receive", "busy", "--group", "readers")
+        found = shell.json("status", "--traffic", "minute", "--topic", "busy")
+        assert [(each["topic"], each["messages"]) for each in found["topics"]] == [("busy", 3)]
+        assert [(each["group"], each["messages"], each["acknowledged"]) for each in found["groups"]] == [
+            ("readers", 3, 3)
+        ]
+        assert "busy" in shell.text("status", "--traffic", "day")
+
     def test_configuration(self, shell: Shell, broker: BrokerProcess) -> None:
         """Shown with its sources, changed, kept over a restart, taken back."""
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   aerobee status
   aerobee status --endpoint broker.example:8081 --json | jq .store.diskUsedBytes
+  aerobee status --traffic hour --max 20               the busiest topics and groups
 """
+_TRAFFIC_MAX = 1000  # what the broker gives
 _DETAILS = "Exit code 0 if the broker takes messages, else 1. Rates are those of the last minute."
 
 
@@ -24,11 +26,21 @@ def add_parser(commands: Commands) -> None:
     parser = new_command(
         commands, "status", "show what a running broker does", run, details=_DETAILS, examples=_EXAMPLES
     )
+    parser.add_argument(
+        "--traffic", choices=("minute", "hour", "day"), help="instead: what went in and out lately, busiest first"
+    )
+    parser.add_argument("--topic", default="", help="with --traffic: only of this topic")
+    parser.add_argument(
+        "--max", metavar="N", type=options.count, default=100, help="with --traffic: at most N (default: 100)"
+    )
     options.add_endpoint(parser)
     options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.traffic is not None:
+        return _traffic(arguments)
+
     async def work(client: Client) -> tuple[admin_v1.GetBrokerStatusResponse, admin_v1.GetStoreStatusResponse]:
         return await client.admin.broker_status(), await client.admin.store_status()
 
@@ -72,3 +84,42 @@ def run(arguments: argparse.Namespace) -> int:
         ]
     )
     return exit_code
+
+
+def _traffic(arguments: argparse.Namespace) -> int:
+    found = with_client(
+        arguments,
+        lambda client: client.admin.traffic(
+            arguments.traffic, topic=arguments.topic, count=min(arguments.max, _TRAFFIC_MAX)
+        ),
+    )
+    if arguments.json:
+        answer = output.protobuf_json(found)
+        del answer["status"]
+        output.print_json(answer)
+        return 0
+    print(f"the last {output.span_text(found.window.ToMilliseconds())}")
+    output.print_table(
+        ("topic", "messages in", "a second", "size", "answered in"),
+        (
+            (
+                *(sent.topic, sent.messages, sent.messages_rate, output.size_text(sent.bytes)),
+                f"{sent.latency.ToMicroseconds() / 1000:.2f} ms",
+            )
+            for sent in found.topics
+        ),
+        empty="nothing was sent",
+    )
+    output.print_table(
+        ("topic", "group", "messages out", "a second", "size", "waited", "acknowledged", "dead letters"),
+        (
+            (
+                *(got.topic, got.group, got.messages, got.messages_rate, output.size_text(got.bytes)),
+                output.span_text(got.latency.ToMilliseconds()),
+                *(got.acknowledged, got.dead_letters),
+            )
+            for got in found.groups
+        ),
+        empty="nothing was delivered",
+    )
+    return 0

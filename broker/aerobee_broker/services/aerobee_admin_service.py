@@ -55,6 +55,7 @@ def aerobee_admin_handler(administration: Administration, counters: BrokerCounte
             "ResetOffsets": administration.groups.reset_offsets,
             "GetBrokerStatus": administration.status.broker_status,
             "GetStoreStatus": administration.status.store_status,
+            "ListTraffic": administration.status.list_traffic,
             "ListConnections": administration.clients.list_connections,
             "ReconnectClient": administration.clients.reconnect,
             "DescribeMessage": administration.messages.describe,

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import heapq
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
-from aerobee_broker.broker_stats import BrokerStats
+from aerobee_broker.broker_stats import BrokerStats, Window
 from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listeners import Listening
-from aerobee_broker.processors.administration.wire import OK, is_own_topic, timestamp
+from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, timestamp
 from aerobee_broker.tables import Tables
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
+
+_WINDOWS: Final[dict[admin_v1.TrafficWindow.ValueType, Window]] = {
+    admin_v1.TrafficWindow.TRAFFIC_WINDOW_UNSPECIFIED: "minute",
+    admin_v1.TrafficWindow.TRAFFIC_WINDOW_MINUTE: "minute",
+    admin_v1.TrafficWindow.TRAFFIC_WINDOW_HOUR: "hour",
+    admin_v1.TrafficWindow.TRAFFIC_WINDOW_DAY: "day",
+}
+_TRAFFIC_COUNT: Final = 100
 
 
 class StatusAdministration:
@@ -101,6 +112,47 @@ class StatusAdministration:
             response.oldest_timestamp.CopyFrom(timestamp(status.oldest_timestamp))
         return response
 
+    async def list_traffic(self, request: admin_v1.ListTrafficRequest, _: Client) -> admin_v1.ListTrafficResponse:
+        window = _WINDOWS.get(request.window)
+        if window is None:
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, f"window {request.window} is none of minute, hour and day")
+        count = page_count(request.count, default=_TRAFFIC_COUNT)
+        topics = {
+            name: traffic
+            for name, traffic in self._broker_stats.topics(window).items()
+            if not request.topic or name == request.topic
+        }
+        groups = {
+            key: traffic
+            for key, traffic in self._broker_stats.groups(window).items()
+            if not request.topic or key[0] == request.topic
+        }
+        seconds = self._broker_stats.seconds(window)
+        response = admin_v1.ListTrafficResponse(status=OK, window=_duration(seconds * 1000))
+        for topic in heapq.nlargest(count, topics, key=lambda name: topics[name].messages):
+            sent = topics[topic]
+            response.topics.add(
+                topic=topic,
+                messages=sent.messages,
+                bytes=sent.bytes,
+                messages_rate=sent.messages / seconds if seconds else 0.0,
+                latency=_duration(sent.milliseconds / max(sent.requests, 1)),
+            )
+        for key in heapq.nlargest(count, groups, key=lambda key: groups[key].messages):
+            got = groups[key]
+            response.groups.add(
+                topic=key[0],
+                group=key[1],
+                messages=got.messages,
+                bytes=got.bytes,
+                messages_rate=got.messages / seconds if seconds else 0.0,
+                latency=_duration(got.milliseconds / max(got.messages, 1)),
+                acknowledged=got.acknowledged,
+                changed=got.changed,
+                dead_letters=got.dead_letters,
+            )
+        return response
+
     async def runtime_stats(
         self, _request: v2.GetProxyRuntimeStatsRequest, _: Client
     ) -> v2.GetProxyRuntimeStatsResponse:
@@ -144,6 +196,12 @@ class StatusAdministration:
             producers=sum(1 for client in connected if client.client_type == v2.ClientType.PRODUCER),
             consumers=sum(1 for client in connected if client.is_consumer),
         )
+
+
+def _duration(milliseconds: float) -> v2.Duration:
+    found = v2.Duration()
+    found.FromMicroseconds(round(milliseconds * 1000))
+    return found
 
 
 def broker_version() -> str:

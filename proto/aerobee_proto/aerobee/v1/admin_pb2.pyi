@@ -84,6 +84,28 @@ FLUSH_MODE_ASYNC: FlushMode.ValueType  # 2
 """Once the message is in the log; the disk follows within the flush interval."""
 Global___FlushMode: _TypeAlias = FlushMode  # noqa: Y015
 
+class _TrafficWindow:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TrafficWindowEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrafficWindow.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRAFFIC_WINDOW_UNSPECIFIED: _TrafficWindow.ValueType  # 0
+    """The minute."""
+    TRAFFIC_WINDOW_MINUTE: _TrafficWindow.ValueType  # 1
+    TRAFFIC_WINDOW_HOUR: _TrafficWindow.ValueType  # 2
+    TRAFFIC_WINDOW_DAY: _TrafficWindow.ValueType  # 3
+
+class TrafficWindow(_TrafficWindow, metaclass=_TrafficWindowEnumTypeWrapper):
+    """Up to now. Hour and day began up to ten minutes, or an hour, earlier than their names say; all at the start at most."""
+
+TRAFFIC_WINDOW_UNSPECIFIED: TrafficWindow.ValueType  # 0
+"""The minute."""
+TRAFFIC_WINDOW_MINUTE: TrafficWindow.ValueType  # 1
+TRAFFIC_WINDOW_HOUR: TrafficWindow.ValueType  # 2
+TRAFFIC_WINDOW_DAY: TrafficWindow.ValueType  # 3
+Global___TrafficWindow: _TypeAlias = TrafficWindow  # noqa: Y015
+
 @_typing.final
 class Topic(_message.Message):
     """The definition of a topic."""
@@ -2124,6 +2146,153 @@ class BrokerStatistics(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BrokerStatistics: _TypeAlias = BrokerStatistics  # noqa: Y015
+
+@_typing.final
+class ListTrafficRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    window: Global___TrafficWindow.ValueType
+    topic: _builtins.str
+    """Only of this topic; empty: all."""
+    count: _builtins.int
+    """Topics, and as many pairs of topic and group. 0: 100; at most 1000."""
+    def __init__(
+        self,
+        *,
+        window: Global___TrafficWindow.ValueType = ...,
+        topic: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "topic", b"topic", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrafficRequest: _TypeAlias = ListTrafficRequest  # noqa: Y015
+
+@_typing.final
+class ListTrafficResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> _definition_pb2.Status: ...
+    @_builtins.property
+    def window(self) -> _pool.Duration:
+        """How long the window is."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicTraffic]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTraffic]: ...
+    def __init__(
+        self,
+        *,
+        status: _definition_pb2.Status | None = ...,
+        window: _pool.Duration | None = ...,
+        topics: _abc.Iterable[Global___TopicTraffic] | None = ...,
+        groups: _abc.Iterable[Global___GroupTraffic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "status", b"status", "topics", b"topics", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrafficResponse: _TypeAlias = ListTrafficResponse  # noqa: Y015
+
+@_typing.final
+class TopicTraffic(_message.Message):
+    """What producers sent to a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    MESSAGES_RATE_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    messages: _builtins.int
+    bytes: _builtins.int
+    messages_rate: _builtins.float
+    @_builtins.property
+    def latency(self) -> _pool.Duration:
+        """From a request to its answer, on average."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        messages: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        messages_rate: _builtins.float = ...,
+        latency: _pool.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "latency", b"latency", "messages", b"messages", "messages_rate", b"messages_rate", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicTraffic: _TypeAlias = TopicTraffic  # noqa: Y015
+
+@_typing.final
+class GroupTraffic(_message.Message):
+    """What a group got of a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    MESSAGES_RATE_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    messages: _builtins.int
+    """Redeliveries count again."""
+    bytes: _builtins.int
+    messages_rate: _builtins.float
+    acknowledged: _builtins.int
+    changed: _builtins.int
+    """Invisible times that were extended or cut short."""
+    dead_letters: _builtins.int
+    @_builtins.property
+    def latency(self) -> _pool.Duration:
+        """From storing a message to delivering it, on average."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        messages: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        messages_rate: _builtins.float = ...,
+        latency: _pool.Duration | None = ...,
+        acknowledged: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "bytes", b"bytes", "changed", b"changed", "dead_letters", b"dead_letters", "group", b"group", "latency", b"latency", "messages", b"messages", "messages_rate", b"messages_rate", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTraffic: _TypeAlias = GroupTraffic  # noqa: Y015
 
 @_typing.final
 class GetStoreStatusRequest(_message.Message):

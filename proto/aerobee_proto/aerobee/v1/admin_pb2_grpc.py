@@ -95,6 +95,11 @@ class AdminServiceStub:
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusRequest.SerializeToString,
                 response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusResponse.FromString,
                 _registered_method=True)
+        self.ListTraffic = channel.unary_unary(
+                '/aerobee.v1.AdminService/ListTraffic',
+                request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTrafficRequest.SerializeToString,
+                response_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTrafficResponse.FromString,
+                _registered_method=True)
         self.ListConnections = channel.unary_unary(
                 '/aerobee.v1.AdminService/ListConnections',
                 request_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListConnectionsRequest.SerializeToString,
@@ -231,6 +236,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTraffic(self, request, context):
+        """Which topics and groups were busy lately, busiest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListConnections(self, request, context):
         """Who is connected, in order of client ids.
         """
@@ -358,6 +370,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStoreStatus,
                     request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusRequest.FromString,
                     response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusResponse.SerializeToString,
+            ),
+            'ListTraffic': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTraffic,
+                    request_deserializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTrafficRequest.FromString,
+                    response_serializer=aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTrafficResponse.SerializeToString,
             ),
             'ListConnections': grpc.unary_unary_rpc_method_handler(
                     servicer.ListConnections,
@@ -730,6 +747,33 @@ class AdminService:
             '/aerobee.v1.AdminService/GetStoreStatus',
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusRequest.SerializeToString,
             aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.GetStoreStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTraffic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aerobee.v1.AdminService/ListTraffic',
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTrafficRequest.SerializeToString,
+            aerobee__proto_dot_aerobee_dot_v1_dot_admin__pb2.ListTrafficResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,8 @@ class AdminServiceStub:
     """Who the broker is, how it is set up and whether it takes messages."""
     GetStoreStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStoreStatusRequest, _admin_pb2.GetStoreStatusResponse]
     """Where the log begins and ends, how much of it is durable, what it costs."""
+    ListTraffic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTrafficRequest, _admin_pb2.ListTrafficResponse]
+    """Which topics and groups were busy lately, busiest first."""
     ListConnections: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListConnectionsRequest, _admin_pb2.ListConnectionsResponse]
     """Who is connected, in order of client ids."""
     ReconnectClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReconnectClientRequest, _admin_pb2.ReconnectClientResponse]
@@ -122,6 +124,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Who the broker is, how it is set up and whether it takes messages."""
     GetStoreStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStoreStatusRequest, _admin_pb2.GetStoreStatusResponse]  # type: ignore[assignment]
     """Where the log begins and ends, how much of it is durable, what it costs."""
+    ListTraffic: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTrafficRequest, _admin_pb2.ListTrafficResponse]  # type: ignore[assignment]
+    """Which topics and groups were busy lately, busiest first."""
     ListConnections: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListConnectionsRequest, _admin_pb2.ListConnectionsResponse]  # type: ignore[assignment]
     """Who is connected, in order of client ids."""
     ReconnectClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReconnectClientRequest, _admin_pb2.ReconnectClientResponse]  # type: ignore[assignment]
@@ -245,6 +249,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStoreStatusResponse, _abc.Awaitable[_admin_pb2.GetStoreStatusResponse]]:
         """Where the log begins and ends, how much of it is durable, what it costs."""
+
+    @_abc_1.abstractmethod
+    def ListTraffic(
+        self,
+        request: _admin_pb2.ListTrafficRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTrafficResponse, _abc.Awaitable[_admin_pb2.ListTrafficResponse]]:
+        """Which topics and groups were busy lately, busiest first."""
 
     @_abc_1.abstractmethod
     def ListConnections(
