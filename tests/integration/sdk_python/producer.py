@@ -1,6 +1,6 @@
 """Sends what it is told to, and takes it back.
 
-{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
+{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "due": Unix seconds}]}
 {"do": "recall", "body": of a message that was sent}
 """
 
@@ -44,6 +44,8 @@ def to_message(topic: str, fields: dict[str, Any]) -> Any:
         message.keys = key  # the SDK's setter adds
     if fields.get("message_group"):
         message.message_group = fields["message_group"]
+    if fields.get("lite_topic"):
+        message.lite_topic = fields["lite_topic"]
     if fields.get("due"):
         message.delivery_timestamp = fields["due"]
     for name, value in fields.get("properties", {}).items():
