@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_proto import v2
+from aerobee_proto import admin_v1, v2
 from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 from tests.support.travelling_clock import TravellingClock
@@ -164,8 +164,6 @@ async def test_group_accumulation(world: World) -> None:
     request.topics.append(resource(TOPIC))
     found = (await world.ok("DescribeGroupAccumulation", request)).accumulation
     assert (found.inflight_messages, found.ready_messages, found.last_consume_timestamp > 0) == (0, 2, True)
-    request.lite_topic = "light"
-    assert await world.refused("DescribeGroupAccumulation", request) == Code.NOT_IMPLEMENTED
     request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP), topics=[resource("absent")])
     assert await world.refused("DescribeGroupAccumulation", request) == Code.TOPIC_NOT_FOUND
 
@@ -185,8 +183,6 @@ async def test_list_consumer_connections(world: World) -> None:
         await world.client.create_topic("other")
         request.topic.CopyFrom(resource("other"))
         assert not (await world.ok("ListConsumerConnection", request)).client_info
-        request.liteTopic = "light"
-        assert await world.refused("ListConsumerConnection", request) == Code.NOT_IMPLEMENTED
 
 
 async def test_reset_group_offset(world: World) -> None:
@@ -230,8 +226,65 @@ async def test_query_message(world: World) -> None:
     assert await bodies(message_key="k2") == ["two"]
     assert await bodies(begin_timestamp=timestamp(begin)) == ["one", "two"]
     assert await bodies(begin_timestamp=timestamp(begin + 120_000)) == []
-    request = v2.ListMessageRequest(topic=resource(TOPIC), lite_topic="light")
+    request = v2.ListMessageRequest(topic=resource(TOPIC), subscription="light")
     assert await world.refused("QueryMessage", request) == Code.NOT_IMPLEMENTED
+    request = v2.ListMessageRequest(topic=resource(TOPIC), lite_topic="not a name")
+    assert await world.refused("QueryMessage", request) == Code.ILLEGAL_LITE_TOPIC
+
+
+async def test_lite_topics(world: World) -> None:
+    """Each call that can name a lite topic: messages, lag, who has subscribed it, where a message is."""
+    await world.client.create_topic("rooms", v2.MessageType.LITE)
+    kind = v2.ClientType.LITE_PUSH_CONSUMER
+    async with world.client.telemetry() as stream:
+        await stream.told(**consumer_settings(GROUP, "rooms", kind=kind))
+        subscribe = v2.SyncLiteSubscriptionRequest(
+            topic=resource("rooms"), group=resource(GROUP), lite_topic_set=["one", "two"]
+        )
+        assert (await world.client.call("SyncLiteSubscription", subscribe)).status.code == Code.OK
+        sent = await world.client.sent(
+            *(
+                message("rooms", f"{name}{number}", message_type=v2.MessageType.LITE, lite_topic=name)
+                for name in ("one", "two", "three")
+                for number in range(2)
+            )
+        )
+        request = v2.ListMessageRequest(topic=resource("rooms"), lite_topic="two")
+        found = (await world.ok("QueryMessage", request)).messages
+        assert [each.body for each in found] == [b"two0", b"two1"]
+        accumulation = v2.DescribeGroupAccumulationRequest(group=resource(GROUP), topics=[resource("rooms")])
+        answer = await world.ok("DescribeGroupAccumulation", accumulation)
+        assert {topic: each.accumulation for topic, each in answer.topic_accumulation.items()} == {"rooms": 4}
+        assert not answer.lite_topic_accumulation
+        accumulation.lite_topic = "one"
+        answer = await world.ok("DescribeGroupAccumulation", accumulation)
+        assert {name: each.accumulation for name, each in answer.lite_topic_accumulation.items()} == {"one": 2}
+        assert answer.accumulation.accumulation == 2
+        for name, count in (("two", 1), ("three", 0)):
+            connections = v2.ListConsumerConnectionRequest(group=resource(GROUP), liteTopic=name)
+            clients = (await world.ok("ListConsumerConnection", connections)).client_info
+            assert [each.message_model for each in clients] == [v2.MessageModel.LITE_SELECTIVE] * count
+        (info,) = (
+            await world.ok("ListSubscription", v2.ListSubscriptionRequest(group=resource(GROUP)))
+        ).subscription_info
+        assert (info.topic.name, info.message_model) == ("rooms", v2.MessageModel.LITE_SELECTIVE)
+        running = v2.GetConsumerRunningInfoRequest(group=resource(GROUP), client_id=world.client.client_id)
+        items = (await world.ok("GetConsumerRunningInfo", running)).consumer_running_info.message_queue_table
+        assert len(items) == 2
+        received = await world.client.receive("rooms", GROUP, wait=5)
+        await world.client.acknowledge("rooms", GROUP, *(each for each in received.messages if each.body == b"one0"))
+        states = []
+        for entry in (sent[0], sent[1], sent[4]):
+            describe = admin_v1.DescribeMessageRequest(topic="rooms", message_id=entry.message_id, history=True)
+            (timeline,) = (await world.client.admin.DescribeMessage(describe)).timelines
+            events = [admin_v1.TimelineEvent.Kind.Name(event.kind) for event in timeline.events]
+            states.append(([each.state for each in timeline.groups], events[2:]))
+        state = admin_v1.GroupMessageState.State
+        assert states == [
+            ([state.FINISHED], ["DELIVERED", "FINISHED"]),
+            ([state.IN_FLIGHT], ["DELIVERED"]),
+            ([], []),
+        ]
 
 
 async def test_admin_send_message(world: World) -> None:

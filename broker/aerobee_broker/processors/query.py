@@ -10,6 +10,8 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import message_keys, to_wire_message
 from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.tables import Tables
+from aerobee_broker.topics import light_topic_name
+from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.errors import CorruptRecordError, InvalidMessageError, RecordNotFoundError
@@ -46,12 +48,16 @@ class QueryProcessor:
                 records = [record for record in found if request.message_key in message_keys(record.properties)]
             case None:
                 records, scroll_id = self._by_time(topic, request, count, begin, end)
+            case "lite_topic":
+                check_lite_topic(request.lite_topic)
+                light = light_topic_name(topic, request.lite_topic)
+                records, scroll_id = self._by_time(light, request, count, begin, end)
             case other:
                 raise InvalidRequestError(
                     v2.Code.NOT_IMPLEMENTED,
-                    f"a query by {other} is not supported; use message_id, message_key or a time",
+                    f"a query by {other} is not supported; use message_id, message_key, lite_topic or a time",
                 )
-        if request.WhichOneof("search_key"):
+        if request.WhichOneof("search_key") in ("message_id", "message_key"):
             records = _newest(records)
         messages = [to_wire_message(record, request.topic) for record in records]
         return v2.ListMessageResponse(status=_OK, messages=messages, scroll_id=scroll_id)

@@ -14,10 +14,10 @@ from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.subscriptions import QueueStatus
-from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, resource, timestamp
 from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables import Tables
+from aerobee_broker.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
@@ -72,7 +72,8 @@ class Accumulation:
         sums: dict[str, _Sum] = {}
         for number, status in enumerate(self._deliveries.status(group)):
             times = self._times(status)
-            sums.setdefault(status.topic, _Sum()).add(status, times)
+            parent, _ = split_light_topic_name(status.topic) or (status.topic, None)
+            sums.setdefault(parent, _Sum()).add(status, times)
             queue = admin_v1.GroupQueueStatus(
                 topic=status.topic,
                 queue_id=status.queue_id,
@@ -107,26 +108,28 @@ class Accumulation:
     async def describe(
         self, request: v2.DescribeGroupAccumulationRequest, client: Client
     ) -> v2.DescribeGroupAccumulationResponse:
-        """Admin.DescribeGroupAccumulation."""
-        if request.HasField("lite_topic"):
-            raise InvalidRequestError(
-                v2.Code.NOT_IMPLEMENTED, "lite topics are not supported by this broker yet; leave lite_topic out"
-            )
+        """Admin.DescribeGroupAccumulation. Lite topics count for their parent; one that is named stands alone."""
         group = self._tables.groups.require(group_name(request.group, client)).name
         wanted = self._wanted(request.topics, client)
+        named = request.lite_topic if request.HasField("lite_topic") else None
         total = _Sum()
         by_topic: dict[str, _Sum] = {}
+        by_lite_topic: dict[str, _Sum] = {}
         for number, status in enumerate(self._deliveries.status(group)):
-            if wanted is None or status.topic in wanted:
+            topic, lite_topic = split_light_topic_name(status.topic) or (status.topic, None)
+            if (wanted is None or topic in wanted) and (named is None or lite_topic == named):
                 times = self._times(status)
                 total.add(status, times)
-                by_topic.setdefault(status.topic, _Sum()).add(status, times)
+                by_topic.setdefault(topic, _Sum()).add(status, times)
+                if named is not None:
+                    by_lite_topic.setdefault(named, _Sum()).add(status, times)
             if number % TURN_COUNT == TURN_COUNT - 1:
                 await asyncio.sleep(0)
         return v2.DescribeGroupAccumulationResponse(
             status=OK,
             accumulation=self._sum_to_wire(total),
             topic_accumulation={topic: self._sum_to_wire(found) for topic, found in by_topic.items()},
+            lite_topic_accumulation={name: self._sum_to_wire(found) for name, found in by_lite_topic.items()},
         )
 
     async def time_span(self, request: v2.QueryTimeSpanRequest, client: Client) -> v2.QueryTimeSpanResponse:

@@ -21,7 +21,7 @@ from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_o
 from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.tables import Tables
-from aerobee_broker.topics import stored_name
+from aerobee_broker.topics import split_light_topic_name, stored_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
@@ -94,15 +94,20 @@ class ClientAdministration:
         self, request: v2.ListConsumerConnectionRequest, client: Client
     ) -> v2.ListConsumerConnectionResponse:
         """Admin.ListConsumerConnection."""
-        if request.HasField("liteTopic"):
-            raise InvalidRequestError(
-                v2.Code.NOT_IMPLEMENTED, "lite topics are not supported by this broker yet; leave liteTopic out"
-            )
         group = self._tables.groups.require(group_name(request.group, client)).name
         connected = self._clients.of_group(group)
         if request.HasField("topic"):
             topic = self._tables.topics.require(topic_name(request.topic, client)).name
             connected = [each for each in connected if topic in subscribed_topics(each)]
+        if request.HasField("liteTopic"):
+            lite = self._deliveries.lite
+            connected = [
+                each
+                for each in connected
+                if any(
+                    request.liteTopic in lite.names(parent, group, each.client_id) for parent in subscribed_topics(each)
+                )
+            ]
         found = sorted(connected, key=lambda each: each.client_id)
         return v2.ListConsumerConnectionResponse(status=OK, client_info=[_client_info(each) for each in found])
 
@@ -134,7 +139,11 @@ class ClientAdministration:
         broker = v2.Broker(name=self._config.name)
         assert found.group is not None, "_connected compares it"
         for status in self._deliveries.status(found.group):
-            if status.topic not in topics:
+            parent, lite_topic = split_light_topic_name(status.topic) or (status.topic, None)
+            if parent not in topics or (
+                lite_topic is not None
+                and lite_topic not in self._deliveries.lite.names(parent, found.group, found.client_id)
+            ):
                 continue
             item = info.message_queue_table.add(
                 message_queue=v2.MessageQueue(topic=resource(status.topic), id=status.queue_id, broker=broker)
@@ -238,7 +247,8 @@ class ClientAdministration:
                 v2.Code.FORBIDDEN,
                 f"{len(connected)} connected clients of group {group!r} read topic {topic!r}; stop them first",
             )
-        if topic not in self._tables.offsets.topics_of(group):
+        positions = self._tables.offsets.topics_of(group)
+        if not any((split_light_topic_name(each) or (each,))[0] == topic for each in positions):
             raise InvalidRequestError(
                 v2.Code.NOT_FOUND,
                 f"group {group!r} has no subscription of topic {topic!r}; `aerobee subscription list` shows its own",
@@ -267,7 +277,7 @@ class ClientAdministration:
             if is_system_group(name):
                 continue
             connected = self._clients.of_group(name)
-            topics = set(self._tables.offsets.topics_of(name))
+            topics = {(split_light_topic_name(each) or (each,))[0] for each in self._tables.offsets.topics_of(name)}
             topics.update(subscribed for each in connected for subscribed in subscribed_topics(each))
             consistent = _agree(connected)
             for found in sorted(topics if topic is None else topics & {topic}):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from aerobee_broker.clients import Client
 from aerobee_broker.consumer_groups import is_system_group
@@ -23,18 +23,20 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Reset
 from aerobee_broker.delivery.half_messages import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, Outcome, read_op
 from aerobee_broker.delivery.journal import JOURNAL_QUEUE_ID, JOURNAL_TOPIC, decode
+from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError, JournalFormatError
-from aerobee_broker.message_mapping import TRANSACTION, to_wire_message
+from aerobee_broker.message_mapping import LITE_TOPIC, TRANSACTION, to_wire_message
 from aerobee_broker.processors.administration.dead_letters import find_resent
 from aerobee_broker.processors.administration.wire import OK, resource, timestamp
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.tables import Tables
-from aerobee_broker.topics import dead_letter_topic
+from aerobee_broker.topics import dead_letter_topic, light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore, Record
 from aerobee_store import properties as p
 from aerobee_store.clock import Clock
+from aerobee_store.multi_dispatch import NAME_SEPARATOR
 from aerobee_store.record import TransactionType
 from aerobee_store.timer_files import TIMER_TOPIC
 
@@ -45,6 +47,14 @@ _OPS_READ_MAX: Final = 10_000
 
 _Kind = admin_v1.TimelineEvent.Kind
 _State = admin_v1.GroupMessageState.State
+
+
+class _Place(NamedTuple):
+    """A message in a queue."""
+
+    topic: str
+    queue_id: int
+    offset: int
 
 
 class MessageAdministration:
@@ -138,9 +148,10 @@ class MessageAdministration:
             size=record.size,
         )
         events = [*self._before(record), _event(_Kind.STORED, record.store_timestamp, detail=_place(record))]
-        groups = self._groups(record, request.group)
+        place = _delivered_place(record)
+        groups = self._groups(place.topic, request.group)
         for group in groups:
-            state = self._state(record, group)
+            state = self._state(place, group)
             dead = self._dead_letter(record, group)
             if dead is not None:
                 if state.state == _State.FINISHED:
@@ -152,7 +163,7 @@ class MessageAdministration:
                     events.append(_event(_Kind.RESENT, resent.store_timestamp, group, detail=_place(resent)))
             timeline.groups.append(state)
         if request.history:
-            found, timeline.history_complete = await self._history(record, set(groups))
+            found, timeline.history_complete = await self._history(record, place, set(groups))
             events += found
         known = {event.group for event in events if event.kind in (_Kind.FINISHED, _Kind.DEAD_LETTER)}
         events += [
@@ -163,8 +174,8 @@ class MessageAdministration:
         timeline.events.extend(_in_order(events))
         return timeline
 
-    def _groups(self, record: Record, wanted: str) -> list[str]:
-        names = [wanted] if wanted else sorted(self._tables.offsets.groups_of(record.topic))
+    def _groups(self, topic: str, wanted: str) -> list[str]:
+        names = [wanted] if wanted else sorted(self._tables.offsets.groups_of(topic))
         return [name for name in names if not is_system_group(name)]
 
     def _before(self, record: Record) -> Iterator[admin_v1.TimelineEvent]:
@@ -206,11 +217,8 @@ class MessageAdministration:
                 events.append(decision)
                 over = True
         if not over:
-            names = [wanted] if wanted else sorted(self._tables.offsets.groups_of(topic))
             timeline.groups.extend(
-                admin_v1.GroupMessageState(group=name, state=_State.NOT_YET)
-                for name in names
-                if not is_system_group(name)
+                admin_v1.GroupMessageState(group=name, state=_State.NOT_YET) for name in self._groups(topic, wanted)
             )
         timeline.events.extend(_in_order(events))
         return timeline
@@ -242,12 +250,12 @@ class MessageAdministration:
 
     # --- Groups -----------------------------------------------------------------------------------------------
 
-    def _state(self, record: Record, group: str) -> admin_v1.GroupMessageState:
+    def _state(self, place: _Place, group: str) -> admin_v1.GroupMessageState:
         wire = admin_v1.GroupMessageState(group=group)
-        offset = record.queue_offset
-        delivery = self._deliveries.queue_delivery(record.topic, group, record.queue_id)
+        offset = place.offset
+        delivery = self._deliveries.queue_delivery(place.topic, group, place.queue_id)
         if delivery is None:
-            committed = self._tables.offsets.get(record.topic, group, record.queue_id)
+            committed = self._tables.offsets.get(place.topic, group, place.queue_id)
             if committed is not None:
                 wire.state = _State.FINISHED if offset < committed else _State.WAITING
         elif (flight := delivery.in_flight.get(offset)) is not None:
@@ -272,7 +280,9 @@ class MessageAdministration:
 
     # --- History ----------------------------------------------------------------------------------------------
 
-    async def _history(self, record: Record, groups: set[str]) -> tuple[list[admin_v1.TimelineEvent], bool]:
+    async def _history(
+        self, record: Record, place: _Place, groups: set[str]
+    ) -> tuple[list[admin_v1.TimelineEvent], bool]:
         """What the journal says of the message, and whether all of it could be read."""
         # A delivery is answered when its event is in the log; to be read, it must be on disk, too.
         await self._store.wait_stored(self._store.positions[0], durable=True)
@@ -283,7 +293,7 @@ class MessageAdministration:
         oldest = self._store.store_timestamp_at(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, low)
         complete = low == 0 or (oldest is not None and oldest <= record.store_timestamp)
         position, end = begin, min(high, begin + JOURNAL_READ_MAX)
-        mark = record.topic.encode()
+        mark = place.topic.encode()
         events: list[admin_v1.TimelineEvent] = []
         while position < end:
             count = min(_JOURNAL_STEP, end - position)
@@ -293,7 +303,7 @@ class MessageAdministration:
                 if mark not in written.body:
                     continue
                 try:
-                    events += self._journal_events(written, record, groups)
+                    events += self._journal_events(written, place, groups)
                 except JournalFormatError:
                     complete = False
             if result.next_offset <= position:
@@ -302,11 +312,11 @@ class MessageAdministration:
             await asyncio.sleep(0)
         return events, complete and position >= high
 
-    def _journal_events(self, written: Record, record: Record, groups: set[str]) -> Iterator[admin_v1.TimelineEvent]:
-        offset, at = record.queue_offset, written.store_timestamp
+    def _journal_events(self, written: Record, place: _Place, groups: set[str]) -> Iterator[admin_v1.TimelineEvent]:
+        offset, at = place.offset, written.store_timestamp
         for entry in decode(written.body, written.queue_offset):
             key = entry.key
-            if key is None or (key.topic, key.queue_id) != (record.topic, record.queue_id) or key.group not in groups:
+            if key is None or (key.topic, key.queue_id) != (place.topic, place.queue_id) or key.group not in groups:
                 continue
             match entry.event:
                 case Delivered() as event:
@@ -330,6 +340,19 @@ class MessageAdministration:
                     yield _event(_Kind.RESET, at, key.group, detail=f"to offset {event.offset}: {what}")
                 case _:
                     pass  # a snapshot of what events before it have told
+
+
+def _delivered_place(record: Record) -> _Place:
+    """The queue from which groups get the message: of one of a lite topic, the light queue."""
+    lite_topic = record.properties.get(LITE_TOPIC)
+    if lite_topic:
+        light = light_topic_name(record.topic, lite_topic)
+        names = record.properties.get(p.INNER_MULTI_DISPATCH, "").split(NAME_SEPARATOR)
+        offsets = record.properties.get(p.INNER_MULTI_QUEUE_OFFSET, "").split(NAME_SEPARATOR)
+        for name, offset in zip(names, offsets, strict=False):
+            if name == light and offset.isascii() and offset.isdigit() and len(offset) <= 18:
+                return _Place(light, LITE_QUEUE_ID, int(offset))
+    return _Place(record.topic, record.queue_id, record.queue_offset)
 
 
 def _event(
