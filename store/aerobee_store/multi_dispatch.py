@@ -59,7 +59,7 @@ class MultiDispatch:
         return not (self.light_queues or self.other_topics)
 
     def named(self, message: Message) -> list[QueueKey | None]:
-        """The queues that a message names, in its order; None for a name that has none. Empty for most messages.
+        """The queues that a message names, in its order; None for a name that has none. Empty if no name has one.
 
         A name has no queue if it cannot be the name of a directory, or is that of the message's own queue. A queue that
         is named twice is the same queue. Raises InvalidMessageError for more names than `NAMES_MAX`.
@@ -74,7 +74,8 @@ class MultiDispatch:
                 f"{properties.INNER_MULTI_DISPATCH}: {names.count(NAME_SEPARATOR) + 1} names of queues, "
                 f"the limit is {NAMES_MAX}"
             )
-        return self._queues(names, message.topic, message.queue_id)
+        found = self._queues(names, message.topic, message.queue_id)
+        return found if any(key is not None for key in found) else []
 
     def places(
         self, topic: str, queue_id: int, sys_flag: int, values: Mapping[str, str], physical_offset: int

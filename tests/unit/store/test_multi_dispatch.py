@@ -256,6 +256,8 @@ def test_settings() -> None:
     with pytest.raises(ConfigError, match=r"store\.light_queue_count_max"):
         replace(CONFIG, light_queue_count_max=0)
     with MessageStore.open(replace(CONFIG, light_queues=False), file_system=MemoryFileSystem()) as store:
-        store.append([message("a", ROOM)])
+        store.append([message("a", ROOM, HALL)])
         store.flush()
         assert set(store.queues()) == {"chat"}
+        (found,) = store.read("chat", 3, 0).records
+        assert found.properties == {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL}", "__CRC32#": found.properties["__CRC32#"]}

@@ -1,0 +1,135 @@
+"""Light queues and extended units: RocketMQ's released store reads those that we wrote, and we those that it wrote.
+
+`make test-java-store` runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from aerobee_store import Message, MessageStore, Record, StoreConfig
+from aerobee_store.consume_queue import UNIT
+from aerobee_store.consume_queue_ext import is_address
+from aerobee_store.testing import ManualClock
+from aerobee_store.tools.verify import verify
+from tests.java_store.conftest import MARKS, Open
+from tests.java_store.contents import config
+from tests.java_store.java_program import JavaStore, Release
+from tests.support.stored_messages import read_all
+
+pytestmark = MARKS
+
+EXTENSION_SIZE = 256
+ROOM, HALL = "%LMQ%room", "%LMQ%hall"
+TAGS = ("red", "green", "", "red blue")
+NAMES = ("", ROOM, f"{ROOM},{HALL}", HALL)
+LIGHT_SETTINGS = {"enableLmq": True, "enableMultiDispatch": True}
+EXTENSION_SETTINGS = {"enableConsumeQueueExt": True, "mappedFileSizeConsumeQueueExt": EXTENSION_SIZE}
+
+
+def our_config(directory: Path) -> StoreConfig:
+    return replace(
+        config(directory, property_crc=False), queue_extensions=True, queue_extension_file_size=EXTENSION_SIZE
+    )
+
+
+def message(number: int) -> Message:
+    properties = {"KEYS": f"n{number}"}
+    if tag := TAGS[number % len(TAGS)]:
+        properties["TAGS"] = tag
+    if names := NAMES[number // 2 % len(NAMES)]:
+        properties["INNER_MULTI_DISPATCH"] = names
+    return Message("orders", number % 2, b"%d" % number, properties)
+
+
+def put(store: JavaStore, one: Message) -> None:
+    properties = "".join(f"{name}\1{value}\2" for name, value in one.properties.items())
+    ((_, status, *_),) = store.ask("put", one.topic, one.queue_id, properties.encode().hex(), bytes(one.body).hex())
+    assert status == "PUT_OK"
+
+
+def numbers(store: MessageStore, topic: str, queue_id: int = 0, tag: str | None = None) -> list[int]:
+    tags = None if tag is None else frozenset({tag})
+    result = store.read(topic, queue_id, 0, max_count=1000, tags=tags)
+    assert result.lost == 0
+    return [int(record.body) for record in result.records]
+
+
+def named(name: str, count: int) -> list[int]:
+    """The messages that are in a light queue."""
+    return [n for n in range(count) if name in NAMES[n // 2 % len(NAMES)].split(",")]
+
+
+def places(store: JavaStore, topic: str, queue_id: int = 0) -> list[int]:
+    """The physical offsets that RocketMQ gives for a queue."""
+    return [int(line[2]) for line in store.ask("read", topic, queue_id)[1:]]
+
+
+def files_of(directory: Path, name: str) -> dict[str, bytes]:
+    root = directory / name
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_rocketmq_reads_our_light_queues(release: Release, java: Open, tmp_path: Path) -> None:
+    """Each gives the messages that name it, and takes further ones behind them; we read those as well."""
+    with MessageStore.open(our_config(tmp_path / "s")) as ours:
+        sent = ours.append([message(n) for n in range(40)])
+    light = {**LIGHT_SETTINGS, **EXTENSION_SETTINGS}
+    with java(tmp_path / "s", **light) as store:
+        for name in (ROOM, HALL):
+            assert places(store, name) == [sent[n].physical_offset for n in named(name, 40)]
+        for number in range(40, 60):
+            put(store, message(number))
+        store.wait_dispatched()
+        for name in (ROOM, HALL):
+            assert len(places(store, name)) == len(named(name, 60))
+    with MessageStore.open(our_config(tmp_path / "s"), whole_log=True) as ours:
+        assert ours.recovery.units_corrected == ours.recovery.units_added == ours.recovery.units_dropped == 0
+        for name in (ROOM, HALL):
+            assert numbers(ours, name) == named(name, 60)
+            offsets = [record.queue_offset for record in read_all(ours, name, 0).values()]
+            assert offsets == list(range(len(offsets)))
+    assert verify(tmp_path / "s").errors == 0
+
+
+def test_extended_units_byte_for_byte(release: Release, java: Open, tmp_path: Path) -> None:
+    """RocketMQ writes messages; put again at the same times, they give the same queues and extended units here."""
+    with java(tmp_path / "s", **EXTENSION_SETTINGS) as store:
+        for number in range(60):
+            put(store, message(number))
+        store.wait_dispatched()
+    clock = ManualClock()
+    with MessageStore.open(our_config(tmp_path / "s")) as ours:
+        records: list[Record] = [record for queue in (0, 1) for record in read_all(ours, "orders", queue).values()]
+        assert numbers(ours, "orders", 0, "red") == [n for n in range(0, 60, 2) if TAGS[n % 4] == "red"]
+    records.sort(key=lambda record: record.physical_offset)
+    off = replace(our_config(tmp_path / "again"), light_queues=False)
+    with MessageStore.open(off, clock=clock) as again:
+        for record in records:
+            clock.advance((record.store_timestamp - clock.now_ms()) / 1000)
+            again.append([Message(record.topic, record.queue_id, record.body, raw_properties=record.raw_properties)])
+    for name in ("consumequeue_ext", "consumequeue"):
+        theirs, mine = files_of(tmp_path / "s", name), files_of(tmp_path / "again", name)
+        assert theirs == mine, name
+    assert len(files_of(tmp_path / "again", "consumequeue_ext")) > 2
+
+
+def test_rocketmq_reads_our_extended_units(release: Release, java: Open, tmp_path: Path) -> None:
+    """With its setting on and off; what it adds, and what it leaves of them after a start, we read in turn."""
+    with MessageStore.open(our_config(tmp_path / "s")) as ours:
+        sent = ours.append([message(n) for n in range(60)])
+    for round_number, settings in enumerate((EXTENSION_SETTINGS, {}, EXTENSION_SETTINGS)):
+        with java(tmp_path / "s", **settings) as store:
+            even = [place.physical_offset for place in sent[::2]]
+            assert places(store, "orders", 0)[:30] == even
+            put(store, message(60 + 2 * round_number))
+            store.wait_dispatched()
+    with MessageStore.open(our_config(tmp_path / "s"), whole_log=True) as ours:
+        assert ours.recovery.units_corrected == 0
+        expected = [n for n in [*range(0, 60, 2), 60, 62, 64] if TAGS[n % 4] == "red"]
+        assert numbers(ours, "orders", 0, "red") == expected
+        last = sorted((tmp_path / "s" / "consumequeue" / "orders" / "0").iterdir())
+        codes = [unit[2] for path in last for unit in UNIT.iter_unpack(path.read_bytes()) if unit[1] > 0]
+        assert [is_address(code) for code in codes[30:33]] == [True, False, True]
+    assert verify(tmp_path / "s").errors == 0
