@@ -35,7 +35,7 @@ from aerobee_store.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, ScanSt
 from aerobee_store.record_batch import RecordBatch
 
 # Records parsed at once: enough that numpy's fixed costs vanish, few enough to stay in the processor's cache.
-_BATCH_RECORDS: Final = 8192
+_BATCH_RECORDS: Final = 4096
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 
 SEGMENT_MISSING: Final = "the segment is missing"

@@ -96,11 +96,7 @@ class MultiDispatch:
         """Number of the record, queue and queue offset, for every queue that a record of the batch names besides its
         own; in the order of the log.
         """
-        if not len(batch):
-            return
-        for row, names in enumerate(batch.property_bytes(properties.INNER_MULTI_DISPATCH)):
-            if names is None:
-                continue
+        for row in batch.rows_with(properties.INNER_MULTI_DISPATCH).tolist():
             found = self.places(
                 batch.topic(row),
                 int(batch.queue_id[row]),

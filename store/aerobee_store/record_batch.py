@@ -27,6 +27,7 @@ from .record_columns import (
     PACKED_DIGITS,
     Booleans,
     Integers,
+    Source,
     all_true,
     columns_of,
     crcs_of,
@@ -73,6 +74,7 @@ class RecordBatch:
     _head: npt.NDArray[np.void] = field(repr=False)
     _same_layout: bool = field(repr=False)
     """Whether the parts of all records have the same sizes, and lie without gaps."""
+    _source: Source | None = field(default=None, repr=False)
     _pairs: PropertyPairs | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -98,9 +100,11 @@ class RecordBatch:
         if end is None or end > len(view):
             end = len(view)
         start_of, size_of, stride, position = find_starts(view, start, end, record_size_max, count_max)
+        # Copied once, unless slicing can be avoided as far as is known yet.
+        source = None if stride else sliceable(view, start, position, len(start_of))
         while True:
             columns = columns_of(
-                view, start_of, size_of, stride, base_physical_offset, placed, require_property_crc, check_crc
+                view, start_of, size_of, stride, base_physical_offset, placed, require_property_crc, check_crc, source
             )
             if not isinstance(columns, int):
                 break
@@ -123,7 +127,7 @@ class RecordBatch:
             )
             assert isinstance(found, ScanStop), f"columns and scalar check disagree about the record at {position}"
             stop = found
-        return cls(buffer=view, start=start_of, size=size_of, stop=stop, **columns)
+        return cls(buffer=view, start=start_of, size=size_of, stop=stop, _source=source, **columns)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -144,7 +148,7 @@ class RecordBatch:
             column = getattr(self, name)
             if isinstance(column, np.ndarray):
                 columns[name] = column[first:last] - begin if name.endswith("start") else column[first:last]
-        return dataclasses.replace(self, buffer=self.buffer[begin:end], **columns)
+        return dataclasses.replace(self, buffer=self.buffer[begin:end], _source=None, **columns)
 
     @property
     def version(self) -> Integers:
@@ -199,6 +203,10 @@ class RecordBatch:
             has_property_crc=bool(self.has_property_crc[index]),
         )
         return record_codec.read(self.buffer, header)
+
+    def rows_with(self, name: str) -> Integers:
+        """The numbers of the records that have a property, ascending."""
+        return self._property_pairs().find(name)[0]
 
     def property_bytes(self, name: str) -> list[bytes | None]:
         """The value of one property in every record, None where a record has none."""
@@ -272,8 +280,9 @@ class RecordBatch:
                 pairs = PropertyPairs.of_one_size(self.buffer, begin, int(self.size[0]), size)
             else:
                 end = int(start[-1] + size[-1]) if len(self) else 0
-                source, position = sliceable(self.buffer, begin, end, len(self))
+                source, position = self._source or sliceable(self.buffer, begin, end, len(self))
                 pairs = PropertyPairs(source, start - position, size)
+                object.__setattr__(self, "_source", None)  # it may be a copy, and is not needed any more
             object.__setattr__(self, "_pairs", pairs)
             return pairs
         return self._pairs
@@ -292,6 +301,7 @@ def place(
     return dataclasses.replace(
         batch,
         buffer=memoryview(buffer),
+        _source=None,
         queue_offset=queue_offset,
         physical_offset=physical,
         store_timestamp=np.full(len(batch), store_timestamp, np.int64),

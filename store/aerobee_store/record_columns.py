@@ -28,6 +28,8 @@ from .record import ReadableBuffer, ScanStop
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
+Source = tuple[ReadableBuffer, int]
+"""What is best sliced instead of a buffer, and where in the buffer it begins."""
 
 # The fixed part of a record; behind `born_host` only where both hosts are IPv4.
 _HEAD: Final = np.dtype(
@@ -104,11 +106,13 @@ def find_starts(
     append = positions.append
     while position <= last and left > 0:
         (size,) = size_at(view, position)
-        if size < size_min or size > size_max or position + size > end:
+        if not size_min <= size <= size_max:
             break
         append(position)
         position += size
         left -= 1
+    if position > end:
+        position = positions.pop()  # the record ends behind the bytes at hand
     uniform = np.arange(run, dtype=np.int64) * stride + start
     if run and not positions:
         return uniform, np.full(run, stride, np.int64), stride, position
@@ -127,6 +131,7 @@ def columns_of(
     placed: bool,
     require_property_crc: bool,
     check_crc: bool,
+    source: Source | None,
 ) -> dict[str, Any] | int:
     """All other columns; or the number of a bad record, if there is one: those before it may still hold an earlier one.
 
@@ -159,7 +164,7 @@ def columns_of(
             ok &= has_property_crc
     if (bad := _first_false(ok)) < count:
         return bad
-    if check_crc and (bad := _first_bad_crc(view, start, end, head, layout, placed)) < count:
+    if check_crc and (bad := _first_bad_crc(view, start, end, head, layout, placed, source)) < count:
         return bad
     topics, topic_index = layout.topics, layout.topic_index
     if topic_index is None:
@@ -344,7 +349,13 @@ def _first_false(ok: Booleans) -> int:
 
 
 def _first_bad_crc(
-    view: memoryview, start: Integers, end: Integers, head: npt.NDArray[np.void], layout: _Layout, placed: bool
+    view: memoryview,
+    start: Integers,
+    end: Integers,
+    head: npt.NDArray[np.void],
+    layout: _Layout,
+    placed: bool,
+    source: Source | None,
 ) -> int:
     """The number of the first record with a wrong checksum; their count if there is none.
 
@@ -356,17 +367,17 @@ def _first_bad_crc(
         return 0
     body_end = layout.body_start + layout.body_size
     if not whole_count:
-        return _first_false(crcs_of(view, layout.body_start, body_end) == head["body_crc"])
+        return _first_false(crcs_of(view, layout.body_start, body_end, source) == head["body_crc"])
     tail_start = end - _TAIL.itemsize
     if whole_count == count:
-        return _first_false(digits_of(crcs_of(view, start, tail_start)) == layout.tail["digits"])
+        return _first_false(digits_of(crcs_of(view, start, tail_start, source)) == layout.tail["digits"])
     whole = layout.has_property_crc
-    crcs = crcs_of(view, np.where(whole, start, layout.body_start), np.where(whole, tail_start, body_end))
+    crcs = crcs_of(view, np.where(whole, start, layout.body_start), np.where(whole, tail_start, body_end), source)
     return _first_false(np.where(whole, digits_of(crcs) == layout.tail["digits"], crcs == head["body_crc"]))
 
 
-def crcs_of(view: memoryview, start: Integers, end: Integers) -> npt.NDArray[np.uint32]:
-    """CRC-32 with the top bit cleared of each stretch, at least one; stretches do not overlap."""
+def crcs_of(view: memoryview, start: Integers, end: Integers, source: Source | None = None) -> npt.NDArray[np.uint32]:
+    """CRC-32 with the top bit cleared of each stretch, at least one; stretches are in order and do not overlap."""
     count = len(start)
     size = int(end[0] - start[0])
     found: list[int] = []
@@ -380,8 +391,8 @@ def crcs_of(view: memoryview, start: Integers, end: Integers) -> npt.NDArray[np.
                 position += part * step
                 count -= part
     if not found:
-        source, base = sliceable(view, int(start[0]), int(end[-1]), count)
-        found = [crc32(source[a:b]) for a, b in zip((start - base).tolist(), (end - base).tolist(), strict=True)]
+        sliced, base = source or sliceable(view, int(start[0]), int(end[-1]), count)
+        found = [crc32(sliced[a:b]) for a, b in zip((start - base).tolist(), (end - base).tolist(), strict=True)]
     return np.frombuffer(array("I", found), np.uint32) & np.uint32(record_codec.BODY_CRC_MASK)
 
 
@@ -391,8 +402,8 @@ def _stretches(size: int, gap: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" + f"{gap}x{size}s" * (count - 1))
 
 
-def sliceable(view: memoryview, begin: int, end: int, count: int) -> tuple[ReadableBuffer, int]:
-    """Something of which `count` slices between `begin` and `end` are cheap, and where in the view it begins.
+def sliceable(view: memoryview, begin: int, end: int, count: int) -> Source:
+    """What `count` slices of the bytes between `begin` and `end` are best taken from, and where in the view it begins.
 
     A slice of `bytes` takes half of the time of a slice of a memoryview, unless it is long.
     """
