@@ -158,13 +158,17 @@ class Admin:
         latest: bool = False,
         skip: int | None = None,
         queue_ids: Iterable[int] = (),
+        lite_topic: str = "",
         dry_run: bool = False,
     ) -> list[admin_v1.ResetOffsetsResponse.Queue]:
         """Move a group to another place of a topic; give exactly one. Consumers need not be stopped.
 
         `skip`: so many messages behind the oldest that is not finished. `dry_run` only says what would be done.
+        All queues, or lite topics, unless some are named.
         """
-        request = admin_v1.ResetOffsetsRequest(group=group, topic=topic, queue_ids=queue_ids, dry_run=dry_run)
+        request = admin_v1.ResetOffsetsRequest(
+            group=group, topic=topic, queue_ids=queue_ids, lite_topic=lite_topic, dry_run=dry_run
+        )
         given = 0
         if timestamp is not None:
             request.timestamp.FromMilliseconds(timestamp)

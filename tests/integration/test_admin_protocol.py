@@ -285,6 +285,19 @@ async def test_lite_topics(world: World) -> None:
             ([state.IN_FLIGHT], ["DELIVERED"]),
             ([], []),
         ]
+        reset = admin_v1.ResetOffsetsRequest(group=GROUP, topic="rooms", earliest=True, dry_run=True)
+        moves = (await world.client.admin.ResetOffsets(reset)).queues
+        assert [(queue.lite_topic, queue.before, queue.after) for queue in moves] == [("one", 1, 0), ("two", 0, 0)]
+        reset.lite_topic, reset.dry_run = "one", False
+        assert len((await world.client.admin.ResetOffsets(reset)).queues) == 1
+        assert (await world.client.receive("rooms", GROUP, wait=5)).attempts == {"one0": 1, "one1": 1}
+        reset.topic = TOPIC
+        assert (await world.client.admin.ResetOffsets(reset)).status.code == Code.BAD_REQUEST
+    await world.client.goodbye(GROUP)
+    delete = v2.DeleteSubscriptionRequest(topic=resource("rooms"), group=resource(GROUP))
+    await world.ok("DeleteSubscription", delete)
+    described = await world.client.admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=GROUP))
+    assert not described.queues
 
 
 async def test_admin_send_message(world: World) -> None:

@@ -60,10 +60,14 @@ def add_actions(actions: Commands) -> None:
     place.add_argument("--to-offset", metavar="N", type=options.offset, help="this offset in each queue")
     place.add_argument("--earliest", action="store_true", help="the first message that is left")
     place.add_argument("--latest", action="store_true", help="behind the last message")
-    reset.add_argument(
+    which = reset.add_mutually_exclusive_group()
+    which.add_argument(
         "--queue", metavar="ID", type=options.offset, action="append", default=[], help="only this one; may be repeated"
     )
-    skip.add_argument("--queue", metavar="ID", type=options.offset, required=True, help="of the topic")
+    which.add_argument("--lite-topic", metavar="NAME", default="", help="only this one")
+    which = skip.add_mutually_exclusive_group(required=True)
+    which.add_argument("--queue", metavar="ID", type=options.offset, help="of the topic")
+    which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
     skip.add_argument("--count", metavar="N", type=options.count, default=1, help="how many messages (default: 1)")
     for action in (reset, skip):
         action.add_argument("--dry-run", action="store_true", help="only say what would be done")
@@ -169,6 +173,7 @@ def _reset(arguments: argparse.Namespace) -> int:
             earliest=arguments.earliest,
             latest=arguments.latest,
             queue_ids=arguments.queue,
+            lite_topic=arguments.lite_topic,
             dry_run=arguments.dry_run,
         ),
     )
@@ -182,7 +187,8 @@ def _skip(arguments: argparse.Namespace) -> int:
             arguments.group,
             arguments.topic,
             skip=arguments.count,
-            queue_ids=[arguments.queue],
+            queue_ids=[] if arguments.queue is None else [arguments.queue],
+            lite_topic=arguments.lite_topic,
             dry_run=arguments.dry_run,
         ),
     )
@@ -203,7 +209,10 @@ def _print_moves(arguments: argparse.Namespace, queues: list[admin_v1.ResetOffse
     print(f"group {arguments.group} {'would go' if arguments.dry_run else 'goes'} on in {arguments.topic}:")
     output.print_table(
         ("queue", "before", "after"),
-        ((queue.queue_id, queue.before if queue.HasField("before") else "-", queue.after) for queue in queues),
-        empty="the topic has no queues",
+        (
+            (queue.lite_topic or queue.queue_id, queue.before if queue.HasField("before") else "-", queue.after)
+            for queue in queues
+        ),
+        empty="there is nothing to move",
     )
     return 0

@@ -247,13 +247,18 @@ class ClientAdministration:
                 v2.Code.FORBIDDEN,
                 f"{len(connected)} connected clients of group {group!r} read topic {topic!r}; stop them first",
             )
-        positions = self._tables.offsets.topics_of(group)
-        if not any((split_light_topic_name(each) or (each,))[0] == topic for each in positions):
+        positions = [
+            each
+            for each in self._tables.offsets.topics_of(group)
+            if (split_light_topic_name(each) or (each,))[0] == topic
+        ]
+        if not positions:
             raise InvalidRequestError(
                 v2.Code.NOT_FOUND,
                 f"group {group!r} has no subscription of topic {topic!r}; `aerobee subscription list` shows its own",
             )
-        await self._deliveries.delete_subscription(topic, group)
+        # One of them, or thousands of lite topics: together they share the syncs of the log.
+        await asyncio.gather(*(self._deliveries.delete_subscription(each, group) for each in positions))
         await self._tables.save_offsets()
         return v2.DeleteSubscriptionResponse(status=OK)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aerobee_broker.clients import Client, ClientRegistry
@@ -15,6 +16,7 @@ from aerobee_broker.consumer_groups import (
     is_system_group,
 )
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.processors.administration.accumulation import Accumulation
@@ -22,11 +24,15 @@ from aerobee_broker.processors.administration.clients import connection_to_wire
 from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
 from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
+from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
 _MILLISECONDS_MAX: Final = 1 << 53
+_Queue = tuple[str, int]
+"""Name of a topic, or of a light queue, and queue id."""
 
 
 class GroupAdministration:
@@ -125,27 +131,62 @@ class GroupAdministration:
     async def reset_offsets(self, request: admin_v1.ResetOffsetsRequest, _: Client) -> admin_v1.ResetOffsetsResponse:
         topic = self._tables.topics.require(request.topic)
         group = self._tables.groups.require(request.group)
+        before = {
+            (status.topic, status.queue_id): status.commit_offset
+            for status in self._deliveries.status(group.name)
+            if status.topic == topic.name or (split_light_topic_name(status.topic) or ("",))[0] == topic.name
+        }
+        if topic.message_type is TopicMessageType.LITE:
+            queues = self._lite_queues(request, topic.name, before)
+        else:
+            queues = self._queues(request, topic)
+        target = self._target(request, before)
+        after = {queue: target(queue) for queue in queues}
+        if not request.dry_run:
+            by_name: dict[str, dict[int, int]] = {}
+            for (name, queue_id), offset in after.items():
+                by_name.setdefault(name, {})[queue_id] = offset
+            # One topic, or thousands of lite topics: together they share the syncs of the log.
+            await asyncio.gather(*(self._deliveries.reset(name, group.name, each) for name, each in by_name.items()))
+        moved = [
+            admin_v1.ResetOffsetsResponse.Queue(
+                queue_id=queue[1],
+                before=before.get(queue),
+                after=offset,
+                lite_topic=(split_light_topic_name(queue[0]) or ("", None))[1],
+            )
+            for queue, offset in after.items()
+        ]
+        return admin_v1.ResetOffsetsResponse(status=OK, queues=moved)
+
+    def _queues(self, request: admin_v1.ResetOffsetsRequest, topic: TopicConfig) -> list[_Queue]:
+        """The queues that the request names, or all of the topic; in order."""
+        if request.lite_topic:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"topic {topic.name!r} has no lite topics, it takes {topic.message_type}; leave lite_topic out",
+            )
         queue_ids = set(range(topic.read_queue_count)) | set(self._store.queues().get(topic.name, ()))
         if unknown := sorted(set(request.queue_ids) - queue_ids):
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
                 f"topic {topic.name!r} has no queue {unknown[0]}; it has {min(queue_ids)} to {max(queue_ids)}",
             )
-        wanted = sorted(set(request.queue_ids) or queue_ids)
-        before = {
-            status.queue_id: status.commit_offset
-            for status in self._deliveries.status(group.name)
-            if status.topic == topic.name
-        }
-        target = self._target(request, topic.name, before)
-        after = {queue_id: target(queue_id) for queue_id in wanted}
-        if not request.dry_run:
-            await self._deliveries.reset(topic.name, group.name, after)
-        queues = [
-            admin_v1.ResetOffsetsResponse.Queue(queue_id=queue_id, before=before.get(queue_id), after=after[queue_id])
-            for queue_id in wanted
-        ]
-        return admin_v1.ResetOffsetsResponse(status=OK, queues=queues)
+        return [(topic.name, queue_id) for queue_id in sorted(set(request.queue_ids) or queue_ids)]
+
+    def _lite_queues(
+        self, request: admin_v1.ResetOffsetsRequest, parent: str, before: Mapping[_Queue, int]
+    ) -> list[_Queue]:
+        """The lite topic that the request names, or all that the group has a position in; in order."""
+        if request.queue_ids:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"topic {parent!r} has lite topics, of one queue each; name one instead of queue_ids",
+            )
+        if request.lite_topic:
+            check_lite_topic(request.lite_topic)
+            return [(light_topic_name(parent, request.lite_topic), LITE_QUEUE_ID)]
+        return sorted(queue for queue in before if queue[0] != parent)
 
     async def reset_group_offset(
         self, request: v2.ResetGroupOffsetRequest, client: Client
@@ -163,50 +204,46 @@ class GroupAdministration:
         )
         return v2.ResetGroupOffsetResponse(status=OK)
 
-    def _target(
-        self, request: admin_v1.ResetOffsetsRequest, topic: str, before: dict[int, int]
-    ) -> Callable[[int], int]:
-        """Where each queue shall go on, by queue id."""
+    def _target(self, request: admin_v1.ResetOffsetsRequest, before: Mapping[_Queue, int]) -> Callable[[_Queue], int]:
+        """Where each queue shall go on."""
         store = self._store
 
-        def within(queue_id: int, offset: int) -> int:
-            low, high = store.queue_range(topic, queue_id)
+        def within(queue: _Queue, offset: int) -> int:
+            low, high = store.queue_range(*queue)
             return min(max(offset, low), high)
 
         match request.WhichOneof("position"):
             case "timestamp":
                 time_ms = max(request.timestamp.ToMilliseconds(), 0)
-                return lambda queue_id: self._offset_at(topic, queue_id, time_ms)
+                return lambda queue: self._offset_at(queue, time_ms)
             case "offset":
                 if request.offset < 0:
                     raise InvalidRequestError(
                         v2.Code.ILLEGAL_OFFSET, f"offset {request.offset} is negative; give 0 or more"
                     )
-                return lambda queue_id: within(queue_id, request.offset)
+                return lambda queue: within(queue, request.offset)
             case "earliest":
-                return lambda queue_id: within(queue_id, 0)
+                return lambda queue: within(queue, 0)
             case "latest":
-                return lambda queue_id: store.queue_range(topic, queue_id)[1]
+                return lambda queue: store.queue_range(*queue)[1]
             case "skip":
                 if request.skip < 1:
                     raise InvalidRequestError(v2.Code.BAD_REQUEST, f"skip {request.skip}: give 1 or more")
-                return lambda queue_id: within(
-                    queue_id, max(before.get(queue_id, 0), store.queue_range(topic, queue_id)[0]) + request.skip
-                )
+                return lambda queue: within(queue, within(queue, before.get(queue, 0)) + request.skip)
             case _:
                 raise InvalidRequestError(
                     v2.Code.BAD_REQUEST, "no position; give timestamp, offset, earliest, latest or skip"
                 )
 
-    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+    def _offset_at(self, queue: _Queue, time_ms: int) -> int:
         """The first message stored at or after the time, or the end of the queue."""
-        low, high = self._store.queue_range(topic, queue_id)
+        low, high = self._store.queue_range(*queue)
         if high == low:
             return high
-        newest = self._store.store_timestamp_at(topic, queue_id, high - 1)
+        newest = self._store.store_timestamp_at(*queue, high - 1)
         if newest is not None and newest < time_ms:
             return high
-        return min(max(self._store.offset_by_time(topic, queue_id, time_ms), low), high)
+        return min(max(self._store.offset_by_time(*queue, time_ms), low), high)
 
 
 def _retries(max_attempts: int) -> int:

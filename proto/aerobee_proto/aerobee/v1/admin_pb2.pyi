@@ -1108,6 +1108,7 @@ class ResetOffsetsRequest(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     SKIP_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    LITE_TOPIC_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
     offset: _builtins.int
@@ -1120,6 +1121,8 @@ class ResetOffsetsRequest(_message.Message):
     """So many messages of each queue behind the oldest that is not finished: a message that nobody can consume."""
     dry_run: _builtins.bool
     """Only say what would be done."""
+    lite_topic: _builtins.str
+    """Of a topic with lite topics: only this one. Empty: all in which the group has a position."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty: all queues of the topic."""
@@ -1140,10 +1143,11 @@ class ResetOffsetsRequest(_message.Message):
         latest: _builtins.bool = ...,
         skip: _builtins.int = ...,
         dry_run: _builtins.bool = ...,
+        lite_topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "position", b"position", "skip", b"skip", "timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "earliest", b"earliest", "group", b"group", "latest", b"latest", "offset", b"offset", "position", b"position", "queue_ids", b"queue_ids", "skip", b"skip", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "earliest", b"earliest", "group", b"group", "latest", b"latest", "lite_topic", b"lite_topic", "offset", b"offset", "position", b"position", "queue_ids", b"queue_ids", "skip", b"skip", "timestamp", b"timestamp", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["timestamp", "offset", "earliest", "latest", "skip"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
@@ -1164,24 +1168,33 @@ class ResetOffsetsResponse(_message.Message):
         QUEUE_ID_FIELD_NUMBER: _builtins.int
         BEFORE_FIELD_NUMBER: _builtins.int
         AFTER_FIELD_NUMBER: _builtins.int
+        LITE_TOPIC_FIELD_NUMBER: _builtins.int
         queue_id: _builtins.int
         before: _builtins.int
         """Unset if the group had none."""
         after: _builtins.int
+        lite_topic: _builtins.str
+        """Whose queue it is, of a topic with lite topics."""
         def __init__(
             self,
             *,
             queue_id: _builtins.int = ...,
             before: _builtins.int | None = ...,
             after: _builtins.int = ...,
+            lite_topic: _builtins.str | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "_lite_topic", b"_lite_topic", "before", b"before", "lite_topic", b"lite_topic"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "after", b"after", "before", b"before", "queue_id", b"queue_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "_lite_topic", b"_lite_topic", "after", b"after", "before", b"before", "lite_topic", b"lite_topic", "queue_id", b"queue_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
         _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
+        _WhichOneofReturnType__lite_topic: _TypeAlias = _typing.Literal["lite_topic"]  # noqa: Y015
+        _WhichOneofArgType__lite_topic: _TypeAlias = _typing.Literal["_lite_topic", b"_lite_topic"]  # noqa: Y015
+        @_typing.overload
         def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__lite_topic) -> _WhichOneofReturnType__lite_topic | None: ...
 
     STATUS_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
