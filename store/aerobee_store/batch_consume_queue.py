@@ -105,12 +105,11 @@ class BatchConsumeQueue:
     def load(self, *, suspect: bool) -> None:
         """Find out where the queue begins and ends.
 
-        `suspect`: the process died; the queue then ends before the first of the last units that cannot be.
+        It ends before the first of the last units that cannot be. `suspect`: the process died.
         """
         units = self._units
         units.load(suspect=suspect)
-        first = max(units.min_offset, units.max_offset - _CHUNK) if suspect else units.max_offset - 1
-        first = max(first, units.min_offset)
+        first = max(units.min_offset, units.max_offset - _CHUNK)
         found = units.units(first, units.max_offset - first)
         if len(found) and (wrong := _first_wrong(found)) < len(found):
             units.torn = True
@@ -167,6 +166,11 @@ class BatchConsumeQueue:
                 self.put(int(run[right]["base_offset"]), run[right:].tobytes())
                 added += len(run) - right
         return added, dropped
+
+    def cut(self, number: int) -> None:
+        """Forget the units from this number on: the log has other records in their places, and gives them back."""
+        self._units.torn = True
+        self._truncate(number)
 
     def drop_behind(self, end: int) -> int:
         """Forget the units of records that end behind physical offset `end`; return how many there were."""

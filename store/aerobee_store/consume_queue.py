@@ -114,6 +114,7 @@ class ConsumeQueue:
         came behind it: units are then missing, which only the log can give back.
         """
         self._starts = self._run.load()
+        self.torn |= self._run.had_empty  # a file that was just made, or one that has lost its content
         if self._starts:  # otherwise it goes on where `begin_at` said
             self.min_offset = self.max_offset = self._starts[0] // self._unit_size
         while self._starts:

@@ -3,7 +3,9 @@
 Deleting a topic removes its queues; its records stay in the log until they expire. Without a note recovery would find
 them, queue them again, and mix them with those of a later topic of the same name.
 
-    {"orders": {"physicalOffset": 81920, "queues": {"0": 117, "1": 98}}}
+    {"topics": {"orders": {"physicalOffset": 81920, "queues": {"0": 117, "1": 98}}}, "crc32": 3735928559}
+
+`crc32` is that of the topics as java_json writes them: with another offset, messages would come back or be gone.
 
 Records of the topic before the physical offset do not count any more. A later topic of that name goes on at the queue
 offsets given, for one offset must not name two messages.
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
+from aerobee_store import java_json
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import FileSystem
 from aerobee_store.json_table import JsonTable
@@ -33,7 +37,8 @@ class DeletedTopics:
     def __init__(self, file_system: FileSystem, directory: Path) -> None:
         self._file_system = file_system
         self._path = directory / "config" / "deletedTopics.json"
-        self._table = JsonTable(file_system, self._path)
+        # The content before this one has a deletion less: its messages would be back.
+        self._table = JsonTable(file_system, self._path, old_content_helps=False)
         self._topics: dict[str, DeletedTopic] = {}
 
     def load(self) -> None:
@@ -42,16 +47,21 @@ class DeletedTopics:
         if content is None:
             return
         try:
-            assert isinstance(content, dict)
+            if not isinstance(content, dict):
+                raise ValueError("no object")
+            topics = content["topics"]
+            if content["crc32"] != _checksum(topics):
+                raise ValueError(f"its crc32 is {content['crc32']}, that of its topics {_checksum(topics)}")
             self._topics = {
                 topic: DeletedTopic(
                     int(entry["physicalOffset"]), {int(key): int(value) for key, value in entry["queues"].items()}
                 )
-                for topic, entry in content.items()
+                for topic, entry in topics.items()
             }
-        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreDirectoryError(
-                f"{self._path}: not a table of deleted topics ({error!r}); restore it from {self._path.name}.bak"
+                f"{self._path}: not a table of deleted topics ({error!r}); restore it from a backup of the store. "
+                f"{self._path.name}.bak lacks the last deletion: with it, that topic's messages are back"
             ) from error
 
     def __len__(self) -> int:
@@ -76,12 +86,15 @@ class DeletedTopics:
 
     def _save(self) -> None:
         self._file_system.make_directory(self._path.parent)
-        self._table.save(
-            {
-                topic: {
-                    "physicalOffset": deleted.physical_offset,
-                    "queues": {str(key): value for key, value in deleted.next_offsets.items()},
-                }
-                for topic, deleted in self._topics.items()
+        topics = {
+            topic: {
+                "physicalOffset": deleted.physical_offset,
+                "queues": {str(key): value for key, value in deleted.next_offsets.items()},
             }
-        )
+            for topic, deleted in self._topics.items()
+        }
+        self._table.save({"topics": topics, "crc32": _checksum(topics)})
+
+
+def _checksum(topics: object) -> int:
+    return crc32(java_json.dumps(topics))

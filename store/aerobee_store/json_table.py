@@ -78,8 +78,10 @@ class _Copy:
 class JsonTable:
     """The durable content of one file. Synchronous: the broker calls it in the disk thread, never twice at a time."""
 
-    def __init__(self, files: TableFiles, path: Path) -> None:
+    def __init__(self, files: TableFiles, path: Path, *, old_content_helps: bool = True) -> None:
+        """`old_content_helps`: what .bak has is better than nothing where the main file cannot be read."""
         self.path = path
+        self._old_content_helps = old_content_helps
         self._files = files
         self._backup = _beside(path, ".bak")
         self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
@@ -95,7 +97,7 @@ class JsonTable:
         if main.state == "good":
             return main.value
         backup = self._read(self._backup)
-        if backup.state == "good":
+        if backup.state == "good" and (self._old_content_helps or main.state == "absent"):
             _log.warning("configuration file replaced by its copy path=%s cause=%r", self._backup, main.cause)
             return backup.value
         if "damaged" in (main.state, backup.state):

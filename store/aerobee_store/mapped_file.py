@@ -213,6 +213,7 @@ class FileRun:
         self.file_system = file_system
         self.directory = directory
         self.file_size = file_size
+        self.had_empty = False  # the last file was empty when they were loaded
 
     def load(self, *, exact: bool = True) -> list[int]:
         """The start offsets of the files present, in order. An empty last file, left by a crash while it was made, is
@@ -227,7 +228,8 @@ class FileRun:
             if len(name) != 20 or not name.isascii() or not name.isdigit():
                 raise StoreDirectoryError(f"{path}: not a file of this store; move it away")
             starts.append(int(name))
-        if starts and self.file_system.size(self.path(starts[-1])) == 0:
+        self.had_empty = bool(starts) and self.file_system.size(self.path(starts[-1])) == 0
+        if self.had_empty:
             self.file_system.unlink(self.path(starts.pop()))
         for start in starts:
             size = self.file_system.size(self.path(start))

@@ -50,7 +50,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
+from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue, BatchUnits
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog, DamagedRange
 from aerobee_store.consume_queue import FILLER_SIZE, ConsumeQueue
@@ -70,7 +70,10 @@ _SEARCH_STEP = 1 << 20
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening found and did. Sizes in bytes, `begin` and `end` are physical offsets."""
+    """What opening found and did. Sizes in bytes, `begin` and `end` are physical offsets.
+
+    `torn`: the log ends in something that is no record. `lost`: bytes behind its end that the checkpoint calls synced.
+    """
 
     clean: bool
     begin: int = 0
@@ -80,6 +83,8 @@ class RecoveryReport:
     units_corrected: int = 0
     units_dropped: int = 0
     last_timestamp: int = 0
+    torn: bool = False
+    lost: int = 0
     damaged: list[DamagedRange] = field(default_factory=list)
     quarantined: list[Path] = field(default_factory=list)
 
@@ -130,6 +135,9 @@ class Recovery:
         report.begin = self._begin()
         report.end = self._scan(report.begin)
         report.damaged.sort(key=lambda damage: damage.start)
+        if report.end < (synced := self._checkpoint.derived_offset or 0):
+            report.lost = synced - report.end
+            _log.error("log ends before what was synced end=%d synced=%d; what was between is lost", report.end, synced)
         self._cut_log(report.end)
         if (begin := self._cut_queues(report.end)) < report.begin:
             # What was cut is damage, not the traces of lost records: read what those queues need once more.
@@ -156,12 +164,43 @@ class Recovery:
     def _begin(self) -> int:
         if not self._log.files.files:
             return 0
+        for batch_queue in self._batch_queues.values():
+            self._check_ends(batch_queue)
         begin = self._begin_by_stop()
         for queue in self._all_queues():
             if queue.torn:
                 _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
                 begin = min(begin, self._segment_start(queue.last_record_end()))
         return self._log.min_offset if self._whole_log else begin
+
+    def _check_ends(self, queue: BatchConsumeQueue) -> None:
+        """Compare the first and the last unit with their records: they alone say which offsets the queue has."""
+        for last in (True, False):
+            first, end = queue.unit_numbers
+            if first == end:
+                return
+            number = end - 1 if last else first
+            units = queue.units(number, 1)
+            if int(units[0]["physical_offset"]) >= self._log.min_offset and not self._is_unit(queue, units):
+                _log.warning("queue has a wrong unit number=%d directory=%s", number, queue.directory)
+                queue.cut(number)
+
+    def _is_unit(self, queue: BatchConsumeQueue, units: BatchUnits) -> bool:
+        """Whether a record of the log has just this unit."""
+        physical_offset = int(units[0]["physical_offset"])
+        file = self._walker.find(physical_offset)
+        if file is None:
+            return False
+        batch = RecordBatch.parse(
+            file.view,
+            base_physical_offset=file.start_offset,
+            start=physical_offset - file.start_offset,
+            count_max=1,
+        )
+        for topic, queue_id, expected in batch_queue_units(batch):
+            if (topic, queue_id) == (queue.topic, queue.queue_id):
+                return bool((expected == units).all())
+        return False
 
     def _begin_by_stop(self) -> int:
         queues_end, last_unit = self._queues_end()
@@ -256,6 +295,7 @@ class Recovery:
             else:
                 if found.stop is not None and found.stop.reason is not StopReason.END_OF_DATA:
                     _log.warning("log ends in a torn write offset=%d reason=%r", found.position, found.stop.detail)
+                    self._report.torn = True
                 return found.position
         raise AssertionError("a walk ends with the end of the log")
 
@@ -395,12 +435,13 @@ class Recovery:
             if stop < queue.max_offset:
                 self._report.units_dropped += queue.max_offset - stop
                 queue.truncate(stop)
-                if damaged:
+                # What is left may end before all that was read: what is gone may then have been of records before it.
+                if damaged or queue.last_record_end() < self._report.begin:
                     begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
         for batch_queue in self._batch_queues.values():
             dropped = batch_queue.drop_behind(end)
             self._report.units_dropped += dropped
-            if dropped and self._clean:
+            if dropped and (self._clean or batch_queue.last_record_end() < self._report.begin):
                 begin_again = min(begin_again, self._segment_start(batch_queue.last_record_end()))
         return begin_again
 

@@ -1,0 +1,96 @@
+"""Random damage of the files of a disk in memory, and the table of what was made of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from aerobee_store.testing import MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
+
+SEED: Final = int(os.environ.get("AEROBEE_CRASH_SEED", random.SystemRandom().randrange(1 << 32)))
+VERDICTS: Final = ("detected", "repaired", "harmless", "refused", "verify", "WRONG")
+_CUTS: Final = 0.1  # of all damage
+_USED: Final = 0.9  # of the flips are where a file has something
+
+
+class WrongError(AssertionError):
+    """Something else is given than was stored, or a loss is kept quiet."""
+
+
+class UnseenError(Exception):
+    """Something is withheld that nobody but `verify` can miss: its format has no checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One damage. `kind`: the first part of the path within the store."""
+
+    path: Path
+    how: str
+    position: int
+
+    @property
+    def kind(self) -> str:
+        return self.path.relative_to(DIRECTORY).parts[0]
+
+
+class Damage:
+    """Damages copies of one disk, each of its files (of these kinds) as often."""
+
+    def __init__(self, disk: MemoryFileSystem, source: random.Random, *, names: tuple[str, ...] = ()) -> None:
+        self._source = source
+        self._files = [
+            (path, data, max(len(data.rstrip(b"\0")), 1))
+            for path, data in sorted(disk.contents().items())
+            if data and (not names or path.relative_to(DIRECTORY).parts[0] in names or path.name in names)
+        ]
+        assert self._files
+        self._number = 0
+
+    def do(self, disk: MemoryFileSystem) -> Done:
+        """Flip a bit, or cut off an end."""
+        source = self._source
+        path, data, used = self._files[self._number % len(self._files)]
+        self._number += 1
+        if source.random() < _CUTS:
+            position = source.randrange(len(data))
+            disk.cut(path, position)
+            return Done(path, "cut", position)
+        position = source.randrange(used if source.random() < _USED else len(data))
+        disk.damage(path, position, bytes([data[position] ^ 1 << source.randrange(8)]))
+        return Done(path, "flip", position)
+
+
+@dataclass
+class Table:
+    """Kind of file and of damage x verdict."""
+
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    wrongs: list[str] = field(default_factory=list)
+
+    def add(self, done: Done, verdict: str) -> None:
+        self.counts[done.kind, done.how, verdict] += 1
+
+    def wrong(self, done: Done, error: Exception) -> str:
+        """Note what must not be; answer the verdict."""
+        self.wrongs.append(f"seed {SEED}: {done.how} {done.path} at {done.position}: {error}")
+        return "WRONG"
+
+    def kinds(self) -> Counter[str]:
+        """How often each kind of file was damaged."""
+        found: Counter[str] = Counter()
+        for (kind, _, _), count in self.counts.items():
+            found[kind] += count
+        return found
+
+    def show(self, title: str) -> None:
+        """Print it as the rows that docs/durability.md has."""
+        print(f"\n{title}: {self.counts.total()} in all, seed {SEED}")
+        for kind in sorted(self.kinds()):
+            cells = [f"{self.counts[kind, 'cut', v]} / {self.counts[kind, 'flip', v]}" for v in VERDICTS]
+            print(f"| {title} | {kind} | " + " | ".join(cells) + " |")
