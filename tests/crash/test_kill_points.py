@@ -35,8 +35,8 @@ pytestmark = pytest.mark.crash
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
 # Kills in use that are looked at, and of those the ones after which the opening is killed, too; None for all.
-TRIED, TRIED_AGAIN, TRIED_TWICE = (None, 300, 30) if IS_LONG else (60, 2, 1)
-ROUNDS = (9, 5) if IS_LONG else (4, 2)
+TRIED, TRIED_AGAIN, TRIED_TWICE = (None, 60, 12) if IS_LONG else (40, 1, 1)
+ROUNDS = (9, 5) if IS_LONG else (3, 1)
 
 _CODE: Final = str(Path(aerobee_store.__file__).parent)
 _WORD: Final = 8  # a processor stores aligned words whole
@@ -242,6 +242,6 @@ def test_a_kill_at_every_line(flush: FlushMode) -> None:
         f"{flush}: {watch.lines} lines left {len(deaths)} different disks, {len(tried)} tried; killed while opening: "
         f"{len(again)}, and again: {len(twice)}; {time.monotonic() - began:.0f} s"
     )
-    assert len(deaths) > 200
+    assert len(deaths) > 100
     assert again
     assert twice
