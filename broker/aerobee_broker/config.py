@@ -375,11 +375,12 @@ def _converted(name: str, kind: Any, value: object) -> object:
         if value in choices:
             return value
         raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
-    if get_origin(kind) is tuple:  # of whole numbers; as text with ";" as RocketMQ has it, or ","
+    if get_origin(kind) is tuple:  # of whole numbers or paths; as text with ";" or ",", as RocketMQ has them
         parts = re.split("[;,]", value) if isinstance(value, str) else value
         if isinstance(parts, list | tuple):
             return tuple(_converted(name, get_args(kind)[0], part) for part in parts if part != "")
-        raise ConfigError(f"{name}: {value!r} is no list of whole numbers, as [4, 16]")
+        what = "paths, as ['/a', '/b']" if get_args(kind)[0] is Path else "whole numbers, as [4, 16]"
+        raise ConfigError(f"{name}: {value!r} is no list of {what}")
     if kind is Address:
         if isinstance(value, Address):
             return value
@@ -427,6 +428,10 @@ def _flush_mode(text: str) -> object:
     return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}[text]
 
 
+def _comma_separated(text: str) -> object:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def _queue_file_size(text: str) -> object:
     return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ rounds up, too
 
@@ -469,6 +474,8 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "flushIntervalCommitLog": ("store.flush_interval_seconds", _milliseconds),
     "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
     "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
+    "storePathCommitLog": ("store.commit_log_paths", _comma_separated),
+    "readOnlyCommitLogStorePaths": ("store.read_only_commit_log_paths", _comma_separated),
     "warmMapedFileEnable": ("store.warm_segments", _same),
     "transientStorePoolSize": ("store.pool_buffer_count", int),
     "fastFailIfNoBufferInStorePool": ("store.pool_fast_failure", _same),
@@ -529,14 +536,6 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
         if pool and not _switch(properties, "writeWithoutMmap", path):
             values["store.write_mode"] = "pool"
         ignored = [name for name in ignored if name not in ("transientStorePoolEnable", "writeWithoutMmap")]
-    commit_log = properties.get("storePathCommitLog")
-    if commit_log is not None:
-        if Path(commit_log) != Path(str(values.get("store.directory", ""))) / "commitlog":
-            raise ConfigError(
-                f"storePathCommitLog in {path}: {commit_log!r} is not <storePathRootDir>/commitlog, "
-                "and the log cannot be elsewhere; move or link it there"
-            )
-        ignored.remove("storePathCommitLog")
     return values, tuple(ignored)
 
 

@@ -122,8 +122,9 @@ class SegmentAllocation:
         return len(unused)
 
     def close(self, *, orderly: bool) -> None:
-        """End what is under way, blocking; after an orderly stop remove what was not used. Tools, which never run, leave
-        all as they found it.
+        """End what is under way, blocking; after an orderly stop remove what was not used.
+
+        Tools, which never run, leave all as they found it.
         """
         self._ended = True
         self._needed.set()
@@ -224,7 +225,7 @@ class SegmentAllocation:
         started = time.perf_counter()
         files = self._log.files
         run = files.run
-        usage = run.file_system.usage(run.directory)
+        usage = run.file_system.usage(run.path(start).parent)
         size = run.file_size
         if usage.available < size + self._disk_headroom or usage.used + size > self._disk_ratio_max * usage.total:
             return None

@@ -95,8 +95,9 @@ class Checkpoint:
         """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if that is what the file says."""
         if encoded == self._saved:
             return
-        if not self._file_system.exists(self._path):
-            self._file_system.write_new(self._path, encoded.ljust(CHECKPOINT_SIZE, b"\0"))
+        path = self._path
+        if not self._file_system.exists(path) or self._file_system.size(path) < CHECKPOINT_SIZE:  # short after a crash
+            self._file_system.write_new(path, encoded.ljust(CHECKPOINT_SIZE, b"\0"))
             self._file_system.sync_directory(self._path.parent)
         else:
             file = self._file_system.open(self._path)

@@ -129,6 +129,9 @@ class CommitLog:
                 self._reserve(file, position, headroom)
         except OSError as error:
             if error.errno in NO_ROOM:
+                if file is not None and self._make_elsewhere(file):
+                    self.prepare(sizes, essential=essential)
+                    return
                 raise StoreFullError(
                     f"no space left on the disk of {self.files.run.directory}; free some, or let old messages expire"
                 ) from error
@@ -245,10 +248,18 @@ class CommitLog:
         # Messages give way first: queues, index and tables still need room when no message is taken any more.
         needed = end - file.reserved
         if needed > 0:
-            run = self.files.run
-            if run.file_system.usage(run.directory).available < needed + headroom:
+            usage = self.files.run.file_system.usage(file.path.parent)
+            if usage.available < needed + headroom:
                 raise OSError(errno.ENOSPC, "the disk is full but for what is kept for queues, index and tables")
             file.reserve(end)
+
+    def _make_elsewhere(self, file: MappedFile) -> bool:
+        """The disk of this segment is full: if nobody writes to it yet, and there is another disk, make it there."""
+        if file is self._active or not self.files.run.leave_out(file.path.parent):
+            return False
+        unused = self.take_unused()
+        self.files.discard(unused)
+        return True
 
     def _roll(self) -> MappedFile:
         active = self._active

@@ -26,6 +26,8 @@ class StoreConfig:
     """
 
     directory: Path  # storePathRootDir
+    commit_log_paths: tuple[Path, ...] = ()  # storePathCommitLog, see log_paths.py; (): <directory>/commitlog
+    read_only_commit_log_paths: tuple[Path, ...] = ()  # readOnlyCommitLogStorePaths: get no new segment
     segment_size: int = 1 << 30  # mappedFileSizeCommitLog; format
     queue_file_size: int = 300_000 * UNIT_SIZE  # mappedFileSizeConsumeQueue; format
     batch_queue_file_size: int = 300_000 * BATCH_UNIT_SIZE  # mapperFileSizeBatchConsumeQueue; format
@@ -66,6 +68,10 @@ class StoreConfig:
     store_host: tuple[str, int] = ("127.0.0.1", 8081)  # written into every record and into offset message ids
 
     def __post_init__(self) -> None:
+        if self.read_only_commit_log_paths and not set(self.commit_log_paths) - set(self.read_only_commit_log_paths):
+            raise ConfigError(
+                "store.commit_log_paths: every path is read-only; name one that new segments can be made in"
+            )
         if not 4096 <= self.segment_size <= 1 << 32:
             raise ConfigError(f"store.segment_size: {self.segment_size} is not between 4096 bytes and 4 GiB")
         if self.queue_file_size <= 0 or self.queue_file_size % UNIT_SIZE:

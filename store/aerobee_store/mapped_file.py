@@ -13,7 +13,7 @@ move the bytes are in write_modes.py.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,7 @@ class MappedFile:
         "committed",
         "flushed",
         "path",
+        "read_only",
         "size",
         "start_offset",
         "wrote",
@@ -59,6 +60,7 @@ class MappedFile:
         self.path = path
         self.start_offset = start_offset
         self.size = size
+        self.read_only = False
         self.wrote = self.committed = self.flushed = size
         self._file_system = file_system
         self._file = file
@@ -80,7 +82,7 @@ class MappedFile:
     @property
     def file(self) -> File:
         if self._file is None:
-            self._file = self._file_system.open(self.path)
+            self._file = self._file_system.open(self.path, writable=not self.read_only)
         return self._file
 
     @property
@@ -214,8 +216,10 @@ class FileRun:
         self.directory = directory
         self.file_size = file_size
         self.had_empty = False  # the last file was empty when they were loaded
+        self.full: frozenset[Path] = frozenset()
+        """Writable directories that get no new file while there is another."""
 
-    def load(self, *, exact: bool = True) -> list[int]:
+    def load(self) -> list[int]:
         """The start offsets of the files present, in order. An empty last file, left by a crash while it was made, is
         removed.
 
@@ -223,14 +227,16 @@ class FileRun:
         else, or the size in the configuration is not the one it was written with.
         """
         starts = []
-        for name in self.file_system.list(self.directory):
-            path = self.directory / name
-            if len(name) != 20 or not name.isascii() or not name.isdigit():
-                raise StoreDirectoryError(f"{path}: not a file of this store; move it away")
-            starts.append(int(name))
+        for directory in self.directories:
+            for name in self.file_system.list(directory):
+                if len(name) != 20 or not name.isascii() or not name.isdigit():
+                    raise StoreDirectoryError(f"{directory / name}: not a file of this store; move it away")
+                starts.append(int(name))
+                self._found(directory, starts[-1])
+        starts.sort()
         self.had_empty = bool(starts) and self.file_system.size(self.path(starts[-1])) == 0
         if self.had_empty:
-            self.file_system.unlink(self.path(starts.pop()))
+            self.remove([starts.pop()])
         for start in starts:
             size = self.file_system.size(self.path(start))
             if size != self.file_size:
@@ -244,24 +250,64 @@ class FileRun:
                 )
         return starts
 
+    @property
+    def directories(self) -> Sequence[Path]:
+        """Where files are looked for."""
+        return (self.directory,)
+
+    @property
+    def writable_directories(self) -> Sequence[Path]:
+        """Where files are made."""
+        return (self.directory,)
+
+    def is_read_only(self, start_offset: int) -> bool:
+        """Whether this file is only read."""
+        return False
+
     def path(self, start_offset: int) -> Path:
+        """Where the file lies, or would be made."""
         return self.directory / file_name(start_offset)
 
     def create(self, start_offset: int, *, evictable: bool = False) -> File:
-        """Create the file that begins at `start_offset`, durable with its name and size."""
-        self.file_system.make_directory(self.directory)
-        file = self.file_system.create(self.path(start_offset), self.file_size, evictable=evictable)
-        # Otherwise a crash could leave two files without their size, of which only the last can be told from damage.
-        file.sync()
-        self.file_system.sync_directory(self.directory)
+        """Create the file that begins at `start_offset`, durable with its name and size. OSError: there is none."""
+        path = self.path(start_offset)
+        self.file_system.make_directory(path.parent)
+        file = self.file_system.create(path, self.file_size, evictable=evictable)
+        try:
+            # Or a crash could leave two files without their size, of which only the last can be told from damage.
+            file.sync()
+            self.file_system.sync_directory(path.parent)
+        except OSError:
+            file.close()
+            with suppress(OSError):
+                self.file_system.unlink(path)
+            raise
         return file
 
-    def remove(self, starts: list[int]) -> None:
+    def remove(self, starts: Sequence[int]) -> None:
         """Remove files, last first, so that a crash in between leaves no hole."""
+        self.before_removal(starts)
+        directories: dict[Path, None] = {}
         for start in sorted(starts, reverse=True):
-            self.file_system.unlink(self.path(start))
-        if starts:
-            self.file_system.sync_directory(self.directory)
+            path = self.path(start)
+            self.file_system.unlink(path)
+            directories[path.parent] = None
+        for directory in directories:
+            self.file_system.sync_directory(directory)
+        self.forget(starts)
+
+    def before_removal(self, starts: Collection[int]) -> None:
+        """To be called before files are removed by others; blocking. OSError."""
+
+    def leave_out(self, path: Path) -> bool:
+        """Make no file in this directory for a while. False if there is no other."""
+        return False
+
+    def forget(self, starts: Collection[int]) -> None:
+        """Note that these files are gone."""
+
+    def _found(self, directory: Path, start_offset: int) -> None:
+        """Called for each file that `load` finds."""
 
 
 class MappedFileQueue:
@@ -309,14 +355,7 @@ class MappedFileQueue:
 
     def make(self, start_offset: int) -> MappedFile:
         """Create a file that is not among the others yet (see `add`); in any thread. OSError: there is none then."""
-        try:
-            file = self._mapped(start_offset, self.run.create(start_offset))
-        except FileExistsError:
-            raise
-        except OSError:
-            with suppress(OSError):
-                self.run.file_system.unlink(self.run.path(start_offset))
-            raise
+        file = self._mapped(start_offset, self.run.create(start_offset))
         file.set_position(0)
         return file
 
@@ -335,15 +374,18 @@ class MappedFileQueue:
         for file in files:
             self.files.remove(file)
             file.close()
+        self.run.forget([file.start_offset for file in files])
 
     def remove(self, files: list[MappedFile]) -> None:
         """Unlink files and forget them."""
-        self.drop(files)
         self.run.remove([file.start_offset for file in files])
+        self.drop(files)
 
     def close(self) -> None:
         for file in self.files:
             file.close()
 
     def _mapped(self, start: int, file: File | None = None) -> MappedFile:
-        return self._make(self.run.file_system, self.run.path(start), start, self.run.file_size, file)
+        mapped = self._make(self.run.file_system, self.run.path(start), start, self.run.file_size, file)
+        mapped.read_only = self.run.is_read_only(start)
+        return mapped

@@ -30,7 +30,8 @@ from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreErr
 from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Lock
 from aerobee_store.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.index_file import IndexService
-from aerobee_store.mapped_file import FileRun, MappedFileQueue
+from aerobee_store.log_paths import LogPaths
+from aerobee_store.mapped_file import MappedFileQueue
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
 from aerobee_store.multi_dispatch import MultiDispatch
@@ -114,9 +115,7 @@ class MessageStore:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
         self._commit_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
         self._log = CommitLog(
-            MappedFileQueue(
-                FileRun(file_system, directory / "commitlog", config.segment_size), segments_of(config, file_system)
-            ),
+            MappedFileQueue(LogPaths(file_system, config), segments_of(config, file_system)),
             write_ahead=config.flush == "sync",
             disk_headroom=config.disk_headroom,
         )

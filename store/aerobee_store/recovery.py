@@ -400,7 +400,7 @@ class Recovery:
                 expected = file.end_offset
 
     def _set_aside(self, file: MappedFile) -> None:
-        quarantine = self._directory / "quarantine"
+        quarantine = file.path.parent.parent / "quarantine"  # of several disks of the log, on the same one
         self._file_system.make_directory(quarantine)
         target = quarantine / f"commitlog-{file.path.name}"
         number = 0
@@ -408,8 +408,7 @@ class Recovery:
             number += 1
             target = quarantine / f"commitlog-{file.path.name}-{number}"
         _log.error("segment without a valid record set aside path=%s target=%s", file.path, target)
-        self._log.files.files.remove(file)
-        file.close()
+        self._log.files.drop([file])
         self._file_system.rename(file.path, target)
         self._file_system.sync_directory(quarantine)
         self._file_system.sync_directory(file.path.parent)

@@ -1,7 +1,8 @@
 """Old messages go, and a disk that fills up is kept from being full.
 
-Every round the fullest of the disks of log and queues is looked at. If it is above disk_clean_ratio, segments that were
-made in advance go first, and it is looked at again. Then:
+Every round the fuller of the disks of log and queues is looked at; of several disks of the log (log_paths.py) the
+emptiest counts, and those above disk_force_clean_ratio get no new segment. If it is above disk_clean_ratio, segments
+that were made in advance go first, and it is looked at again. Then:
 
     used                           what follows
     above disk_full_ratio          no message is taken (DISK_FULL), and as in the next row
@@ -48,7 +49,7 @@ from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.dispatch import Dispatch
 from aerobee_store.errors import StoreError
-from aerobee_store.file_system import FileSystem
+from aerobee_store.file_system import DiskUsage, FileSystem
 from aerobee_store.index_file import IndexService
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.record import ScanStop
@@ -155,16 +156,29 @@ class Retention:
         return "short" if ratio > config.disk_clean_ratio else "enough"
 
     async def _usage(self) -> tuple[float, int]:
-        """How full the fullest disk is, and how many bytes of it are above disk_force_clean_ratio. OSError."""
+        """How full the fuller disk of log and queues is, and how many bytes of it are above disk_force_clean_ratio.
+
+        Of several disks of the log the emptiest counts; those above disk_force_clean_ratio get no new segment. OSError.
+        """
         directory = self._config.directory
-        paths = (self._log.files.run.directory, directory / "consumequeue")
+        limit = self._config.disk_force_clean_ratio
+        run = self._log.files.run
 
-        def ask() -> tuple[float, int]:
-            usages = [self._file_system.usage(path if self._file_system.exists(path) else directory) for path in paths]
-            fullest = max(usages, key=lambda usage: usage.ratio)
-            return fullest.ratio, fullest.used - int(self._config.disk_force_clean_ratio * fullest.total)
+        def usage_of(path: Path) -> DiskUsage:
+            return self._file_system.usage(path if self._file_system.exists(path) else directory)
 
-        return await self._in_disk_thread(ask)
+        def ask() -> tuple[DiskUsage, DiskUsage, frozenset[Path]]:
+            log = {path: usage_of(path) for path in run.writable_directories}
+            emptiest = min(log.values(), key=lambda usage: usage.ratio)
+            full = frozenset(path for path, usage in log.items() if usage.ratio > limit)
+            return emptiest, usage_of(directory / "consumequeue"), full
+
+        log, queues, full = await self._in_disk_thread(ask)
+        if full != run.full and len(run.writable_directories) > 1:
+            _log.warning("paths without new segments, for their disks are full paths=%s", sorted(map(str, full)))
+        run.full = full
+        fuller = max(log, queues, key=lambda usage: usage.ratio)
+        return fuller.ratio, fuller.used - int(limit * fuller.total)
 
     # --- one round --------------------------------------------------------------------------------------------
 
@@ -202,6 +216,12 @@ class Retention:
         going = [file for file in going if file.end_offset <= keep_from]
         for file in going:
             _ = file.view  # mapped while it has a name: readers need no descriptor then
+        try:
+            await self._in_disk_thread(self._log.files.run.before_removal, [file.start_offset for file in going])
+        except OSError as error:
+            self._stats.retention_failures += 1
+            _log.error("segments stay, for the paths of the log could not be saved cause=%s", error)
+            return 0
         gone = going[: await self._remove([file.path for file in going])]
         if not gone:
             return 0

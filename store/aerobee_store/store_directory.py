@@ -12,6 +12,7 @@ from aerobee_store.file_system import NO_ROOM, FileSystem, Lock
 _STORE_NAMES: Final = frozenset(
     {
         "commitlog",
+        "commitlog.paths",
         "consumequeue",
         "batchconsumequeue",
         "index",

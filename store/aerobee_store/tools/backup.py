@@ -26,7 +26,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Final
 
 from aerobee_store.errors import StoreDirectoryError, StoreFullError
 from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.log_paths import FILE_NAME
 from aerobee_store.log_scan import LogEnd
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.record import ScanStop
@@ -48,7 +49,7 @@ PARTIAL: Final = "backup.partial"
 
 _DERIVED: Final = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
-_NOT_COPIED: Final = frozenset({"lock", "lost+found", NEW, OLD})
+_NOT_COPIED: Final = frozenset({"lock", FILE_NAME, "lost+found", NEW, OLD})
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
 _STEP: Final = 1 << 20
 _FICLONE: Final = 0x40049409  # Linux: share the blocks of a file; file systems that cannot do it say so
@@ -143,7 +144,7 @@ class _Backup:
         if self._partial.exists():
             shutil.rmtree(self._partial)
         self._disk.make_directory(self._partial)
-        self._total = sum(_allocated(path) for path in _paths_below(self._source))
+        self._total = sum(map(_allocated, self._sources()))
         self._check_room()
         if self._files.live:
             begin, end, whole = self._copy_live()
@@ -167,12 +168,27 @@ class _Backup:
             whole_log_at_start=whole,
         )
 
+    def _sources(self) -> Iterator[Path]:
+        """The files of the store, wherever they lie."""
+        elsewhere = [path for path in self._files.log_paths.all if not path.is_relative_to(self._source)]
+        for path in _paths_below(self._source):
+            if path.relative_to(self._source).parts[0] not in _NOT_COPIED:
+                yield path
+        for directory in elsewhere:
+            yield from _paths_below(directory)
+
+    def _target_of(self, path: Path) -> Path:
+        """Where the copy of a file goes: the log into one directory."""
+        if path.parent in self._files.log_paths.all:
+            return self._partial / "commitlog" / path.name
+        return self._partial / path.relative_to(self._source)
+
     def _check_room(self) -> None:
         available = self._disk.usage(self._target).available
         # Links and clones need none of it: they are tried first, and the copy says if it does not fit.
         segments = sum(_allocated(segment.path) for segment in self._files.segments)
         needed = self._total - (segments if self._hard_links else 0)
-        if needed > available and not _can_clone(self._source, self._partial):
+        if needed > available and not _can_clone(self._files.log_paths.all, self._partial):
             raise StoreFullError(
                 f"{self._target}: {available} bytes are left on its disk, the copy takes {needed}; name another disk"
             )
@@ -181,10 +197,9 @@ class _Backup:
 
     def _copy_stopped(self) -> tuple[int, int, bool]:
         last = self._files.segments[-1].path if self._files.segments else None
-        for path in _paths_below(self._source):
-            if path.relative_to(self._source).parts[0] not in _NOT_COPIED:
-                full = path.parent.name == "commitlog" and path != last
-                self._copy(path, link=full and self._is_full(path))
+        for path in self._sources():
+            full = path.parent in self._files.log_paths.all and path != last
+            self._copy(path, link=full and self._is_full(path))
         end = self._log_end()
         return self._files.log_begin, end, not (self._source / "checkpoint").exists()
 
@@ -282,7 +297,7 @@ class _Backup:
 
     def _copy(self, path: Path, *, link: bool = False) -> bool:
         """Copy a file; say whether it was there. With `link` it may be shared with the store."""
-        target = self._partial / path.relative_to(self._source)
+        target = self._target_of(path)
         self._make_directory(target.parent)
         if link and self._hard_links:
             try:
@@ -293,7 +308,7 @@ class _Backup:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                     raise
                 raise StoreDirectoryError(
-                    f"{self._target}: no hard links from {self._source} ({error.strerror}); leave out --hard-links, or "
+                    f"{self._target}: no hard links from {path.parent} ({error.strerror}); leave out --hard-links, or "
                     f"name a directory on the same file system"
                 ) from error
             self._linked += 1
@@ -405,8 +420,8 @@ def _clone(source: int, target: Path) -> bool:
     return True
 
 
-def _can_clone(source: Path, target: Path) -> bool:
-    probe = next((path for path in _paths_below(source / "commitlog")), None)
+def _can_clone(sources: Sequence[Path], target: Path) -> bool:
+    probe = next((path for directory in sources for path in _paths_below(directory)), None)
     if probe is None:
         return False
     copy = target / "probe"

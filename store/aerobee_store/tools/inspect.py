@@ -343,8 +343,9 @@ class _Inspection:
     def _disk(self) -> DiskSummary:
         sizes = {"commitlog": 0, "consumequeue": 0, "batchconsumequeue": 0, "index": 0}
         allocated = 0
-        for name in sizes:
-            for path in (self._files.directory / name).rglob("*"):
+        directories = [(name, self._files.directory / name) for name in sizes if name != "commitlog"]
+        for name, directory in directories + [("commitlog", path) for path in self._files.log_paths.all]:
+            for path in directory.rglob("*"):
                 try:
                     status = path.stat()
                 except FileNotFoundError:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -232,7 +232,11 @@ def _mend(disk: FileSystem, files: StoreFiles, sizes: Sizes, plan: _Plan, clock:
     for parent in sorted({path.parent for path in plan.remove}):
         disk.sync_directory(parent)
     topics = batch_topics(files)
-    config = sizes.config(directory)
+    config = replace(
+        sizes.config(directory),
+        commit_log_paths=files.log_paths.paths,
+        read_only_commit_log_paths=files.log_paths.read_only,
+    )
     store = MessageStore.open(config, file_system=disk, clock=clock, is_batch_topic=topics.__contains__, whole_log=True)
     store.close()
 

@@ -19,6 +19,7 @@ from aerobee_store.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.consume_queue import UNIT_DTYPE
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import DiskFileSystem, File, is_locked
+from aerobee_store.log_paths import FILE_NAME, KnownPaths, known_paths
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.tools.findings import Finding
 
@@ -28,6 +29,7 @@ StoreState = Literal["live", "stopped", "crashed"]
 _LOOKED_AT: Final = frozenset(
     {
         "commitlog",
+        FILE_NAME,
         "consumequeue",
         "consumequeue_ext",
         "batchconsumequeue",
@@ -159,6 +161,8 @@ class StoreFiles:
     queue_file_size: int = 0
     batch_queue_file_size: int = 0
     queue_extension_file_size: int = 0
+    log_paths: KnownPaths = field(default_factory=lambda: KnownPaths((), (), frozenset()))
+    """The directories of the log, as the store wrote them down."""
     segments: list[MappedFile] = field(default_factory=list)
     queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
@@ -208,7 +212,8 @@ class StoreFiles:
         return self.state == "live"
 
     def relative(self, path: Path) -> str:
-        return str(path.relative_to(self.directory))
+        """The path within the store; as it is for a segment that lies elsewhere."""
+        return str(path.relative_to(self.directory) if path.is_relative_to(self.directory) else path)
 
     def segment_path(self, physical_offset: int) -> str | None:
         """The segment that holds this place, relative to the store."""
@@ -252,11 +257,17 @@ class StoreFiles:
         return sizes
 
     def _check_sizes(
-        self, directory: Path, kind: str, sizes: dict[int, int], usual: int, *, unit_size: int = 1
+        self,
+        directory: Path | dict[int, Path],
+        kind: str,
+        sizes: dict[int, int],
+        usual: int,
+        *,
+        unit_size: int = 1,
     ) -> None:
         previous = None
         for start, size in sizes.items():
-            path = directory / f"{start:020d}"
+            path = (directory if isinstance(directory, Path) else directory[start]) / f"{start:020d}"
             if size != usual:
                 self._problem(kind, path, f"{size} bytes, the others have {usual}")
             elif size % unit_size:
@@ -268,11 +279,19 @@ class StoreFiles:
             previous = start + size
 
     def _find_segments(self) -> None:
-        directory = self.directory / "commitlog"
-        sizes = self._numbered(directory, "segment-file")
+        self.log_paths = known_paths(self.disk, self.directory)
+        sizes: dict[int, int] = {}
+        where: dict[int, Path] = {}
+        for directory in self.log_paths.all:
+            for start, size in self._numbered(directory, "segment-file").items():
+                if start in where:
+                    self._problem("segment-file", directory / f"{start:020d}", f"the same segment is in {where[start]}")
+                else:
+                    sizes[start], where[start] = size, directory
+        sizes = dict(sorted(sizes.items()))
         self.segment_size = _usual(sizes.values())
-        self._check_sizes(directory, "segment-file", sizes, self.segment_size)
-        self.segments = [MappedFile(self.disk, directory / f"{start:020d}", start, sizes[start]) for start in sizes]
+        self._check_sizes(where, "segment-file", sizes, self.segment_size)
+        self.segments = [MappedFile(self.disk, where[start] / f"{start:020d}", start, sizes[start]) for start in sizes]
 
     def _find_queues(self, name: str, dtype: np.dtype[Any], queues: dict[QueueKey, QueueFiles]) -> int:
         """Find the queues; return the size that most of their files have, 0 without files."""

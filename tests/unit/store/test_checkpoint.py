@@ -91,3 +91,18 @@ def test_a_power_cut_leaves_the_old_or_the_new_one() -> None:
     before = disk.operations
     checkpoint.save(checkpoint.encoded())
     assert disk.operations == before
+
+
+def test_a_checkpoint_that_a_crash_left_short_is_written_anew() -> None:
+    """It had its name before it had its bytes. RocketMQ maps the whole of it."""
+    disk = MemoryFileSystem()
+    disk.make_directory(DIRECTORY)
+    disk.write_new(PATH, b"")
+    checkpoint = Checkpoint(disk, PATH)
+    checkpoint.load()
+    checkpoint.physic_timestamp = 7
+    checkpoint.save(checkpoint.encoded())
+    assert len(disk.read_bytes(PATH)) == 4096
+    again = Checkpoint(disk, PATH)
+    again.load()
+    assert again.physic_timestamp == 7

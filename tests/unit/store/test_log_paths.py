@@ -1,0 +1,298 @@
+"""A log in several directories: where segments are made, found, and left out, and what a missing one means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_store import ConfigError, MessageStore, StoreConfig, StoreDirectoryError, StoreFullError
+from aerobee_store.file_system import DiskUsage
+from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from aerobee_store.tools.backup import backup
+from aerobee_store.tools.dump import dump
+from aerobee_store.tools.inspect import inspect
+from aerobee_store.tools.rebuild import rebuild
+from aerobee_store.tools.repair import repair
+from aerobee_store.tools.verify import verify
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
+
+SEGMENT = 16384
+A, B, C = Path("/disk-a/log"), Path("/disk-b/log"), Path("/disk-c/log")
+KNOWN = DIRECTORY / "commitlog.paths"
+
+
+class Disks(MemoryFileSystem):
+    """Several, each as full as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=ManualClock())
+        self.ratios: dict[Path, float] = {}
+
+    def usage(self, path: Path) -> DiskUsage:
+        ratio = next((ratio for disk, ratio in self.ratios.items() if path.is_relative_to(disk)), 0.1)
+        return DiskUsage(total=1 << 30, available=(1 << 30) - round((1 << 30) * ratio))
+
+
+class World:
+    def __init__(self, *paths: Path, **settings: Any) -> None:
+        self.disk = Disks()
+        self.sender = Sender()
+        self.settings = settings
+        self.paths = paths
+
+    @property
+    def config(self) -> StoreConfig:
+        return replace(StoreConfig.tiny(DIRECTORY), **{"commit_log_paths": self.paths, **self.settings})
+
+    def open(self, *paths: Path, **settings: Any) -> MessageStore:
+        self.settings |= settings
+        self.paths = paths or self.paths
+        return MessageStore.open(self.config, file_system=self.disk, clock=ManualClock())
+
+    def fill(self, store: MessageStore, segments: int) -> None:
+        end = store.positions[0] + segments * SEGMENT
+        while store.positions[0] < end:
+            self.sender.append(store, [self.sender.message(3000)])
+        store.flush()
+
+    def numbers(self, path: Path) -> list[int]:
+        return [int(name) // SEGMENT for name in self.disk.list(path)]
+
+
+def test_segments_go_round_the_paths_in_the_order_of_their_names() -> None:
+    """File k lies in path k mod n, whatever order they are configured in; a reader does not notice."""
+    world = World(B, C, A)
+    with world.open() as store:
+        world.fill(store, 5)
+        compare(store, world.sender.sent, world.sender.sent)
+    assert (world.numbers(A), world.numbers(B), world.numbers(C)) == ([0, 3], [1, 4], [2, 5])
+    assert world.disk.list(DIRECTORY / "commitlog") == []
+    with world.open(A, B, C) as store:
+        compare(store, world.sender.sent, world.sender.sent)
+        world.fill(store, 1)
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+async def test_a_power_cut_before_every_operation() -> None:
+    """All that was synced is there, on whichever disk it was; none is missed that has nothing yet, or no more."""
+    world = World(A, B, disk_force_clean_ratio=0.85)
+    taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
+    durable: list[Sent] = []
+
+    def before(operation: Operation) -> None:
+        if operation.name in CHANGES:
+            taken.append((world.disk.crash(operation.number), list(durable)))
+
+    world.disk.before_operation = before
+    with world.open() as store:
+        for _ in range(3):
+            world.fill(store, 1)
+            durable += world.sender.sent[len(durable) :]
+        world.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
+        durable.clear()  # from here on messages go
+        await store.retention.clean()
+    world.disk.before_operation = None
+    assert len(taken) > 60
+    for disk, certain in taken:
+        with MessageStore.open(world.config, file_system=disk, clock=ManualClock()) as store:
+            compare(store, world.sender.sent, certain)
+
+
+def test_a_path_is_added_and_one_becomes_read_only() -> None:
+    """New segments go to the writable ones; what lies in the read-only one is read, and nothing is written there."""
+    world = World(A)
+    with world.open() as store:
+        world.fill(store, 2)
+    assert world.numbers(A) == [0, 1, 2]
+    content = world.disk.contents()[A / f"{2 * SEGMENT:020d}"]
+    world.disk.unlink(A / f"{2 * SEGMENT:020d}")  # moved to the new disk, as the next test's message says
+    world.disk.make_directory(B)
+    world.disk.write_new(B / f"{2 * SEGMENT:020d}", content)
+    with world.open(A, B, C, read_only_commit_log_paths=(A,)) as store:
+        before = world.disk.operations
+        world.fill(store, 4)
+        compare(store, world.sender.sent, world.sender.sent)
+        assert not any(
+            operation.name in ("write", "create", "reserve") and operation.path.parent == A
+            for operation in world.disk.log[before:]
+        )
+    assert world.numbers(A) == [0, 1]
+    assert sorted(world.numbers(B) + world.numbers(C)) == [2, 3, 4, 5, 6]
+    assert json.loads(world.disk.read_bytes(KNOWN))["readOnly"] == [str(A)]
+
+
+def test_the_segment_in_use_cannot_be_read_only() -> None:
+    """The start says which file to move."""
+    world = World(A)
+    with world.open() as store:
+        world.fill(store, 1)
+    with pytest.raises(StoreDirectoryError, match=r"disk-a/log/0+16384: .* move this one file"):
+        world.open(B, read_only_commit_log_paths=(A,))
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (lambda world: world.open(A), r"/disk-b/log: has segments .* store\.commit_log_paths"),
+        (lambda world: world.open(A, C), r"/disk-b/log: has segments"),
+        (lambda world: world.open(DIRECTORY / "commitlog"), r"/disk-a/log: has segments"),
+    ],
+    ids=["left out", "another instead", "as if there were one"],
+)
+def test_a_path_that_was_forgotten_is_refused(happens: Callable[[World], MessageStore], says: str) -> None:
+    """Nothing is lost by a mistake in the configuration: no store is opened on half of its log."""
+    world = World(A, B)
+    with world.open() as store:
+        world.fill(store, 3)
+    before = world.disk.contents()
+    with pytest.raises(StoreDirectoryError, match=says):
+        happens(world)
+    assert world.disk.contents() == before
+    with world.open(A, B) as store:
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_disk_that_is_not_mounted_is_refused() -> None:
+    """A path that had segments and has none is no reason to begin anew. It may be given up in so many words."""
+    world = World(A, B)
+    with world.open() as store:
+        world.fill(store, 3)
+    for name in world.disk.list(B):
+        world.disk.unlink(B / name)
+    with pytest.raises(StoreDirectoryError, match=r"disk-b/log: had segments .* not mounted"):
+        world.open()
+    known = json.loads(world.disk.read_bytes(KNOWN))
+    known["used"] = [str(A)]
+    world.disk.write_new(KNOWN, json.dumps(known).encode())
+    with world.open() as store:
+        assert store.queue_range("orders", 0)[1] > 0
+
+
+def test_the_same_segment_twice_is_refused() -> None:
+    """After a copy instead of a move nobody can say which one counts."""
+    world = World(A, B)
+    with world.open() as store:
+        world.fill(store, 2)
+    name = f"{0:020d}"
+    world.disk.write_new(B / name, world.disk.read_bytes(A / name))
+    with pytest.raises(StoreDirectoryError, match="same segment"):
+        world.open()
+
+
+def test_the_usual_place_leaves_no_trace() -> None:
+    """With the one default path nothing is written down; and not any more when all is back in it."""
+    world = World()
+    with world.open() as store:
+        world.fill(store, 1)
+    assert not world.disk.exists(KNOWN)
+    with world.open(DIRECTORY / "commitlog", B) as store:
+        world.fill(store, 2)
+    assert world.numbers(B) == [2]
+    assert world.disk.exists(KNOWN)
+    name = f"{2 * SEGMENT:020d}"
+    world.disk.rename(B / name, DIRECTORY / "commitlog" / name)
+    known = json.loads(world.disk.read_bytes(KNOWN))
+    assert known["used"] == [str(B), str(DIRECTORY / "commitlog")]
+    world.paths = ()
+    with world.open() as store:
+        compare(store, world.sender.sent, world.sender.sent)
+    assert not world.disk.exists(KNOWN)
+
+
+async def test_a_full_disk_gets_no_new_segment() -> None:
+    """Above the force watermark it is left out until it is below; messages are taken as long as one disk has room."""
+    world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85, disk_full_ratio=0.9)
+    with world.open() as store:
+        world.fill(store, 1)
+        world.disk.ratios = {A.parent: 0.95}
+        await store.retention.look_at_disk()
+        world.fill(store, 3)
+        assert world.numbers(A) == [0]
+        assert world.numbers(B) == [1, 2, 3, 4]
+        world.disk.ratios[B.parent] = 0.88
+        await store.retention.look_at_disk()
+        world.fill(store, 1)
+        assert not store.running.flags, "the emptiest disk decides"
+        world.disk.ratios[B.parent] = 0.95
+        await store.retention.look_at_disk()
+        assert store.running.flags
+        world.disk.ratios.clear()
+        await store.retention.look_at_disk()
+        world.fill(store, 2)
+        assert len(world.numbers(A)) > 1
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_disk_that_is_found_full_by_an_append() -> None:
+    """The segment is made on another one at once; only with every disk full is the message refused."""
+    world = World(A, B, disk_headroom=1 << 20)
+    with world.open() as store:
+        world.fill(store, 0)
+        world.sender.append(store, [world.sender.message(3000)])
+        world.disk.ratios = {B.parent: 1.0}
+        world.fill(store, 2)
+        assert world.numbers(B) == []
+        assert world.numbers(A)[:3] == [0, 1, 2]
+        world.disk.ratios[A.parent] = 1.0
+        with pytest.raises(StoreFullError):
+            world.fill(store, 2)
+        assert store.state == "open"
+        compare(store, world.sender.sent, [])
+
+
+async def test_retention_removes_from_every_path() -> None:
+    """Read-only ones included; a path whose last segment expired is not missed at the next start."""
+    world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)
+    with world.open() as store:
+        world.fill(store, 5)
+        assert world.numbers(A) == [0, 2, 4]
+        world.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
+        for _ in range(10):
+            await store.retention.clean()
+        world.disk.ratios.clear()
+        assert (world.numbers(A), world.numbers(B)) == ([], [5])
+        assert store.queue_range("orders", 0)[0] > 0
+        assert json.loads(world.disk.read_bytes(KNOWN))["used"] == [str(B)]
+    with world.open() as store:
+        assert store.queue_range("orders", 0)[0] > 0
+
+
+def test_every_path_may_not_be_read_only() -> None:
+    """New segments need a place."""
+    with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
+        replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A,), read_only_commit_log_paths=(A,))
+
+
+def test_the_tools_find_every_path(tmp_path: Path) -> None:
+    """They read what the store wrote down: nothing has to be said to them. A copy has the whole log in one place."""
+    directory, paths = tmp_path / "store", (tmp_path / "a", tmp_path / "b")
+    config = replace(StoreConfig.tiny(directory), commit_log_paths=paths)
+    sender = Sender()
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        for _ in range(20):
+            sender.append(store, [sender.message(3000)])
+        store.flush()
+        backup(directory, tmp_path / "live")
+        assert verify(directory).findings == []
+    assert len(list(paths[0].iterdir())) >= 2 <= len(list(paths[1].iterdir()))
+    assert verify(directory).findings == []
+    report = inspect(directory)
+    assert report.findings == []
+    assert {Path(segment.path).parent for segment in report.segments} == set(paths)
+    assert report.disk.log_bytes == sum(path.stat().st_size for folder in paths for path in folder.iterdir())
+    assert sum(1 for _ in dump(directory)) == 20
+    backup(directory, tmp_path / "copy")
+    for copy in ("live", "copy"):
+        with MessageStore.open(StoreConfig.tiny(tmp_path / copy), clock=ManualClock()) as store:
+            compare(store, sender.sent, sender.sent)
+    rebuild(directory, apply=True)
+    assert verify(directory).findings == []
+    (directory / "abort").touch()
+    assert repair(directory, apply=True).left == []
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
