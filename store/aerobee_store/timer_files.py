@@ -64,7 +64,7 @@ class TimerFiles:
         complete = checkpoint is not None and self.log.covers(checkpoint.log_position)
         if checkpoint is not None and complete:
             self._counter = checkpoint.counter
-            self.log.cut(checkpoint.log_position)
+            self.log.cut(self._log_end(checkpoint))
             trusted = checkpoint.clean and checkpoint.precision_ms == self.wheel.precision_ms
             if not (trusted and self.wheel.load()):
                 self.wheel.clear()
@@ -139,6 +139,17 @@ class TimerFiles:
     def close(self) -> None:
         self.log.close()
         self.wheel.close()
+
+    def _log_end(self, checkpoint: TimerCheckpoint) -> int:
+        """Where the units end that the checkpoint's queue offset speaks of."""
+        if checkpoint.begin is not None:
+            return checkpoint.log_position
+        # RocketMQ notes how far the log was synced, and the queue offset, then syncs the log and writes the
+        # checkpoint: the position is a round older than the offset, and the units in between are durable, too.
+        end = self.log.begin
+        for position, units in self.log.scan():
+            end = position + len(units) * UNIT_SIZE
+        return max(end, checkpoint.log_position)
 
     def _rebuild_wheel(self, read_time_ms: int) -> bool:
         """Hang every unit that is not done on its slot again. False if the log has damage before its end."""

@@ -12,6 +12,9 @@ from aerobee_client import Message, connect
 from aerobee_client.testing import run_broker
 from aerobee_proto import v2
 from aerobee_store import java_json
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.timer_checkpoint import TimerCheckpointFile
+from aerobee_store.tools.verify import verify
 from tests.java_store.conftest import MARKS, Open
 from tests.java_store.contents import SIZES
 from tests.java_store.java_program import JavaStore, Release
@@ -164,6 +167,8 @@ def test_javas_timer_delivers_what_our_broker_has_stored(
             while sorted(set(java_bodies(store, "orders", [0, 1])) - set(sent.values())) != early:
                 assert time.monotonic() < deadline, java_bodies(store, "orders", [0, 1])
                 time.sleep(0.2)
+            java_timer_is_verified(broker.store)
+        java_timer_is_verified(broker.store)
         broker.start()
         bodies = asyncio.run(received(broker.endpoint, "late", len(sent) + 4, 60))
         assert sorted(bodies) == sorted([*sent.values(), *early, "late 3"])
@@ -189,12 +194,30 @@ def test_our_broker_delivers_what_javas_timer_has_stored(
             while not {"timed 0", "timed 1"} <= set(java_bodies(store, "orders", [0, 1])):
                 assert time.monotonic() < deadline, java_bodies(store, "orders", [0, 1])
                 time.sleep(0.2)
-            time.sleep(1.5)  # its checkpoint is written every second
+            wait_read_time(broker.store, now_ms + 3_500)  # what it delivered since, a killed one delivers again
+            java_timer_is_verified(broker.store)
             if killed:
                 store.kill()
+        java_timer_is_verified(broker.store)
         broker.start()
         bodies = asyncio.run(received(broker.endpoint, "late", len(before) + 4, 60))
         assert sorted(bodies) == sorted([*before, *(f"timed {number}" for number in range(4))])
+
+
+def wait_read_time(directory: Path, time_ms: int) -> None:
+    """Until RocketMQ has noted that what was due at this time is done."""
+    file = TimerCheckpointFile(DiskFileSystem(), directory / "config" / "timercheck")
+    deadline = time.monotonic() + 15
+    while (checkpoint := file.load()) is None or checkpoint.read_time_ms <= time_ms:
+        assert time.monotonic() < deadline, checkpoint
+        time.sleep(0.2)
+
+
+def java_timer_is_verified(directory: Path) -> None:
+    """Nothing is said against the timer's files as RocketMQ writes them, while it is open, closed, or killed."""
+    report = verify(directory, index_slot_count=SIZES[2], index_entry_count=SIZES[3])
+    assert report.timer_units > 0
+    assert [finding for finding in report.findings if finding.kind.startswith("timer-")] == []
 
 
 def put_timed(store: JavaStore, body: str, deliver_ms: int) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreLockedError
+from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.config import UNIT_SIZE
+from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
 from tests.java_store import contents
@@ -306,6 +308,24 @@ def test_both_by_turns_each_time_killed(release: Release, java: Open, tmp_path: 
             assert {int(place) for _, _, _, place in answers} <= {each.physical_offset for each in there}
             known.update({each.physical_offset: each for each in there})
         check_verified(directory, besides=late_delays(release))
+
+
+def test_java_leaves_our_part_of_the_checkpoint(release: Release, java: Open, tmp_path: Path) -> None:
+    """RocketMQ rewrites its own fields alone; what then stands in ours is not believed, though it is still there."""
+    directory = tmp_path / "store"
+    write(directory, release, count=2)
+    path = directory / "checkpoint"
+    before = path.read_bytes()
+    with java(directory) as store:
+        put(store, "orders", 0, b"from Java", {})
+        store.wait_dispatched()
+    after = path.read_bytes()
+    assert after[:40] != before[:40]
+    assert after[40:] == before[40:]
+    checkpoint = Checkpoint(DiskFileSystem(), path)
+    checkpoint.load()
+    assert checkpoint.derived_offset is None
+    check_verified(directory)
 
 
 def test_only_one_of_them_opens_a_store(release: Release, java: Open, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class TimerCheck:
         checkpoint = self._checked_checkpoint()
         if checkpoint is None or not files.timer_log:
             return
-        positions, units = self._read(checkpoint.log_position)
+        positions, units = self._read(checkpoint)
         self.units = len(units)
         if files.live:
             # Meanwhile slots became done, and files of theirs may be gone.
@@ -120,24 +120,27 @@ class TimerCheck:
             return None
         return checkpoint
 
-    def _read(self, end: int) -> tuple[Integers, Units]:
-        """The valid units before `end` and their positions; the others are told."""
+    def _read(self, checkpoint: TimerCheckpoint) -> tuple[Integers, Units]:
+        """The valid units and their positions; others before the checkpoint's position are told."""
         found: list[tuple[Integers, Units]] = []
         before = None
+        # RocketMQ's position is older than the rest of its checkpoint: units go on behind it.
+        end = checkpoint.log_position if checkpoint.begin is not None else 1 << 62
         for start, size in self._files.timer_log.items():
             if start >= end:
                 break
             if before is not None and start != before:
                 self._tell("timer-file", f"timerlog/{start:020d}", f"the file before it ends at {before}")
             before = start + size
-            found += self._read_file(start, size, min(end, start + size))
+            for positions, units in self._read_file(start, size, min(end, start + size), checkpoint.log_position):
+                found.append((positions, units))
         empty = np.zeros(0, np.int64), np.zeros(0, UNIT_DTYPE)
         return (
             np.concatenate([positions for positions, _ in found] or [empty[0]]),
             np.concatenate([units for _, units in found] or [empty[1]]),
         )
 
-    def _read_file(self, start: int, size: int, end: int) -> Iterator[tuple[Integers, Units]]:
+    def _read_file(self, start: int, size: int, end: int, durable: int) -> Iterator[tuple[Integers, Units]]:
         path = self._files.directory / "timerlog" / f"{start:020d}"
         capacity = max(0, (size - BLANK_SIZE_MIN) // UNIT_SIZE)
         count = min(capacity, (end - start) // UNIT_SIZE)
@@ -151,18 +154,23 @@ class TimerCheck:
                 units = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
                 positions = start + (first + np.arange(len(units))) * UNIT_SIZE
                 valid = valid_units(units, positions)
-                if not valid.all():
-                    at = int(positions[int(valid.argmin())])
-                    wrong = int(np.count_nonzero(~valid))
+                wrong = ~valid & (positions < durable)
+                if wrong.any():
                     self._tell(
                         "timer-unit-invalid",
                         self._files.relative(path),
-                        f"no unit at position {at}, and the log is said to be durable up to {end}",
-                        count=wrong,
+                        f"no unit at position {int(positions[int(wrong.argmax())])}, and the log is said to be durable "
+                        f"up to {durable}",
+                        count=int(np.count_nonzero(wrong)),
                     )
+                behind = ~valid & (positions >= durable)
+                if behind.any():
+                    last = int(behind.argmax())
+                    yield positions[:last][valid[:last]], units[:last][valid[:last]]
+                    return
                 yield positions[valid], units[valid]
             blank_at = capacity * UNIT_SIZE
-            if end == start + size and not is_blank(file.read(BLANK_SIZE_MIN, blank_at), size - blank_at):
+            if durable >= start + size and not is_blank(file.read(BLANK_SIZE_MIN, blank_at), size - blank_at):
                 self._tell("timer-unit-invalid", self._files.relative(path), f"no blank at position {start + blank_at}")
         finally:
             file.close()

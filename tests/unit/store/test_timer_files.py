@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,27 @@ def test_what_cannot_be_trusted_is_read_from_the_topic_again(disk: MemoryFileSys
     save(again, clean=False)
     assert disk.size(ROOT / "config" / "timercheck") == TIMER_CHECKPOINT_SIZE
     assert timer_files(disk).open().complete
+
+
+@pytest.mark.parametrize("position", [0, 2 * UNIT_SIZE, LOG_FILE_SIZE + UNIT_SIZE])
+def test_rocketmqs_log_position_is_older_than_its_queue_offset(disk: MemoryFileSystem, position: int) -> None:
+    """It notes how far the log was synced before it syncs it: units behind belong to the offset, and were lost."""
+    files = timer_files(disk)
+    for number in range(8):
+        files.add(NOW + 5000, unit(number, NOW + 5000))
+    saved = save(files, clean=False)
+    files.close()
+    fields = replace(saved, log_position=position).encode()[:56]
+    disk.damage(ROOT / "config" / "timercheck", 0, fields + bytes(100))
+    files = timer_files(disk)
+    found = files.open()
+    assert found.checkpoint is not None
+    assert (found.checkpoint.begin, found.checkpoint.queue_offset) == (None, 7)
+    assert found.complete
+    assert numbers(files, NOW + 5000) == list(range(8))
+    position = files.log.end
+    files.add(NOW + 5000, unit(8, NOW + 5000))
+    assert files.log.end == position + UNIT_SIZE
 
 
 def test_done_files_of_the_log_go(disk: MemoryFileSystem) -> None:

@@ -1,0 +1,40 @@
+"""The pages about formats name modules, tests and other pages that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "formats"
+PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_exists(page: str) -> None:
+    """Tests by path and by name, and links."""
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    assert [path for path in re.findall(r"`(tests/[\w/]+(?:\.py)?)`", text) if not (ROOT / path).exists()] == []
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
+    assert [link for link in links if link and not (FOLDER / link).exists()] == []
+    names = set(re.findall(r"`(test_\w+)`", text))
+    if names:
+        tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+        assert names - set(re.findall(r"def (test_\w+)\(", tests)) == set()
+
+
+def test_every_page_is_in_the_list() -> None:
+    """README.md leads to each of the others."""
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [page for page in PAGES if page != "README.md" and f"]({page})" not in text] == []
+
+
+def test_every_module_of_a_mechanism_exists() -> None:
+    """The column of the code names modules of the store, and of the broker where it says so."""
+    text = (FOLDER / "mechanisms.md").read_text(encoding="utf-8")
+    modules = re.findall(r"`((?:delivery/)?[a-z_]+\.py)`", text)
+    assert len(modules) > 20
+    roots = (ROOT / "store" / "aerobee_store", ROOT / "broker" / "aerobee_broker")
+    assert [module for module in modules if not any((root / module).exists() for root in roots)] == []
