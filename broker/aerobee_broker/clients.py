@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
+
+if TYPE_CHECKING:
+    from aerobee_broker.accounts import Account
 
 COMMAND_SECONDS: Final = 5.0  # for a client to answer a command; RocketMQ's
 EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)
@@ -66,6 +69,7 @@ class Client:
     """One client id. `namespace`, `language` and `version` are from the headers of its calls."""
 
     __slots__ = (
+        "account",
         "client_id",
         "client_type",
         "group",
@@ -84,6 +88,7 @@ class Client:
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
+        self.account: Account | None = None  # that signs its calls; None without authentication
         self.namespace = ""
         self.language = ""
         self.version = ""
@@ -241,6 +246,12 @@ class ClientRegistry:
         if client.stream is stream:
             client.stream = None
             self._give_up(client)
+
+    def hang_up(self, wanted: Callable[[Client], bool]) -> None:
+        """End the Telemetry streams of clients that are not wanted any more."""
+        for client in self._clients.values():
+            if client.stream is not None and not wanted(client):
+                client.stream.close()
 
     def close_streams(self) -> None:
         """End all Telemetry streams: the broker stops."""

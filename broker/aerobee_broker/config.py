@@ -101,6 +101,13 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """Who may call."""
+
+    accounts: Path | None = None  # a file of accounts, see accounts.py; read again when it changes. None: everybody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig:
     """Topics that are used before anyone created them."""
 
@@ -135,6 +142,7 @@ class BrokerConfig:
     dev: bool = False  # for development: topics and groups appear with their first use
     listen: ListenConfig = field(default_factory=ListenConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
@@ -240,6 +248,7 @@ class BrokerConfig:
             store=StoreConfig(**store),
             listen=listen,
             tls=TlsConfig(**sections["tls"]),
+            auth=AuthConfig(**sections["auth"]),
             topics=TopicsConfig(**sections["topics"]),
             groups=GroupsConfig(**sections["groups"]),
             delivery=DeliveryConfig(**sections["delivery"]),
@@ -320,6 +329,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "store": _settings_of(StoreConfig, but=frozenset({"store_host"})),
     "listen": _settings_of(ListenConfig),
     "tls": _settings_of(TlsConfig),
+    "auth": _settings_of(AuthConfig),
     "topics": _settings_of(TopicsConfig),
     "groups": _settings_of(GroupsConfig),
     "delivery": _settings_of(DeliveryConfig),

@@ -93,6 +93,14 @@ class InvalidRequestError(BrokerError):
         self.code = code
 
 
+class UnauthorizedError(BrokerError):
+    """Nobody knows who calls: no credentials, or wrong ones."""
+
+
+class ForbiddenError(BrokerError):
+    """The account of the caller may not do this."""
+
+
 class InvalidReceiptHandleError(BrokerError):
     """The receipt handle is malformed, unknown, of another group or topic, expired, or replaced by a newer one."""
 

@@ -14,6 +14,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from aerobee_broker.accounts import Accounts
 from aerobee_broker.broker_stats import BrokerStats
 from aerobee_broker.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
@@ -114,6 +115,7 @@ async def run(
     _warn(config)
     check_ports(config)
     credentials = tls_credentials(config)
+    accounts = None if config.auth.accounts is None else Accounts(config.auth.accounts)
     metrics, ready = Metrics(config), _Readiness()
     endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready, ready.note)
     try:
@@ -130,6 +132,7 @@ async def run(
                 config,
                 settings,
                 credentials,
+                accounts,
                 stop,
                 announce,
                 clock,
@@ -152,6 +155,7 @@ async def _serve(
     config: BrokerConfig,
     settings: RuntimeSettings,
     credentials: grpc.ServerCredentials | None,
+    accounts: Accounts | None,
     stop: asyncio.Event,
     announce: Callable[[Listening, Address], None],
     clock: Clock,
@@ -171,13 +175,15 @@ async def _serve(
         config.delivery,
         connected=lambda client_id: clients.get(client_id) is not None,
     )
+    if accounts is not None:
+        accounts.changed_listeners.append(lambda: clients.hang_up(accounts.still_good))
     clients.gone_listeners.append(deliveries.client_gone)
     deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)
-    transactions = Transactions(store, tables, clock, config.transactions, Producers(clients))
+    timer = Timer(store, clock, config.timer, topics=lambda: (topic.name for topic in tables.topics))
+    transactions = Transactions(store, tables, clock, config.transactions, Producers(clients), timer.delayed)
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)
-    timer = Timer(store, clock, config.timer, topics=lambda: (topic.name for topic in tables.topics))
     await asyncio.to_thread(timer.open)
     level_delay = LevelDelay(store, clock)
     await asyncio.to_thread(level_delay.open)
@@ -213,6 +219,7 @@ async def _serve(
                 config,
                 settings,
                 credentials,
+                accounts,
                 clock,
                 store,
                 tables,
@@ -254,6 +261,7 @@ async def _listen(
     config: BrokerConfig,
     settings: RuntimeSettings,
     credentials: grpc.ServerCredentials | None,
+    accounts: Accounts | None,
     clock: Clock,
     store: MessageStore,
     tables: Tables,
@@ -270,6 +278,7 @@ async def _listen(
     route = RouteProcessor(config, tables, listening)
     send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
     messaging = MessagingService(
+        accounts=accounts,
         clients=clients,
         counters=counters,
         route=route,
@@ -318,12 +327,17 @@ async def _listen(
             listening=listening,
         ),
     )
-    admin = AdminService(counters=counters, administration=administration, query=QueryProcessor(store, tables))
+    admin = AdminService(
+        accounts=accounts,
+        counters=counters,
+        administration=administration,
+        query=QueryProcessor(store, tables),
+    )
     server.add_generic_rpc_handlers(
         (
             messaging.handler(),
             admin.handler(),
-            aerobee_admin_handler(administration, counters),
+            aerobee_admin_handler(administration, counters, accounts),
             *_reflection_handlers(),
         )
     )
@@ -349,10 +363,17 @@ def _reflection_handlers() -> list[grpc.GenericRpcHandler[Any, Any]]:
 def _warn(config: BrokerConfig) -> None:
     if config.ignored_rocketmq_keys:
         _log.warning("settings of broker.conf without effect here: %s", ", ".join(config.ignored_rocketmq_keys))
-    if not config.listen.grpc.is_loopback:
+    reachable = [address for address in (config.listen.grpc, config.listen.tls) if address and not address.is_loopback]
+    if reachable and config.auth.accounts is None:
         _log.warning(
-            "listening on %s without authentication: whoever reaches it may read, write and delete; "
+            "listening on %s without authentication: whoever reaches it may read, write and delete; set auth.accounts, "
             "listen on 127.0.0.1, or see to it that only your own machines can",
+            " and ".join(map(str, reachable)),
+        )
+    elif not config.listen.grpc.is_loopback:
+        _log.warning(
+            "listening on %s without TLS: whoever reads along may use the credentials, too; set listen.tls, and "
+            "listen.grpc to 127.0.0.1",
             config.listen.grpc,
         )
 

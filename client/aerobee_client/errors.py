@@ -135,4 +135,7 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
         return DeadlineError(f"{endpoint} did not answer in time; try again, or allow a longer time-out")
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return UnsupportedError(v2.Code.NOT_IMPLEMENTED, f"the server at {endpoint} does not offer this call")
+    name, colon, message = details.partition(": ")
+    if colon and name in v2.Code.keys():  # noqa: SIM118  # how a Telemetry stream says it; an enum is no mapping
+        return status_error(v2.Status(code=v2.Code.Value(name), message=message)) or ClientError(details)
     return ClientError(f"the call to {endpoint} failed: {code.name}: {details}")

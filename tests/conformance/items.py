@@ -289,7 +289,6 @@ class Missing:
 
 
 MISSING: Final[dict[str, Missing]] = {
-    "authentication": Missing("there is no authentication yet", tuple(range(7, 14))),
 }
 """What does not apply today, and why."""
 

@@ -5,11 +5,9 @@ A probe returns None while the feature is missing, and otherwise what the broker
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from aerobee_broker.config import BrokerConfig
 from aerobee_proto import v2
 from tests.conformance.raw_client import RawClient, message, resource
 
@@ -18,24 +16,6 @@ Probe = Callable[[RawClient], Awaitable[str | None]]
 
 def _unless_not_implemented(status: v2.Status) -> str | None:
     return None if status.code == v2.Code.NOT_IMPLEMENTED else f"{v2.Code.Name(status.code)}: {status.message}"
-
-
-def _settings_about(*words: str) -> str | None:
-    """The names of the broker's settings that have one of these words in them."""
-    classes: list[Any] = [BrokerConfig]
-    names = []
-    for section in classes:
-        for setting in dataclasses.fields(section):
-            names.append(setting.name)
-            factory: Any = setting.default_factory
-            if dataclasses.is_dataclass(factory):
-                classes.append(factory)
-    found = [name for name in names if any(word in name for word in words)]
-    return f"it has the settings {', '.join(found)}" if found else None
-
-
-async def authentication(client: RawClient) -> str | None:
-    return _settings_about("auth", "acl", "credential")
 
 
 async def sql(client: RawClient) -> str | None:
@@ -61,4 +41,4 @@ async def commands(client: RawClient) -> str | None:
     return _unless_not_implemented((await admin.PrintThreadStackTrace(request, timeout=5)).status)
 
 
-PROBES: Final[dict[str, Probe]] = {probe.__name__: probe for probe in (authentication, sql, pull, commands)}
+PROBES: Final[dict[str, Probe]] = {probe.__name__: probe for probe in (sql, pull, commands)}

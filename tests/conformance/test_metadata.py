@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
+from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
+from aerobee_broker.config import AuthConfig
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
 from tests.conformance.raw_client import RawClient, connected, message, resource
+from tests.support.in_process_broker import in_process_broker
 
 Code = v2.Code
 _METHODS = POOL.FindServiceByName("apache.rocketmq.v2.MessagingService").methods
@@ -73,6 +78,98 @@ async def test_006_empty_credentials(client: RawClient, topic: str) -> None:
     header = ("authorization", "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature=00ff")
     assert await _route_code(client, topic, header) == Code.OK
     assert await _route_code(client, topic, ("authorization", "nonsense")) == Code.OK
+
+
+# --- Authentication -----------------------------------------------------------------------------------------
+
+_DATE = "20250102T030405Z"
+_SIGNATURE = "340034f7c9dbf7675a93bf160a98de9efa9a6812"  # of that date, with the secret key mySecret
+_ACCOUNTS = """
+[accounts.AK]
+secret_key = "mySecret"
+publish = ["mine"]
+consume = ["mine"]
+groups = ["mine"]
+"""
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[RawClient]:
+    """A client, without credentials yet, of a broker that asks for them."""
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(_ACCOUNTS)
+    accounts.chmod(0o600)
+    async with in_process_broker(tmp_path / "store", auth=AuthConfig(accounts=accounts)) as broker:
+        yield RawClient(broker.channel)
+
+
+def _signed(
+    client: RawClient, *, signature: str = _SIGNATURE, credential: str = "AK", date: str | None = _DATE
+) -> RawClient:
+    """The same client, with these headers in all its calls."""
+    value = f"MQv2-HMAC-SHA1 Credential={credential}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    client.metadata += (("authorization", value), *((("x-mq-date-time", date),) if date is not None else ()))
+    return client
+
+
+async def test_007_signature_in_lower_case(guarded: RawClient) -> None:
+    """As Python, Go and Rust write it."""
+    assert (await _signed(guarded).send(message("mine"))).status.code == Code.OK
+
+
+async def test_008_signature_in_upper_case(guarded: RawClient) -> None:
+    """As Java, Node and C# write it."""
+    assert (await _signed(guarded, signature=_SIGNATURE.upper()).send(message("mine"))).status.code == Code.OK
+
+
+@pytest.mark.parametrize("credential", ["AK//Rocketmq", "AK/region/RocketMQ"])
+async def test_009_credential_with_region_and_service(guarded: RawClient, credential: str) -> None:
+    """What stands behind the access key does not matter."""
+    assert (await _signed(guarded, credential=credential).send(message("mine"))).status.code == Code.OK
+
+
+async def test_010_wrong_signature(guarded: RawClient) -> None:
+    """UNAUTHORIZED in the response of every method, with gRPC's own status OK."""
+    _signed(guarded, signature=_SIGNATURE[::-1])
+    for method in _METHODS:
+        if method.name != "Telemetry":
+            codes = await _code_without_a_client(guarded, method, guarded.metadata)
+            assert codes == [Code.UNAUTHORIZED], method.name
+    async with guarded.telemetry() as stream:
+        assert (await stream.read()).status.code == Code.UNAUTHORIZED
+        assert await stream.read() is EOF
+
+
+@pytest.mark.parametrize("missing", ["authorization", "x-mq-date-time"])
+async def test_011_a_header_is_missing(guarded: RawClient, missing: str) -> None:
+    """Both belong to a signature."""
+    _signed(guarded)
+    guarded.metadata = tuple(pair for pair in guarded.metadata if pair[0] != missing)
+    assert (await guarded.send(message("mine"))).status.code == Code.UNAUTHORIZED
+    assert (await guarded.route("mine")).status.code == Code.UNAUTHORIZED
+
+
+@pytest.mark.parametrize("date", ["20250102T030406Z", "2025-01-02T03:04:05Z", " 20250102T030405Z"])
+async def test_012_vector(guarded: RawClient, date: str) -> None:
+    """The signature is of the header's text and of nothing else: another text of the same time does not fit."""
+    other = guarded.other()
+    assert (await _signed(guarded).send(message("mine"))).status.code == Code.OK
+    if date.strip() != _DATE:  # gRPC itself trims blanks
+        assert (await _signed(other, date=date).send(message("mine"))).status.code == Code.UNAUTHORIZED
+
+
+async def test_013_no_permission(guarded: RawClient) -> None:
+    """FORBIDDEN for topics and groups that are not the account's, and what it may do goes on."""
+    _signed(guarded)
+    assert (await guarded.send(message("yours"))).status.code == Code.FORBIDDEN
+    assert (await guarded.route("yours")).status.code == Code.FORBIDDEN
+    await guarded.sent(message("mine"))
+    assert (await guarded.receive("yours", "mine")).code == Code.FORBIDDEN
+    assert (await guarded.receive("mine", "yours")).code == Code.FORBIDDEN
+    assert (await guarded.receive("mine", "mine", wait=5)).bodies == ["hello"]
+
+
+# --- Names, limits, transport -------------------------------------------------------------------------------
 
 
 async def test_014_namespace_in_resource_or_header(client: RawClient, topic: str, group: str) -> None:

@@ -103,3 +103,59 @@ def test_an_sdk_with_tls(
     round_trip(start, tls_broker, tls_broker.tls_endpoint, topic, tls=True)
     wait_group(tls_broker, f"{topic}-simple", lag=0)
     wait_group(tls_broker, f"{topic}-push", lag=0)
+
+
+# --- Credentials --------------------------------------------------------------------------------------------
+
+ACCOUNTS = """
+[accounts.shop]
+secret_key = "the shop's secret"
+publish = ["shop-*"]
+consume = ["shop-*"]
+groups = ["shop-*"]
+
+[accounts.operator]
+secret_key = "the operator's secret"
+admin = true
+"""
+SHOP = {"access_key": "shop", "secret_key": "the shop's secret"}
+
+
+@pytest.fixture(scope="module")
+def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that asks for credentials."""
+    directory = tmp_path_factory.mktemp("aerobee")
+    config, accounts = directory / "aerobee.toml", directory / "accounts.toml"
+    config.write_text(CONFIG)
+    accounts.write_text(ACCOUNTS)
+    accounts.chmod(0o600)
+    with run_broker(directory, ("--dev", "--config", str(config), "--accounts", str(accounts))) as running:
+        yield running
+
+
+def refusal(program: SdkProgram) -> str:
+    """What a producer says that cannot start, or cannot send."""
+    try:
+        program.ready().ask("send", messages=[{"body": "hello"}])
+    except AssertionError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def test_an_sdk_with_credentials(guarded_broker: BrokerProcess, start: Start, sdk: OfficialSdk) -> None:
+    """It sends and receives what its account may."""
+    topic = f"shop-{sdk.name.partition('.')[0].lower()}"
+    round_trip(start, guarded_broker, guarded_broker.endpoint, topic, **SHOP)
+
+
+def test_an_sdk_without_the_right_credentials(guarded_broker: BrokerProcess, start: Start, sdk: OfficialSdk) -> None:
+    """None, an unknown account, a wrong secret key, another's topic: refused, and the person can read why."""
+    endpoint = guarded_broker.endpoint
+    without = start("producer", endpoint, topic="shop-orders")
+    unknown = start("producer", endpoint, topic="shop-orders", access_key="nobody", secret_key="a secret")
+    wrong = start("producer", endpoint, topic="shop-orders", **(SHOP | {"secret_key": "another secret"}))
+    others = start("producer", endpoint, topic="bank-transfers", **SHOP)
+    assert "give the client an access key and a secret key" in refusal(without)
+    assert "'nobody' is unknown here, or its secret key is another one" in refusal(unknown)
+    assert "'shop' is unknown here, or its secret key is another one" in refusal(wrong)
+    assert "account 'shop' may not use topic 'bank-transfers'" in refusal(others)

@@ -6,14 +6,13 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from aerobee_broker.cli import main
 from aerobee_broker.listeners import self_signed_certificate
 from aerobee_client import ConfigurationError, Message, Tls, UnavailableError, connect
 from aerobee_client.testing import BrokerProcess, run_broker
@@ -118,17 +117,19 @@ async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path
         connect(endpoint(broker), tls=Tls(tmp_path / "nothing.crt"))
 
 
-def test_commands_take_tls(broker: BrokerProcess, certificate: Path) -> None:
+def test_commands_take_tls(
+    broker: BrokerProcess,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """By flag or by environment; without them they talk plaintext, which the TLS address does not."""
-    command = [sys.executable, "-m", "aerobee_broker", "topic", "list", "--endpoint", endpoint(broker)]
-    by_flag = subprocess.run([*command, "--tls-ca", certificate], capture_output=True, text=True, timeout=30)
-    assert (by_flag.returncode, by_flag.stderr) == (0, "")
-    environment = {**os.environ, "AEROBEE_CA_FILE": str(certificate)}
-    by_environment = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
-    assert by_environment.returncode == 0, by_environment.stderr
-    without = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert without.returncode == 1
-    assert "no broker answers" in without.stderr
+    command = ["topic", "list", "--endpoint", endpoint(broker)]
+    assert main([*command, "--tls-ca", str(certificate)]) == 0
+    assert main(command) == 1
+    assert "no broker answers" in capsys.readouterr().err
+    monkeypatch.setenv("AEROBEE_CA_FILE", str(certificate))
+    assert main(command) == 0
 
 
 async def test_a_replaced_certificate_is_used_for_new_connections(tmp_path: Path) -> None:

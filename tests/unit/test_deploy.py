@@ -12,7 +12,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from aerobee_broker.accounts import load_accounts
 from aerobee_broker.config import BrokerConfig, ListenConfig
+from aerobee_broker.errors import ForbiddenError
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -86,11 +88,27 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
         store=dataclasses.replace(shown.store, store_host=default.store.store_host),
         listen=dataclasses.replace(shown.listen, advertise=None, tls=None, advertise_tls=None),
         tls=default.tls,
+        auth=default.auth,
         topics=dataclasses.replace(shown.topics, auto_create=None),
         groups=dataclasses.replace(shown.groups, auto_create=None),
         sources={},
     )
     assert unset == default
+
+
+def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
+    """Once its secret keys are there; each account may do what its comment says."""
+    text = (DEPLOY / "accounts.example.toml").read_text()
+    file, key = tmp_path / "accounts.toml", tmp_path / "key"
+    key.write_text("a secret key\n")
+    file.write_text(re.sub(r'"/run/secrets/[a-z-]+"', f'"{key}"', text))
+    file.chmod(0o600)
+    accounts = load_accounts(file)
+    accounts["operator"].require_admin("DeleteTopic")
+    accounts["checkout"].require_publish("audit-2026")
+    accounts["billing"].require_consume("%DLQ%billing")
+    with pytest.raises(ForbiddenError):
+        accounts["billing"].require_publish("orders")
 
 
 # --- The files of others' formats ---------------------------------------------------------------------------

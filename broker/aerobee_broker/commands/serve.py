@@ -38,6 +38,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS (default: nowhere)")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
+    parser.add_argument("--accounts", metavar="FILE", help="who may call, as TOML (default: everybody)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="/metrics, /healthz (default: 127.0.0.1:5557)")
     parser.add_argument(
         "--flush",
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             "listen.tls": arguments.listen_tls,
             "tls.certificate": arguments.tls_cert,
             "tls.key": arguments.tls_key,
+            "auth.accounts": arguments.accounts,
             "listen.metrics": arguments.metrics,
             "listen.advertise": arguments.advertise,
             "broker.dev": arguments.dev or None,

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import grpc
 
+from aerobee_broker.accounts import Accounts
 from aerobee_broker.clients import Client
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.services.aerobee_admin_service import Administration
-from aerobee_broker.services.rpc import anonymous, service_handler
+from aerobee_broker.services.rpc import AnonymousIdentity, service_handler
 from aerobee_proto import v2
 
 SERVICE: Final = "apache.rocketmq.v2.Admin"
@@ -22,7 +23,15 @@ _log = logging.getLogger(__name__)
 class AdminService:
     """One line a method."""
 
-    def __init__(self, *, counters: BrokerCounters, administration: Administration, query: QueryProcessor) -> None:
+    def __init__(
+        self,
+        *,
+        accounts: Accounts | None,
+        counters: BrokerCounters,
+        administration: Administration,
+        query: QueryProcessor,
+    ) -> None:
+        self._identify = AnonymousIdentity(accounts)
         self._counters = counters
         self._administration = administration
         self._query = query
@@ -31,7 +40,7 @@ class AdminService:
         administration = self._administration
         return service_handler(
             SERVICE,
-            anonymous,
+            self._identify,
             self._counters,
             unary={
                 "ChangeLogLevel": self._change_log_level,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import grpc
 
+from aerobee_broker.accounts import Accounts
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
@@ -16,7 +17,7 @@ from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
-from aerobee_broker.services.rpc import anonymous, service_handler
+from aerobee_broker.services.rpc import AnonymousIdentity, service_handler
 
 SERVICE: Final = "aerobee.v1.AdminService"
 
@@ -35,11 +36,13 @@ class Administration:
     status: StatusAdministration
 
 
-def aerobee_admin_handler(administration: Administration, counters: BrokerCounters) -> grpc.GenericRpcHandler[Any, Any]:
+def aerobee_admin_handler(
+    administration: Administration, counters: BrokerCounters, accounts: Accounts | None
+) -> grpc.GenericRpcHandler[Any, Any]:
     """One line a method."""
     return service_handler(
         SERVICE,
-        anonymous,
+        AnonymousIdentity(accounts),
         counters,
         unary={
             "CreateTopic": administration.topics.create_topic,

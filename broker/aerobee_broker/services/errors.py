@@ -21,6 +21,8 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.TopicExistsError: _Code.BAD_REQUEST,
     broker.GroupNotFoundError: _Code.CONSUMER_GROUP_NOT_FOUND,
     broker.GroupExistsError: _Code.BAD_REQUEST,
+    broker.UnauthorizedError: _Code.UNAUTHORIZED,
+    broker.ForbiddenError: _Code.FORBIDDEN,
     broker.InvalidReceiptHandleError: _Code.INVALID_RECEIPT_HANDLE,
     broker.InvalidTransactionError: _Code.INVALID_TRANSACTION_ID,
     broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,

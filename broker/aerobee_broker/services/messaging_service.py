@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import grpc
 
+from aerobee_broker.accounts import Account, Accounts
 from aerobee_broker.clients import Client, ClientRegistry, TelemetryStream
 from aerobee_broker.counters import BrokerCounters, ReceivedCounters
-from aerobee_broker.errors import BrokerError, InvalidRequestError
+from aerobee_broker.errors import BrokerError
+from aerobee_broker.permissions import check_settings
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor
@@ -24,7 +26,7 @@ from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
-from aerobee_broker.services.rpc import ClientIdentity, Context, Unreadable, introduce, readable, service_handler
+from aerobee_broker.services.rpc import ClientIdentity, Context, Unreadable, claim, introduce, readable, service_handler
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
@@ -37,6 +39,7 @@ class MessagingService:
     def __init__(
         self,
         *,
+        accounts: Accounts | None,
         clients: ClientRegistry,
         counters: BrokerCounters,
         route: RouteProcessor,
@@ -54,7 +57,7 @@ class MessagingService:
         self._clock = clock
         self._clients = clients
         self._counters = counters
-        self._identify = ClientIdentity(clients)
+        self._identify = ClientIdentity(clients, accounts)
         self._route = route
         self._heartbeat_processor = heartbeat
         self._telemetry_processor = telemetry
@@ -151,13 +154,16 @@ class MessagingService:
         await context.send_initial_metadata(())  # Rust's client waits for headers before it believes in the stream
         try:
             client = self._identify(context)
-        except InvalidRequestError as error:
+        except BrokerError as error:
             await context.write(v2.TelemetryCommand(status=status_of(error, "Telemetry")))
             return
         introduce(client, context)
+        account = client.account
         stream = self._clients.open_stream(client)
         async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(self._read_telemetry(requests, client, stream), name="telemetry-reader")
+            reading = tasks.create_task(
+                self._read_telemetry(requests, client, account, stream), name="telemetry-reader"
+            )
             try:
                 while (command := await stream.next()) is not None:
                     await context.write(command)
@@ -168,7 +174,11 @@ class MessagingService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.failure)
 
     async def _read_telemetry(
-        self, requests: AsyncIterator[v2.TelemetryCommand | Unreadable], client: Client, stream: TelemetryStream
+        self,
+        requests: AsyncIterator[v2.TelemetryCommand | Unreadable],
+        client: Client,
+        account: Account | None,
+        stream: TelemetryStream,
     ) -> None:
         try:
             async for command in requests:
@@ -177,6 +187,9 @@ class MessagingService:
                 client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile
                 if client.stream is None:
                     client.stream = stream
+                if account is not None:
+                    claim(client, account)
+                    check_settings(command.settings, client, account)
                 if (reply := self._telemetry_processor.process(command, client)) is not None:
                     stream.write(reply)
                     self._clients.introduced(client)

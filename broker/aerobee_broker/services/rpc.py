@@ -19,9 +19,11 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from aerobee_broker.accounts import Account, Accounts
 from aerobee_broker.clients import Client, ClientRegistry
 from aerobee_broker.counters import BrokerCounters
-from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.errors import ForbiddenError, InvalidRequestError
+from aerobee_broker.permissions import check_permission
 from aerobee_broker.services.errors import status_of
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
@@ -110,7 +112,10 @@ def _unary(
         try:
             if request.__class__ is Unreadable:
                 raise request.error(name)
-            response = await call(request, identify(context))
+            client = identify(context)
+            if client.account is not None:
+                check_permission(service, name, request, client, client.account)
+            response = await call(request, client)
         except Exception as error:
             status = status_of(error, name)
             # Only ChangeLogLevel has no status but a remark.
@@ -142,8 +147,11 @@ def _stream(
         try:
             if request.__class__ is Unreadable:
                 raise request.error(name)
+            client = identify(context)
+            if client.account is not None:
+                check_permission(service, name, request, client, client.account)
             # Closed at once when the client goes away, so that what was not written is given back.
-            async with aclosing(call(request, identify(context), context)) as responses:
+            async with aclosing(call(request, client, context)) as responses:
                 async for response in responses:
                     if response.HasField("status"):
                         code = response.status.code  # type: ignore[attr-defined]  # of every stream of the protocol
@@ -175,28 +183,54 @@ def _not_implemented(name: str) -> UnaryCall:
 
 
 class ClientIdentity:
-    """Finds the client of a call by its headers. Raises InvalidRequestError without `x-mq-client-id`."""
+    """Finds the client of a call by its headers, and with `accounts` the account that signed it.
 
-    def __init__(self, clients: ClientRegistry) -> None:
+    Raises InvalidRequestError without `x-mq-client-id`, UnauthorizedError for credentials that are wrong,
+    ForbiddenError for the id of another account's client.
+    """
+
+    def __init__(self, clients: ClientRegistry, accounts: Accounts | None) -> None:
         self._clients = clients
+        self._accounts = accounts
 
     def __call__(self, context: Context) -> Client:
         client_id: str | bytes = ""
         namespace: str | bytes = ""
+        authorization: str | bytes | None = None
+        date_time: str | bytes | None = None
         for key, value in context.invocation_metadata() or ():
             if key == "x-mq-client-id":
                 client_id = value
             elif key == "x-mq-namespace":
                 namespace = value
+            elif key == "authorization":
+                authorization = value
+            elif key == "x-mq-date-time":
+                date_time = value
         if not isinstance(client_id, str) or not client_id.strip() or len(client_id) > 1024:
             raise InvalidRequestError(
                 v2.Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing, blank or above 1024 characters"
             )
-        client = self._clients.seen(client_id)
+        if self._accounts is None:
+            client = self._clients.seen(client_id)
+        else:  # before anything is kept of a caller
+            account = self._accounts.of_call(authorization, date_time)
+            known = self._clients.get(client_id)
+            if known is not None:
+                claim(known, account)  # before the call counts as its sign of life
+            client = self._clients.seen(client_id)
+            client.account = account
         client.namespace = namespace if isinstance(namespace, str) else ""
         if not client.peer[1]:
             introduce(client, context)
         return client
+
+
+def claim(client: Client, account: Account) -> None:
+    """A client belongs to the account that signs its calls. ForbiddenError if that is another one."""
+    if client.account is not None and client.account.access_key != account.access_key:
+        raise ForbiddenError(f"the client id {client.client_id!r} is in use by another account; use one of your own")
+    client.account = account
 
 
 def introduce(client: Client, context: Context) -> None:
@@ -210,14 +244,21 @@ def introduce(client: Client, context: Context) -> None:
             client.version = text[:32]
 
 
-def anonymous(context: Context) -> Client:
-    """The caller of a service that asks for no client id."""
-    client = Client("")
-    _take_connection(client, context)
-    for key, value in context.invocation_metadata() or ():
-        if key == "x-mq-namespace" and isinstance(value, str):
-            client.namespace = value
-    return client
+class AnonymousIdentity:
+    """The caller of a service that asks for no client id; with `accounts`, it must be signed. UnauthorizedError."""
+
+    def __init__(self, accounts: Accounts | None) -> None:
+        self._accounts = accounts
+
+    def __call__(self, context: Context) -> Client:
+        client = Client("")
+        headers = dict(context.invocation_metadata() or ())
+        if self._accounts is not None:
+            client.account = self._accounts.of_call(headers.get("authorization"), headers.get("x-mq-date-time"))
+        namespace = headers.get("x-mq-namespace")
+        client.namespace = namespace if isinstance(namespace, str) else ""
+        _take_connection(client, context)
+        return client
 
 
 def _take_connection(client: Client, context: Context) -> None:

@@ -1,0 +1,230 @@
+"""A broker that asks for credentials: our client and commands, Telemetry, and accounts that change while it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from aerobee_broker.cli import main
+from aerobee_client import ConfigurationError, Credentials, ForbiddenError, Message, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+
+pytestmark = pytest.mark.timeout(90)
+
+SHOP = Credentials("shop", "the shop's secret")
+OPERATOR = Credentials("operator", "the operator's secret")
+BANK = """
+[accounts.bank]
+secret_key = "the bank's secret"
+publish = ["*"]
+consume = ["*"]
+groups = ["*"]
+"""
+ACCOUNTS = f"""
+[accounts.operator]
+secret_key = "{OPERATOR.secret_key}"
+admin = true
+
+[accounts.shop]
+secret_key = "{SHOP.secret_key}"
+publish = ["orders"]
+consume = ["orders"]
+groups = ["billing"]
+{BANK}
+"""
+
+
+def write(file: Path, text: str) -> None:
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    file.write_text(text)
+    file.chmod(0o600)
+    os.utime(file, ns=(0, max(before + 1, file.stat().st_mtime_ns)))  # a file system may have coarse times
+
+
+@pytest.fixture(scope="module")
+def accounts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("accounts") / "accounts.toml"
+    write(file, ACCOUNTS)
+    return file
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, accounts: Path) -> Iterator[BrokerProcess]:
+    """A broker with three accounts."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), ("--dev", "--accounts", str(accounts))) as running:
+        yield running
+
+
+@pytest.fixture
+async def channel(broker: BrokerProcess) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(broker.endpoint) as channel:
+        yield channel
+
+
+async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProcess) -> None:
+    """Send, receive, acknowledge, query on its topic as its group; others, and administration, are refused."""
+    async with connect(broker.endpoint, credentials=SHOP) as client:
+        await client.producer().send(Message(topic="orders", body=b"hello"))
+        consumer = client.simple_consumer("billing", "orders")
+        [received] = await consumer.receive(wait_seconds=10)
+        await consumer.ack(received)
+        assert [stored.body async for stored in client.admin.query("orders", message_id=received.message_id)] == [
+            b"hello"
+        ]
+        with pytest.raises(ForbiddenError, match="account 'shop' may not send to topic 'transfers'"):
+            await client.producer().send(Message(topic="transfers", body=b"hello"))
+        with pytest.raises(ForbiddenError, match="needs an account with admin = true"):
+            await client.admin.delete_topic("orders")
+    async with connect(broker.endpoint) as nobody:
+        with pytest.raises(ForbiddenError, match="give the client an access key and a secret key"):
+            await nobody.admin.list_topics()
+
+
+async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(broker: BrokerProcess) -> None:
+    """Neither its group can be used, nor the client id under which it was received."""
+    async with connect(broker.endpoint, credentials=OPERATOR) as operator:
+        await operator.producer().send(Message(topic="transfers", body=b"1000"))
+        consumer = operator.simple_consumer("auditors", "transfers")
+        assert len(await consumer.receive(wait_seconds=10)) == 1
+        client_id = consumer._telemetry.client_id
+        async with connect(broker.endpoint, credentials=SHOP) as thief:
+            with pytest.raises(ForbiddenError, match="may not be a consumer of group 'auditors'"):
+                await thief.simple_consumer("auditors", "orders").receive(wait_seconds=1)
+            stub: Any = thief._connection.messaging
+            metadata = thief._connection.signed((("x-mq-client-id", client_id),))
+            answer = await stub.NotifyClientTermination(v2.NotifyClientTerminationRequest(), metadata=metadata)
+            assert answer.status.code == v2.Code.FORBIDDEN
+            assert "is in use by another account" in answer.status.message
+
+
+async def test_telemetry_is_for_who_may_what_it_announces(channel: Any) -> None:
+    """Settings that name a topic of others end the stream with the reason."""
+    metadata = (("x-mq-client-id", "a@1@0@b"), *SHOP.headers())
+    call = v2.MessagingServiceStub(channel).Telemetry(metadata=metadata, timeout=20)
+    for topic, code in (("orders", v2.Code.OK), ("transfers", None)):
+        settings = v2.Settings(client_type=v2.ClientType.PRODUCER)
+        settings.publishing.topics.add(name=topic)
+        await call.write(v2.TelemetryCommand(settings=settings))
+        if code is not None:
+            assert (await call.read()).status.code == code
+    with pytest.raises(grpc.aio.AioRpcError, match="FORBIDDEN: account 'shop' may not send to topic 'transfers'"):
+        await call.read()
+
+
+async def test_probes_need_no_credentials(channel: Any, broker: BrokerProcess) -> None:
+    """Whoever watches the process is not a client of its messages."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service="apache.rocketmq.v2.MessagingService"), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, accounts: Path) -> None:
+    """A new one may call within about a second; one that is gone may not, and its Telemetry stream ends."""
+    write(accounts, ACCOUNTS)
+    bank = Credentials("bank", "the bank's secret")
+    async with (
+        connect(broker.endpoint, credentials=bank) as connected,
+        grpc.aio.insecure_channel(broker.endpoint) as channel,
+    ):
+        await connected.producer().send(Message(topic="transfers", body=b"1000"))
+        stub: Any = v2.MessagingServiceStub(channel)
+        stream = stub.Telemetry(metadata=(("x-mq-client-id", "bank@1@0@b"), *bank.headers()), timeout=30)
+        settings = v2.Settings(client_type=v2.ClientType.PRODUCER)
+        settings.publishing.SetInParent()
+        await stream.write(v2.TelemetryCommand(settings=settings))
+        assert (await stream.read()).status.code == v2.Code.OK
+
+        write(accounts, ACCOUNTS.replace(BANK, '[accounts.newcomer]\nsecret_key = "of the newcomer"\nadmin = true\n'))
+        deadline = time.monotonic() + 20
+        async with connect(broker.endpoint, credentials=Credentials("newcomer", "of the newcomer")) as newcomer:
+            while True:
+                try:
+                    await newcomer.admin.list_topics()
+                    break
+                except ForbiddenError:
+                    assert time.monotonic() < deadline, broker.log_text()
+        assert await stream.read() is EOF
+        with pytest.raises(ForbiddenError, match="'bank' is unknown here"):
+            await connected.producer().send(Message(topic="transfers", body=b"1000"))
+    assert "accounts read again" in broker.log_text()
+
+
+def test_commands_sign(
+    broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By flags, by a file, by the environment; a refusal is one line."""
+
+    def refusal(*arguments: str) -> str:
+        """Of `topic list`; empty if that worked."""
+        code = main(["topic", "list", "--endpoint", broker.endpoint, *arguments])
+        error = capsys.readouterr().err
+        assert (code, error.count("\n")) == ((1, 1) if error else (0, 0))
+        return error
+
+    flags = ("--access-key", "operator", "--secret-key", OPERATOR.secret_key)
+    file = tmp_path / "operator.toml"
+    file.write_text(f'access_key = "operator"\nsecret_key = "{OPERATOR.secret_key}"\n')
+    assert refusal(*flags) == refusal("--credentials", str(file)) == ""
+    assert "give the client an access key and a secret key" in refusal()
+    assert "needs an account with admin = true" in refusal("--access-key", "shop", "--secret-key", SHOP.secret_key)
+    assert refusal("--access-key", "operator") == "aerobee: the secret key of 'operator' is empty; give both keys\n"
+    monkeypatch.setenv("AEROBEE_CREDENTIALS", str(file))
+    assert refusal() == ""
+    monkeypatch.setenv("AEROBEE_ACCESS_KEY", "nobody")
+    monkeypatch.setenv("AEROBEE_SECRET_KEY", "a secret")
+    assert "'nobody' is unknown here" in refusal()
+    assert refusal(*flags) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"), [(None, "No such file"), ("access_key = 3", "needs access_key"), ("[", "TOML")]
+)
+def test_a_file_of_credentials_that_is_none(tmp_path: Path, text: str | None, cause: str) -> None:
+    """The path and the cause."""
+    file = tmp_path / "credentials.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=rf"credentials\.toml: .*{cause}"):
+        Credentials.load(file)
+
+
+def test_a_start_warns_of_what_is_open(broker: BrokerProcess, tmp_path: Path, accounts: Path) -> None:
+    """One line: without authentication, or with it but without TLS; on loopback neither."""
+    everywhere = ("--dev", "--listen", "0.0.0.0:0")
+    for name, arguments, warning in (
+        ("open", everywhere, "without authentication: whoever reaches it"),
+        ("plain", (*everywhere, "--accounts", str(accounts)), "without TLS: whoever reads along"),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        with run_broker(directory, arguments) as listening:
+            [line] = [line for line in listening.log_text().splitlines() if " WARNING " in line]
+        assert warning in line
+    assert " WARNING " not in broker.log_text()
+
+
+def test_accounts_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
+    """Before the store is touched."""
+    broken = tmp_path / "accounts.toml"
+    broken.write_text("[accounts.shop]\n")
+    arguments = ["--store", str(tmp_path / "store"), "--accounts", str(broken), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "aerobee_broker", "serve", *arguments, "--metrics", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "shop: needs either secret_key or secret_key_file" in done.stderr
+    assert not (tmp_path / "store").exists()
