@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import MessageStore
+from aerobee_store.tools.backup import backup
 from aerobee_store.tools.dump import dump
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.inspect import inspect
+from aerobee_store.tools.rebuild import rebuild
+from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import verify
+from tests.golden.test_golden_rebuild import given
 from tests.golden.test_golden_store import config_of
 from tests.support import golden
 from tests.support.golden import GoldenCase
@@ -140,6 +144,30 @@ def test_inspect_sees_the_store(case: GoldenCase, full: bool) -> None:
     assert report.checkpoint is not None
     assert report.checkpoint.log_time == case.manifest["checkpoint"]["physicMsgTimestamp"]
     assert snapshot(case.store) == before
+
+
+def test_no_tool_changes_a_store_unless_told(case: GoldenCase, tmp_path: Path) -> None:
+    """Whatever its state and damage: no byte, no name, no time, not even for a moment; and a copy is the same bytes."""
+    before = everything(case.store)
+    for full in (False, True):
+        inspect(case.store, full=full)
+    verify(case.store)
+    list(dump(case.store, bodies=True))
+    repair(case.store, sizes=given(case))
+    rebuild(case.store, sizes=given(case))
+    backup(case.store, tmp_path / "copy")
+    assert everything(case.store) == before
+    copied, original = snapshot(tmp_path / "copy"), snapshot(case.store)
+    assert {path: copied[path] for path in original.keys() & copied.keys()} == {
+        path: original[path] for path in original.keys() & copied.keys()
+    }
+    assert {path for path in original if path.startswith("commitlog/")} <= copied.keys()
+
+
+def everything(directory: Path) -> dict[str, tuple[str, int]]:
+    """Files as `snapshot`, and folders, whose times change when a name comes or goes."""
+    folders = [directory, *(path for path in directory.rglob("*") if path.is_dir())]
+    return {**snapshot(directory), **{f"{path}/": ("", path.stat().st_mtime_ns) for path in folders}}
 
 
 def test_what_recovery_made_is_clean(case: GoldenCase) -> None:
