@@ -11,6 +11,7 @@ from aerobee_broker.clients import ClientRegistry
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.half_messages import HALF_TOPIC, OP_TOPIC, Outcome
 from aerobee_broker.delivery.producers import Producers
+from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transaction_config import TransactionsConfig
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.tables import Tables
@@ -34,7 +35,8 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
         tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
         topic, queue_id = last.properties["REAL_TOPIC"], int(last.properties["REAL_QID"])
         tables.topics.create(TopicConfig.of_type(topic, queue_count=queue_id + 1))
-        transactions = Transactions(store, tables, clock, TransactionsConfig(), Producers(ClientRegistry(clock)))
+        producers, timer = Producers(ClientRegistry(clock)), Timer(store, clock, config.timer)
+        transactions = Transactions(store, tables, clock, TransactionsConfig(), producers, timer.delayed)
         transactions.open()
         assert transactions.pending_count == 1
         services = [asyncio.create_task(service.run()) for service in (store, transactions)]

@@ -60,11 +60,12 @@ class TransactionWorld:
         self.tables = Tables.load(self.config, self.clock, self.disk, self.store.in_disk_thread)
         self.clients = ClientRegistry(self.clock)
         self.counters = BrokerCounters()
+        timer = Timer(self.store, self.clock, self.config.timer)
+        producers = Producers(self.clients)
         self.transactions = Transactions(
-            self.store, self.tables, self.clock, self.config.transactions, Producers(self.clients)
+            self.store, self.tables, self.clock, self.config.transactions, producers, timer.delayed
         )
         self.clients.producer_listeners.append(self.transactions.producer_ready)
-        timer = Timer(self.store, self.clock, self.config.timer)
         self._send = SendProcessor(
             self.config, self.store, self.tables, self.counters, self.clock, self.transactions, timer
         )

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
 from aerobee_store import Record
 from aerobee_store import properties as p
+from aerobee_store.delay_levels import delivery_time
 from aerobee_store.record import SYS_FLAG_TRANSACTION, Message, TransactionType
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -39,6 +41,7 @@ OUTCOME: Final = "__AEROBEE_OUTCOME"
 _OP_TAG: Final = "d"
 _SENDER_SIZE_MAX: Final = 255  # a longer client id is not worth the room: any producer of the topic can answer
 _OP_OFFSETS_MAX: Final = 4 << 20  # of one op; RocketMQ's have 4 KiB
+_DELAY_MS_MAX: Final = 40 * 86_400_000
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 _OFFSET_DIGITS_MAX: Final = 18
 # Nothing of these belongs to the message that consumers get.
@@ -134,6 +137,26 @@ def committed_message(half: Record, topic: str, queue_id: int) -> Message:
     message.sys_flag |= TransactionType.COMMIT
     message.prepared_transaction_offset = half.physical_offset
     return message
+
+
+def due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
+    """When a message that is committed now is to be delivered; None: at once.
+
+    Nobody sends such transactions to us, but a store of RocketMQ's may have their half messages, and it delays them
+    from the commit on. Two hours by level, 40 days at most.
+    """
+    for name, begin, factor in (
+        (p.TIMER_DELAY_SEC, now_ms, 1000),
+        (p.TIMER_DELAY_MS, now_ms, 1),
+        (p.TIMER_DELIVER_MS, 0, 1),
+    ):
+        if (number := _number(properties.get(name))) is not None:
+            due = begin + number * factor
+            break
+    else:
+        level = _number(properties.get(p.DELAY))
+        due = delivery_time(level, now_ms) if level else now_ms
+    return min(due, now_ms + _DELAY_MS_MAX) if due > now_ms else None
 
 
 def op_message(queue_offset: int, outcome: Outcome, topic: str, transaction_id: str, now_ms: int) -> Message:

@@ -25,7 +25,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -326,10 +326,10 @@ class Timer:
     def delayed(self, message: Message, deliver_ms: int) -> Message:
         """What is stored for a message that is to be delivered then, which must lie ahead."""
         self._note_delay(message.topic, (deliver_ms - self._clock.now_ms()) / 1000)
-        return Message(
+        return replace(
+            message,
             topic=TIMER_TOPIC,
             queue_id=TIMER_QUEUE_ID,
-            body=message.body,
             properties={
                 **message.properties,
                 p.TIMER_DELIVER_MS: str(deliver_ms),
@@ -337,11 +337,6 @@ class Timer:
                 p.REAL_TOPIC: message.topic,
                 p.REAL_QUEUE_ID: str(message.queue_id),
             },
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            born_timestamp=message.born_timestamp,
-            born_host=message.born_host,
-            reconsume_times=message.reconsume_times,
         )
 
     async def recall(self, topic: str, message_id: str, deliver_ms: int) -> None:

@@ -26,7 +26,7 @@ import enum
 import heapq
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -41,6 +41,7 @@ from aerobee_broker.delivery.half_messages import (
     HalfMessage,
     Outcome,
     committed_message,
+    due_ms,
     given_up_half,
     half_message,
     op_message,
@@ -68,6 +69,7 @@ from aerobee_store import properties as p
 from aerobee_store.clock import Clock
 from aerobee_store.record import Message, TransactionType
 from aerobee_store.stats import Histogram
+from aerobee_store.timer_files import TIMER_TOPIC
 
 _log = logging.getLogger(__name__)
 
@@ -148,12 +150,15 @@ class Transactions:
         clock: Clock,
         config: TransactionsConfig,
         producers: Producers,
+        delayed: Callable[[Message, int], Message],
     ) -> None:
+        """`delayed`: what is stored instead of a message that is to be delivered at that time (Unix ms)."""
         self._store = store
         self._tables = tables
         self._clock = clock
         self._config = config
         self._producers = producers
+        self._delayed = delayed
         self._pending: OrderedDict[bytes, _Half] = OrderedDict()  # in the order of their queue offsets
         self._decided: OrderedDict[bytes, _Decided] = OrderedDict()
         self._unasked: dict[str, dict[_Half, None]] = {}  # by topic: due, and nobody was there to be asked
@@ -371,7 +376,9 @@ class Transactions:
         queue_id = found.queue_id
         if queue_id >= topic.read_queue_count:  # the topic has got fewer queues since
             queue_id %= topic.read_queue_count
-        return committed_message(record, half.topic, queue_id)
+        message = committed_message(record, half.topic, queue_id)
+        due = due_ms(message.properties, self._clock.now_ms())
+        return message if due is None else self._delayed(message, due)
 
     def _settled(self, half: _Half, outcome: Outcome, op: Appended) -> None:
         """The op is in the log: forget the half message, remember the decision."""
@@ -652,6 +659,8 @@ class Transactions:
         """Whether the message was committed although no op says so: a crash came between, or RocketMQ kept the op in
         its memory."""
         finals = self._store.query(half.topic, half.transaction_id, max_count=_FINALS_MAX)
+        delayed = self._store.query(TIMER_TOPIC, half.transaction_id, max_count=_FINALS_MAX)
+        finals += [final for final in delayed if final.properties.get(p.REAL_TOPIC) == half.topic]
         return any(
             final.unique_key == half.transaction_id
             and (final.transaction_type is TransactionType.COMMIT or final.prepared_transaction_offset > 0)

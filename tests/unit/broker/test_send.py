@@ -34,10 +34,9 @@ class Sender:
         self.tables = tables
         self.client = Client("test")
         self.counters = BrokerCounters()
-        self.transactions = Transactions(
-            store, tables, store.clock, config.transactions, Producers(ClientRegistry(store.clock))
-        )
         timer = Timer(store, store.clock, config.timer)
+        producers = Producers(ClientRegistry(store.clock))
+        self.transactions = Transactions(store, tables, store.clock, config.transactions, producers, timer.delayed)
         self._processor = SendProcessor(config, store, tables, self.counters, store.clock, self.transactions, timer)
 
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:

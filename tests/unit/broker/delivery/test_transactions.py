@@ -29,6 +29,7 @@ from aerobee_proto import v2
 from aerobee_store import ConfigError
 from aerobee_store import properties as p
 from aerobee_store.record import Message, TransactionType
+from aerobee_store.timer_files import TIMER_TOPIC
 from tests.support.in_process_broker import message
 from tests.support.transaction_world import ROLLBACK, TOPIC, UNDECIDED, TransactionWorld, half
 
@@ -539,6 +540,56 @@ async def test_a_store_that_rocketmq_wrote(world: TransactionWorld) -> None:
     assert world.stored()[1].prepared_transaction_offset > places[5].physical_offset
     world = await world.crash()
     assert world.transactions.pending_count == 0
+    await world.stop()
+
+
+@pytest.mark.parametrize(
+    ("properties", "seconds"),
+    [
+        ({p.TIMER_DELAY_SEC: "90"}, 90),
+        ({p.TIMER_DELAY_MS: "1500"}, 1.5),
+        ({p.TIMER_DELIVER_MS: "{now}+7000"}, 7),
+        ({p.DELAY: "3"}, 10),
+        ({p.DELAY: "99"}, 7200),
+        ({p.TIMER_DELAY_SEC: "9" * 17}, 40 * 86_400),
+        ({p.TIMER_DELIVER_MS: "1000"}, None),
+        ({p.DELAY: "0"}, None),
+        ({p.DELAY: "soon"}, None),
+    ],
+)
+async def test_a_delay_that_rocketmq_has_kept_begins_with_the_commit(
+    world: TransactionWorld, properties: dict[str, str], seconds: float | None
+) -> None:
+    """The committed message waits in the timer topic, with its commit bits."""
+    now = world.clock.now_ms() + 5000
+    properties = {name: str(now + 7000) if "+" in text else text for name, text in properties.items()}
+    world.store.append([rocketmq_half("R1", **properties)])
+    await world.store.wait_stored(world.store.positions[0])
+    world = await world.crash()
+    await world.advance(5)
+    assert await world.end("R1") == Code.OK
+    if seconds is None:
+        assert world.ids() == ["R1"]
+        return
+    assert world.ids() == []
+    [waiting] = world.stored(TIMER_TOPIC)
+    assert int(waiting.properties[p.TIMER_DELIVER_MS]) - now == round(seconds * 1000)
+    assert (waiting.properties[p.REAL_TOPIC], waiting.properties[p.REAL_QUEUE_ID]) == (TOPIC, "1")
+    assert waiting.transaction_type is TransactionType.COMMIT
+
+
+async def test_a_delayed_commit_that_lost_its_op(world: TransactionWorld) -> None:
+    """A start finds the message in the timer topic, and writes the op."""
+    [place] = world.store.append([rocketmq_half("R1", **{p.TIMER_DELAY_SEC: "90"})])
+    await world.store.wait_stored(world.store.positions[0])
+    final = committed_message(world.store.record_at(place.physical_offset), TOPIC, 1)
+    properties = {**final.properties, p.REAL_TOPIC: TOPIC, p.REAL_QUEUE_ID: "1"}
+    world.store.append([dataclasses.replace(final, topic=TIMER_TOPIC, queue_id=0, properties=properties)])
+    await world.store.wait_stored(world.store.positions[0])
+    world = await world.crash()
+    assert world.transactions.pending_count == 0
+    assert await world.end("R1") == Code.OK
+    assert (len(world.stored(TIMER_TOPIC)), world.store.queue_range(OP_TOPIC, 0)[1]) == (1, 1)
     await world.stop()
 
 
