@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-crash test-java-store bench clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-crash test-java-store bench bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -53,6 +53,9 @@ test-crash: .venv/.dev ## the long crash tests (about an hour)
 
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store
+
+bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=--large: also 10 GiB; ARGS=--short: seconds
+	$(BIN)/python -m tests.benchmarks.store $(ARGS)
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks

@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import disk, startup, store_append, unary_send
+from tests.benchmarks import disk, startup, store, unary_send
 from tests.benchmarks.report import machine
 
 BENCHMARKS: dict[str, Callable[[Path], None]] = {
     "disk": disk.run,
     "unary-send": unary_send.run,
-    "store": store_append.run,
+    "store": store.run,
     "startup": startup.run,
 }
 

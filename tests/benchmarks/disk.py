@@ -1,4 +1,4 @@
-"""The yardstick of everything durable: how long this disk takes for one `fdatasync`."""
+"""The yardsticks: how long this disk takes for one `fdatasync`, how fast it takes bytes, and how fast memory copies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import os
 import time
 from pathlib import Path
 
+from zlib_ng.zlib_ng import crc32
+
 from tests.benchmarks.report import microseconds, percentile, rate, table
+
+_CHUNK = 1 << 20
 
 
 def run(directory: Path) -> None:
-    """Write and sync 400-byte records in a file whose blocks exist already, as the store does."""
+    """Print both tables, of 256 MiB."""
+    fdatasync(directory, 2000)
+    bandwidth(directory, 256 << 20)
+
+
+def fdatasync(directory: Path, count: int) -> None:
+    """Write and sync 400-byte records in a file whose blocks exist already, as the store does; then 64 KiB."""
     path = directory / "fdatasync"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -20,7 +30,7 @@ def run(directory: Path) -> None:
         for size in (400, 64 << 10):
             data = os.urandom(size)
             seconds = []
-            for number in range(2000 if size < 4096 else 500):
+            for number in range(count if size < 4096 else max(1, count // 4)):
                 os.pwrite(descriptor, data, number * size % (3 << 20))
                 started = time.perf_counter()
                 os.fdatasync(descriptor)
@@ -37,3 +47,42 @@ def run(directory: Path) -> None:
         os.close(descriptor)
         path.unlink()
     table(f"The disk under {directory}: fdatasync after one write", ("written", "p50", "p99", "rate"), rows)
+
+
+def bandwidth(directory: Path, size: int) -> None:
+    """Bytes a second of memory, checksum, page cache and disk, in steps of 1 MiB through `size` bytes."""
+    path = directory / "bandwidth"
+    data = os.urandom(_CHUNK)
+    source = os.urandom(min(size, 64 << 20))  # more than the processor's own cache
+    target = bytearray(source)
+    steps = max(1, size // _CHUNK)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        seconds = {}
+        started = time.perf_counter()
+        target[:] = source
+        seconds["memory copy"] = (time.perf_counter() - started) * size / len(source)
+        started = time.perf_counter()
+        crc32(source)
+        seconds["CRC-32 in one go"] = (time.perf_counter() - started) * size / len(source)
+        os.posix_fallocate(descriptor, 0, steps * _CHUNK)
+        started = time.perf_counter()
+        for step in range(steps):
+            os.pwrite(descriptor, data, step * _CHUNK)
+        seconds["write to the page cache"] = time.perf_counter() - started
+        os.fdatasync(descriptor)
+        seconds["write and fdatasync at the end"] = time.perf_counter() - started
+        started = time.perf_counter()
+        for step in range(steps):
+            os.pread(descriptor, _CHUNK, step * _CHUNK)
+        seconds["read from the page cache"] = time.perf_counter() - started
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    rows = [(name, gigabytes(steps * _CHUNK, taken)) for name, taken in seconds.items()]
+    table(f"Bandwidth, {size >> 20} MiB", ("of", "figure"), rows)
+
+
+def gigabytes(size: float, seconds: float) -> str:
+    """GB/s, of 10^9 bytes."""
+    return f"{size / seconds / 1e9:.2f} GB/s"

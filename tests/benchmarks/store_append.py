@@ -1,4 +1,4 @@
-"""The store without gRPC: appends one by one and in batches, dispatch, reading, opening."""
+"""The store without gRPC: appends one by one and in batches, in every write mode and both flush modes."""
 
 from __future__ import annotations
 
@@ -7,46 +7,59 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import uvloop
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
+from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.record import Draft
+from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.report import rate, table
 
 _HOST = ("127.0.0.1", 8081)
 BATCH = 500
-FlushMode = Literal["sync", "async"]
+BODY_SIZES = (256, 4096)
 
 
-def message(number: int, body: bytes) -> Message:
+def message(number: int, body: bytes, *, topic: str = "bench", queue_id: int = 0, tag: str = "tag") -> Message:
     """As the official SDKs send it: a message id and a tag."""
-    return Message("bench", 0, body, {"UNIQ_KEY": f"0102FC000000014AB00B130107{number:08X}", "TAGS": "tag"})
+    return Message(topic, queue_id, body, {"UNIQ_KEY": f"0102FC000000014AB00B130107{number:08X}", "TAGS": tag})
+
+
+def frame(body_size: int, first: int = 0, *, property_crc: bool = True, tags: tuple[str, ...] = ("tag",)) -> bytes:
+    """A batch of records in store layout, numbered from `first` on, with `tags` in turn."""
+    body = os.urandom(body_size)
+    drafts = (
+        Draft(message(number, body, tag=tags[number % len(tags)]), store_host=_HOST, property_crc=property_crc)
+        for number in range(first, first + BATCH)
+    )
+    return b"".join(draft.encode_unplaced() for draft in drafts)
 
 
 @contextlib.contextmanager
-def fresh_store(directory: Path, flush: FlushMode) -> Iterator[MessageStore]:
-    with (
-        tempfile.TemporaryDirectory(dir=directory) as store_directory,
-        MessageStore.open(StoreConfig(directory=Path(store_directory), flush=flush)) as store,
-    ):
-        yield store
+def fresh_store(
+    directory: Path, flush: FlushMode, write_mode: WriteMode = "gathered", segment_size: int = 1 << 30
+) -> Iterator[MessageStore]:
+    with tempfile.TemporaryDirectory(dir=directory) as store_directory:
+        config = StoreConfig(
+            directory=Path(store_directory),
+            flush=flush,
+            write_mode=write_mode,
+            segment_size=segment_size,
+            pool_buffer_count=2,
+        )
+        with MessageStore.open(config) as store:
+            yield store
 
 
-async def _append_and_wait(store: MessageStore, count: int, in_flight: int, body: bytes) -> float:
+async def _with_services(store: MessageStore, work: Callable[[], Awaitable[None]]) -> float:
     services = asyncio.create_task(store.run())
     await asyncio.sleep(0)
-
-    async def worker(first: int) -> None:
-        for number in range(first, count, in_flight):
-            (appended,) = store.append([message(number, body)])
-            await store.wait_stored(appended.end)
-
     started = time.perf_counter()
-    await asyncio.gather(*(worker(first) for first in range(in_flight)))
+    await work()
     seconds = time.perf_counter() - started
     services.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -54,106 +67,115 @@ async def _append_and_wait(store: MessageStore, count: int, in_flight: int, body
     return seconds
 
 
-def append_one_by_one(directory: Path, body_size: int) -> None:
-    """Each message is appended alone and waited for."""
-    body = os.urandom(body_size)
+def _one_by_one(store: MessageStore, count: int, in_flight: int, body: bytes) -> float:
+    async def worker(first: int) -> None:
+        for number in range(first, count, in_flight):
+            (appended,) = store.append([message(number, body)])
+            await store.wait_stored(appended.end)
+
+    async def work() -> None:
+        await asyncio.gather(*(worker(first) for first in range(in_flight)))
+
+    return uvloop.run(_with_services(store, work))
+
+
+def append_one_by_one(directory: Path, count: int, segment_size: int) -> None:
+    """Each message is appended alone and waited for; `count` of them with 64 in flight, a tenth with one."""
     rows = []
-    for flush in ("sync", "async"):
-        for in_flight, count in ((1, 3000), (64, 40_000)):
-            with fresh_store(directory, flush) as store:
-                seconds = uvloop.run(_append_and_wait(store, count, in_flight, body))
-                per_sync = store.stats.messages_per_sync
-                mean = per_sync.sum / max(1, per_sync.count)
-                rows.append((flush, in_flight, rate(count, seconds), f"{mean:.1f}"))
-    head = ("flush", "in flight", "messages", "messages a sync")
-    table(f"Store: append and wait, {body_size}-byte body", head, rows)
+    for body_size in BODY_SIZES:
+        body = os.urandom(body_size)
+        for write_mode in get_args(WriteMode):
+            for flush in get_args(FlushMode):
+                for in_flight, messages in ((1, count // 10), (64, count)):
+                    with fresh_store(directory, flush, write_mode, segment_size) as store:
+                        seconds = _one_by_one(store, messages, in_flight, body)
+                        per_sync = store.stats.messages_per_sync
+                        mean = per_sync.sum / max(1, per_sync.count)
+                        figures = rate(messages, seconds), gigabytes(messages * body_size, seconds), f"{mean:.1f}"
+                        rows.append((body_size, write_mode, flush, in_flight, *figures))
+    head = ("body", "write mode", "flush", "in flight", "messages", "bodies", "messages a sync")
+    table(f"Store: append and wait, one by one ({count} messages, with 1 in flight {count // 10})", head, rows)
 
 
-def append_batches(directory: Path, body_size: int) -> None:
-    """Records in store layout, 500 at once: parse and check, place, commit; then dispatch, all for one queue."""
-    body = os.urandom(body_size)
-    frame = b"".join(
-        Draft(message(number, body), store_host=_HOST, property_crc=True).encode_unplaced() for number in range(BATCH)
-    )
-    rounds = max(40, (192 << 20) // len(frame))
-    parse = append = dispatch = 0.0
-    with fresh_store(directory, "sync") as store:  # in async mode the commit dispatches by itself
-        for _ in range(rounds):
-            started = time.perf_counter()
-            batch = RecordBatch.parse(frame, base_physical_offset=None, placed=False)
-            parsed = time.perf_counter()
-            store.append_records("bench", 0, batch)
-            store.commit()
-            appended = time.perf_counter()
-            store.dispatch()
-            dispatched = time.perf_counter()
-            parse += parsed - started
-            append += appended - parsed
-            dispatch += dispatched - appended
-        count = rounds * BATCH
-        copied = _copy_seconds(frame, rounds)
-        gigabytes = rounds * len(frame) / 1e9
-        rows = [
-            ("memory copy of the same bytes", rate(count, copied), f"{gigabytes / copied:.2f} GB/s"),
-            ("parse and check", rate(count, parse), f"{gigabytes / parse:.2f} GB/s"),
-            ("append to the page cache", rate(count, append), f"{gigabytes / append:.2f} GB/s"),
-            ("parse, check, append", rate(count, parse + append), f"{gigabytes / (parse + append):.2f} GB/s"),
-            ("dispatch: queue and index", rate(count, dispatch), f"{gigabytes / dispatch:.2f} GB/s"),
-            (
-                "all of it",
-                rate(count, parse + append + dispatch),
-                f"{gigabytes / (parse + append + dispatch):.2f} GB/s",
-            ),
-        ]
-        started = time.perf_counter()
-        offset = read = 0
-        while read < 50_000 and offset < store.queue_range("bench", 0)[1]:
-            result = store.read("bench", 0, offset)
-            read += len(result.records)
-            offset = result.next_offset
-        seconds = time.perf_counter() - started
-        rows.append(("read 32 at a time, decoded", rate(read, seconds), "-"))
-    title = f"Store: batches of {BATCH}, {body_size}-byte body ({len(frame) // BATCH}-byte records), one core"
-    table(title, ("step", "records", "bytes"), rows)
-
-
-def _copy_seconds(frame: bytes, rounds: int) -> float:
-    started = time.perf_counter()
-    for _ in range(rounds):
-        bytearray(frame)
-    return time.perf_counter() - started
-
-
-def opening(directory: Path) -> None:
-    """Opening a store of 256 MiB after an orderly stop, and after a crash that left no checkpoint."""
-    body = os.urandom(256)
-    frame = b"".join(
-        Draft(message(number, body), store_host=_HOST, property_crc=True).encode_unplaced() for number in range(BATCH)
-    )
+def append_waiting(directory: Path, size: int, segment_size: int) -> None:
+    """Batches in store layout, parsed, appended and waited for, four in flight; `size` bytes of each kind."""
     rows = []
-    with tempfile.TemporaryDirectory(dir=directory) as name:
-        config = StoreConfig(directory=Path(name), flush="async")
-        with MessageStore.open(config) as store:
-            for _ in range((256 << 20) // len(frame)):
-                store.append_records("bench", 0, RecordBatch.parse(frame, base_physical_offset=None, placed=False))
+    for body_size in BODY_SIZES:
+        data = frame(body_size)
+        rounds = max(4, size // len(data))
+        for write_mode in get_args(WriteMode):
+            for flush in get_args(FlushMode):
+                with fresh_store(directory, flush, write_mode, segment_size) as store:
+                    seconds = _batches(store, data, rounds)
+                per_second = rate(rounds * BATCH, seconds), gigabytes(rounds * len(data), seconds)
+                rows.append((body_size, write_mode, flush, *per_second))
+    head = ("body", "write mode", "flush", "records", "bytes")
+    title = f"Store: batches of {BATCH}, parse, check, append, wait and dispatch, 4 in flight, {size >> 20} MiB each"
+    table(title, head, rows)
+
+
+def _batches(store: MessageStore, data: bytes, rounds: int) -> float:
+    async def worker(first: int) -> None:
+        for _ in range(first, rounds, 4):
+            batch = RecordBatch.parse(data, base_physical_offset=None, placed=False)
+            await store.wait_stored(store.append_records("bench", 0, batch).end)
+
+    async def work() -> None:
+        await asyncio.gather(*(worker(first) for first in range(4)))
+
+    return uvloop.run(_with_services(store, work))
+
+
+def append_steps(directory: Path, size: int) -> None:
+    """The processor's part, step by step: parse and check, place, write to the page cache, dispatch. Nothing waits."""
+    rows: list[tuple[object, ...]] = []
+    for body_size, property_crc in ((256, True), (256, False), (4096, True)):
+        data = frame(body_size, property_crc=property_crc)
+        rounds = max(4, size // len(data))
+        seconds = dict.fromkeys(("memory copy", "parse, check", "place", "page cache", "dispatch"), 0.0)
+        with fresh_store(directory, "sync") as store:  # in async mode the commit dispatches by itself
+            for _ in range(rounds):
+                times = [time.process_time()]
+                bytearray(data)
+                times.append(time.process_time())
+                batch = RecordBatch.parse(data, base_physical_offset=None, placed=False)
+                times.append(time.process_time())
+                store.append_records("bench", 0, batch)
+                times.append(time.process_time())
+                store.commit()
+                times.append(time.process_time())
+                store.dispatch()
+                times.append(time.process_time())
+                for name, begin, end in zip(seconds, times, times[1:], strict=False):
+                    seconds[name] += end - begin
+        count, copied = rounds * BATCH, rounds * len(data)
+        seconds["append: parse to page cache"] = sum(seconds[name] for name in ("parse, check", "place", "page cache"))
+        seconds["append and dispatch"] = seconds["append: parse to page cache"] + seconds["dispatch"]
+        kind = f"{body_size}, {'record CRC' if property_crc else 'body CRC only'}"
+        for name, taken in seconds.items():
+            rows.append((kind, name, f"{taken / count * 1e9:,.0f} ns", rate(count, taken), gigabytes(copied, taken)))
+    title = f"Store: batches of {BATCH} in store layout, processor time of one core, {size >> 20} MiB each"
+    table(title, ("body", "step", "a record", "records", "bytes"), rows)
+
+
+def single_steps(directory: Path, count: int) -> None:
+    """The processor's part of appends of one message each, 32 of them a commit."""
+    rows = []
+    for body_size in BODY_SIZES:
+        messages = [message(number, os.urandom(body_size)) for number in range(32)]
+        append = rest = 0.0
+        with fresh_store(directory, "sync") as store:
+            for _ in range(max(1, count // 32)):
+                started = time.process_time()
+                for one in messages:
+                    store.append([one])
+                appended = time.process_time()
                 store.commit()
                 store.dispatch()
-        started = time.perf_counter()
-        with MessageStore.open(config):
-            rows.append(("orderly stop", f"{time.perf_counter() - started:.3f} s", "-"))
-        (config.directory / "abort").touch()
-        (config.directory / "checkpoint").unlink()
-        started = time.perf_counter()
-        with MessageStore.open(config) as store:
-            seconds = time.perf_counter() - started
-            speed = store.stats.recovered_bytes / seconds / 1e9
-            rows.append(("crash, everything scanned", f"{seconds:.3f} s", f"{speed:.2f} GB/s"))
-    table("Store: open 256 MiB of 419-byte records", ("after", "time", "scan"), rows)
-
-
-def run(directory: Path) -> None:
-    """Print all of it."""
-    append_one_by_one(directory, 256)
-    append_batches(directory, 256)
-    append_batches(directory, 4096)
-    opening(directory)
+                append += appended - started
+                rest += time.process_time() - appended
+            appends = store.stats.messages_appended
+        for name, taken in (("append", append), ("commit and dispatch", rest), ("all", append + rest)):
+            rows.append((body_size, name, f"{taken / appends * 1e6:.2f} us", rate(appends, taken)))
+    title = f"Store: {count} appends of one message, processor time of one core, 32 a commit"
+    table(title, ("body", "step", "a message", "messages"), rows)

@@ -1,0 +1,66 @@
+"""Opening a store after an orderly stop and after a crash, and verifying it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from aerobee_store import MessageStore, RecordBatch, StoreConfig
+from aerobee_store.tools.verify import verify
+from tests.benchmarks.disk import gigabytes
+from tests.benchmarks.report import table
+from tests.benchmarks.store_append import frame
+
+
+def run(directory: Path, size: int) -> None:
+    """A log of `size` bytes of 419-byte records, in segments of 1 GiB at the most."""
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        config = StoreConfig(directory=Path(name), flush="async", segment_size=min(size, 1 << 30))
+        rows = [("written", *_fill(config, size))]
+        rows.append(("orderly stop", *_open(config)))
+        _crash(config)
+        rows.append(("crash, checkpoint there", *_open(config)))
+        _crash(config)
+        (config.directory / "checkpoint").unlink()
+        rows.append(("crash, everything scanned", *_open(config)))
+        started, cpu = time.perf_counter(), time.process_time()
+        report = verify(config.directory)
+        assert report.ok, report.findings
+        rows.append(("verified", *_row(report.bytes, time.perf_counter() - started, time.process_time() - cpu)))
+    head = ("after", "bytes", "time", "processor", "bytes a second", "of processor time")
+    table(f"Store: open and verify {size / (1 << 30):g} GiB of 419-byte records", head, rows)
+
+
+def _fill(config: StoreConfig, size: int) -> tuple[str, ...]:
+    started, cpu = time.perf_counter(), time.process_time()
+    with MessageStore.open(config) as store:
+        number = written = 0
+        while written < size:
+            data = frame(256, number)
+            store.append_records("bench", 0, RecordBatch.parse(data, base_physical_offset=None, placed=False))
+            store.commit()
+            written += len(data)
+            number += 1
+    os.sync()  # otherwise the next step pays for it
+    return _row(written, time.perf_counter() - started, time.process_time() - cpu)
+
+
+def _crash(config: StoreConfig) -> None:
+    """What a killed process leaves of an orderly store."""
+    (config.directory / "abort").touch()
+
+
+def _open(config: StoreConfig) -> tuple[str, ...]:
+    started, cpu = time.perf_counter(), time.process_time()
+    store = MessageStore.open(config)
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    scanned = store.stats.recovered_bytes
+    store.close()
+    return _row(scanned, seconds, cpu)
+
+
+def _row(size: int, seconds: float, cpu: float) -> tuple[str, ...]:
+    bandwidth = (gigabytes(size, seconds), gigabytes(size, cpu)) if size else ("-", "-")
+    return f"{size / (1 << 20):,.0f} MiB", f"{seconds:.3f} s", f"{cpu:.3f} s", *bandwidth
