@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_store import MessageStore, StoreLockedError
+from aerobee_store import MessageStore, StoreConfig, StoreLockedError
 from aerobee_store.consume_queue import UNIT
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.tools.actions import GivenSizes
@@ -16,6 +16,8 @@ from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.trial_disk import LockedDisk
 from aerobee_store.tools.verify import verify
+from tests.unit.store.test_batch_consume_queue import TOPIC as BATCH_TOPIC
+from tests.unit.store.test_batch_consume_queue import inner
 from tests.unit.store.tools.conftest import COUNT, Stored, snapshot
 
 SIZES = GivenSizes(queue_file_size=400, index_slot_count=50, index_entry_count=100)
@@ -246,6 +248,25 @@ def test_a_first_file_that_is_missing(stored: Stored, mend: Callable[..., object
     mend(stored.directory, apply=True)
     assert path.read_bytes() == before
     assert verify(stored.directory).findings == []
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_file_of_a_batch_queue_that_is_missing(tmp_path: Path, lost: int) -> None:
+    """Any file of three, the first one, too, is brought back to the byte."""
+    config = StoreConfig.tiny(tmp_path / "store")
+    with MessageStore.open(config, is_batch_topic=lambda topic: topic == BATCH_TOPIC) as store:
+        for number in range(25):
+            store.append([inner(b"a%d" % number, b"b")])
+        store.flush()
+    path = sorted((config.directory / "batchconsumequeue" / BATCH_TOPIC / "0").iterdir())[lost]
+    before = path.read_bytes()
+    path.unlink()
+    assert not verify(config.directory).ok
+    assert repair(config.directory, apply=True).left == []
+    assert path.read_bytes() == before
+    assert verify(config.directory).findings == []
+    with MessageStore.open(config) as store:
+        assert store.queue_range(BATCH_TOPIC, 0) == (0, 50)
 
 
 @pytest.mark.parametrize("step", ["write_new", "unlink", "rename-1", "rename-2", "rename-3", "rename-4"])
