@@ -331,7 +331,7 @@ async def _listen(
         accounts=accounts,
         counters=counters,
         administration=administration,
-        query=QueryProcessor(store, tables),
+        query=QueryProcessor(store, tables, deliveries),
     )
     server.add_generic_rpc_handlers(
         (

@@ -318,21 +318,28 @@ class Admin:
         *,
         key: str | None = None,
         message_id: str | None = None,
+        unfinished_by: str | None = None,
+        lite_topic: str | None = None,
         begin: int | None = None,
         end: int | None = None,
         max_count: int = 64,
     ) -> AsyncIterator[StoredMessage]:
         """Up to `max_count` messages by key, by message id, or all within a time range, page by page.
 
-        `begin` and `end` are Unix milliseconds of storing, both included. Give a key or an id, or neither.
+        `unfinished_by` is a group: what it has in flight or ready (only Aerobee knows). `begin` and `end` are Unix
+        milliseconds of storing, both included. Give one of the others at most.
         """
-        if key is not None and message_id is not None:
-            raise ValueError("give either key or message_id")
+        if sum(each is not None for each in (key, message_id, unfinished_by, lite_topic)) > 1:
+            raise ValueError("give one of key, message_id, unfinished_by and lite_topic")
         request = v2.ListMessageRequest(topic=v2.Resource(name=topic))
         if key is not None:
             request.message_key = key
         if message_id is not None:
             request.message_id = message_id
+        if unfinished_by is not None:
+            request.subscription = unfinished_by
+        if lite_topic is not None:
+            request.lite_topic = lite_topic
         if begin is not None:
             request.begin_timestamp.FromMilliseconds(begin)
         if end is not None:
@@ -345,7 +352,7 @@ class Admin:
             for wire in answer.messages[:left]:
                 yield stored_message(wire)
             left -= len(answer.messages)
-            if not answer.scroll_id or not answer.messages:
+            if answer.scroll_id in ("", request.scroll_id):
                 return
             request.scroll_id = answer.scroll_id
 

@@ -226,8 +226,18 @@ async def test_query_message(world: World) -> None:
     assert await bodies(message_key="k2") == ["two"]
     assert await bodies(begin_timestamp=timestamp(begin)) == ["one", "two"]
     assert await bodies(begin_timestamp=timestamp(begin + 120_000)) == []
-    request = v2.ListMessageRequest(topic=resource(TOPIC), subscription="light")
-    assert await world.refused("QueryMessage", request) == Code.NOT_IMPLEMENTED
+    assert await bodies(subscription=GROUP) == [], "it never was there"
+    await world.client.sent(message(TOPIC, "three"), message(TOPIC, "four"))
+    received = await world.client.receive(TOPIC, GROUP, count=3, wait=5)
+    await world.client.acknowledge(TOPIC, GROUP, received.messages[1])
+    assert await bodies(subscription=GROUP) == ["one", "three", "four"], "what the group has not finished"
+    first = v2.ListMessageRequest(topic=resource(TOPIC), subscription=GROUP, max_message_nums=2)
+    answer = await world.ok("QueryMessage", first)
+    assert [each.body for each in answer.messages] == [b"one", b"three"]
+    assert await bodies(subscription=GROUP, scroll_id=answer.scroll_id) == ["four"]
+    assert await bodies(subscription=GROUP, end_timestamp=timestamp(begin)) == []
+    request = v2.ListMessageRequest(topic=resource(TOPIC), subscription="nobody")
+    assert await world.refused("QueryMessage", request) == Code.CONSUMER_GROUP_NOT_FOUND
     request = v2.ListMessageRequest(topic=resource(TOPIC), lite_topic="not a name")
     assert await world.refused("QueryMessage", request) == Code.ILLEGAL_LITE_TOPIC
 

@@ -87,6 +87,9 @@ class TestGroups:
         assert "lagging" in shell.text("group", "lag", "slow")
         assert "slow" in shell.text("group", "lag")
         assert "aerobee group create absent" in shell.error("group", "lag", "absent")
+        backlog = shell.lines("query", "lagging", "--backlog", "slow")
+        assert [each["queueOffset"] for each in backlog] == [0, 1, 2, 3, 4]
+        assert shell.lines("query", "lagging", "--backlog", "slow", "--end", "1h") == []
 
     def test_reset_and_skip(self, shell: Shell) -> None:
         """A group reads again, or passes over; a dry run says what would be."""

@@ -17,6 +17,8 @@ _EXAMPLES = """\
   aerobee query orders --key order-7 --begin 2026-01-31T12:00 --end now
   aerobee query orders --id 0102FC000000014AB00B13010700000000
   aerobee query orders --time 15m now --max 1000 --json
+  aerobee query orders --backlog billing                                      what a group has not finished
+  aerobee query rooms --lite-topic room-7
   aerobee query orders --id 0102FC000000014AB00B13010700000000 --timeline     and what became of it
   aerobee query orders --key order-7 --history --group billing                with each delivery to one group
 """
@@ -32,8 +34,10 @@ def add_parser(commands: Commands) -> None:
     what.add_argument("--key", help="one of a message's keys")
     what.add_argument("--id", metavar="ID", help="a message id, as a send prints it")
     what.add_argument("--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="all stored in between")
-    parser.add_argument("--begin", metavar="TIME", type=options.moment, help="with --key: stored then or later")
-    parser.add_argument("--end", metavar="TIME", type=options.moment, help="with --key: stored then or before")
+    what.add_argument("--backlog", metavar="GROUP", help="all that this group has not finished")
+    what.add_argument("--lite-topic", metavar="NAME", help="all of a lite topic")
+    parser.add_argument("--begin", metavar="TIME", type=options.moment, help="stored then or later")
+    parser.add_argument("--end", metavar="TIME", type=options.moment, help="stored then or before")
     parser.add_argument("--max", metavar="N", type=options.count, default=64, help="at most N messages (default: 64)")
     parser.add_argument("--timeline", action="store_true", help="what became of each message, and where it is now")
     parser.add_argument(
@@ -46,8 +50,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     begin, end = arguments.time or (arguments.begin, arguments.end)
-    if arguments.key is None and (arguments.begin, arguments.end) != (None, None):
-        options.usage_error("--begin and --end go with --key; for all messages of a time give --time BEGIN END")
+    if (arguments.id or arguments.time) and (arguments.begin, arguments.end) != (None, None):
+        options.usage_error("--begin and --end go with --key, --backlog and --lite-topic, not with an id or --time")
     if begin is not None and end is not None and begin > end:
         options.usage_error("the begin is after the end; exchange them")
     if arguments.timeline or arguments.history:
@@ -58,7 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     async def work(client: Client) -> list[StoredMessage]:
         messages = []
         async for message in client.admin.query(
-            arguments.topic, key=arguments.key, message_id=arguments.id, begin=begin, end=end, max_count=arguments.max
+            arguments.topic,
+            key=arguments.key,
+            message_id=arguments.id,
+            unfinished_by=arguments.backlog,
+            lite_topic=arguments.lite_topic,
+            begin=begin,
+            end=end,
+            max_count=arguments.max,
         ):
             messages.append(message)
             if arguments.json:

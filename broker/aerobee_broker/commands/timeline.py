@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from aerobee_proto import admin_v1
 
 
+_HISTORY_SECONDS = 60.0  # a journal may be long
+
+
 def show(arguments: argparse.Namespace, begin: int | None, end: int | None) -> int:
     """Print the timeline of every message that the query finds, one after the other."""
 
@@ -29,6 +32,8 @@ def show(arguments: argparse.Namespace, begin: int | None, end: int | None) -> i
             count += 1
         return count
 
+    if arguments.history:
+        arguments.timeout = max(arguments.timeout, _HISTORY_SECONDS)
     count = with_client(arguments, work)
     if not count and not arguments.json:
         print(f"no such message in {arguments.topic}")
@@ -44,7 +49,13 @@ async def _timelines(
             yield found
         return
     async for message in client.admin.query(
-        arguments.topic, key=arguments.key, begin=begin, end=end, max_count=arguments.max
+        arguments.topic,
+        key=arguments.key,
+        unfinished_by=arguments.backlog,
+        lite_topic=arguments.lite_topic,
+        begin=begin,
+        end=end,
+        max_count=arguments.max,
     ):
         for found in await client.admin.message_timelines(
             arguments.topic, queue_id=message.queue_id, queue_offset=message.queue_offset, **wanted

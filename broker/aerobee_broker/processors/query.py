@@ -1,14 +1,17 @@
-"""Admin.QueryMessage: find messages by id, by key, or by the time at which they were stored."""
+"""Admin.QueryMessage: find messages by id, key, time of storing, lite topic, or as what a group has not finished."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Final
+from itertools import chain
+from typing import Final, assert_never
 
 from aerobee_broker.clients import Client
+from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import message_keys, to_wire_message
-from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import light_topic_name
 from aerobee_broker.validation import check_lite_topic
@@ -23,14 +26,16 @@ COUNT_DEFAULT: Final = 32
 COUNT_MAX: Final = 64  # as many as RocketMQ's index gives
 ANSWER_SIZE_MAX: Final = 64 << 20  # bytes of records: half of what a client takes in one message
 _TIME_MAX: Final = (1 << 63) - 1
+_LOOKED_MAX: Final = 1000  # messages of a backlog that one answer looks at: a time range may fit none of them
 
 
 class QueryProcessor:
     """Answers QueryMessage. A time range selects by the store's clock, both ends included."""
 
-    def __init__(self, store: MessageStore, tables: Tables) -> None:
+    def __init__(self, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
         self._store = store
         self._tables = tables
+        self._deliveries = deliveries
 
     def process(self, request: v2.ListMessageRequest, client: Client) -> v2.ListMessageResponse:
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
@@ -52,15 +57,45 @@ class QueryProcessor:
                 check_lite_topic(request.lite_topic)
                 light = light_topic_name(topic, request.lite_topic)
                 records, scroll_id = self._by_time(light, request, count, begin, end)
+            case "subscription":
+                group = group_name(v2.Resource(name=request.subscription), client)
+                group = self._tables.groups.require(group).name
+                records, scroll_id = self._unfinished(topic, group, request, count, begin, end)
             case other:
-                raise InvalidRequestError(
-                    v2.Code.NOT_IMPLEMENTED,
-                    f"a query by {other} is not supported; use message_id, message_key, lite_topic or a time",
-                )
+                assert_never(other)
         if request.WhichOneof("search_key") in ("message_id", "message_key"):
             records = _newest(records)
         messages = [to_wire_message(record, request.topic) for record in records]
         return v2.ListMessageResponse(status=_OK, messages=messages, scroll_id=scroll_id)
+
+    def _unfinished(
+        self, topic: str, group: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
+    ) -> tuple[list[Record], str]:
+        """What the group has in flight or ready, queue after queue, and a scroll id as that of `_by_time`."""
+        first_queue, first_offset = _parse_scroll_id(request.scroll_id)
+        records: list[Record] = []
+        size, looked = 0, _LOOKED_MAX
+        for status in sorted(self._deliveries.status(group), key=lambda status: status.queue_id):
+            queue_id = status.queue_id
+            if status.topic != topic or queue_id < first_queue:
+                continue
+            if request.HasField("queue_id") and queue_id != request.queue_id:
+                continue
+            low, high = self._store.queue_range(topic, queue_id)
+            begin_at = max(low, first_offset if queue_id == first_queue else 0)
+            delivery = self._deliveries.queue_delivery(topic, group, queue_id)
+            seen = [] if delivery is None else sorted((*delivery.in_flight, *delivery.ready))
+            cursor = status.commit_offset if delivery is None else delivery.cursor
+            offsets = chain(seen[bisect_left(seen, begin_at) :], range(max(cursor, begin_at), high))
+            for offset in offsets:
+                if not looked or len(records) >= count or size >= ANSWER_SIZE_MAX:
+                    return records, f"{queue_id}-{offset}"
+                looked -= 1
+                for record in self._store.read(topic, queue_id, offset, max_count=1).records:
+                    if record.queue_offset == offset and begin <= record.store_timestamp <= end:
+                        records.append(record)
+                        size += record.size
+        return records, ""
 
     def _by_time(
         self, topic: str, request: v2.ListMessageRequest, count: int, begin: int, end: int

@@ -10,6 +10,7 @@ import pytest
 
 from aerobee_broker.clients import Client
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors import query
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.tables import Tables
@@ -32,7 +33,8 @@ async def processor(tmp_path: Path) -> AsyncIterator[QueryProcessor]:
                 [Message("orders", number % 2, b"%04d" % number * 250, {"KEYS": "k", "UNIQ_KEY": str(number)})]
             )
         store.flush()
-        yield QueryProcessor(store, tables)
+        deliveries = Deliveries(store, tables, store.clock, config.delivery)
+        yield QueryProcessor(store, tables, deliveries)
         await asyncio.sleep(0)
 
 

@@ -21,7 +21,7 @@ from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_o
 from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.tables import Tables
-from aerobee_broker.topics import split_light_topic_name, stored_name
+from aerobee_broker.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
@@ -208,7 +208,7 @@ class ClientAdministration:
     ) -> v2.ListSubscriptionResponse:
         """Admin.ListSubscription: by group and topic, in order. Without either, all there are."""
         topic, group = self._scope(request, client)
-        found = [info async for info in self._infos(topic, group)]
+        found = [info async for info, _ in self._infos(topic, group)]
         return v2.ListSubscriptionResponse(status=OK, subscription_info=found)
 
     async def describe_subscriptions(
@@ -217,9 +217,8 @@ class ClientAdministration:
         """Admin.DescribeSubscription: the same of connected clients, each with its own expression."""
         topic, group = self._scope(request, client)
         found = []
-        async for info in self._infos(topic, group):
-            stored_group = _stored(info.group)
-            for subscribed in self._subscribed(stored_group, _stored(info.topic)):
+        async for info, clients in self._infos(topic, group):
+            for subscribed in clients:
                 own = v2.SubscriptionInfo()
                 own.CopyFrom(info)
                 own.expression.CopyFrom(subscribed.expression)
@@ -272,23 +271,32 @@ class ClientAdministration:
             group = self._tables.groups.require(group_name(request.group, client)).name
         return topic, group
 
-    async def _infos(self, topic: str | None, group: str | None) -> AsyncIterator[v2.SubscriptionInfo]:
-        groups = {config.name for config in self._tables.groups} if group is None else {group}
-        if group is None:  # those that connected and have not received yet
-            groups.update(each.group for each in self._clients.all() if each.group is not None)
+    async def _infos(
+        self, topic: str | None, group: str | None
+    ) -> AsyncIterator[tuple[v2.SubscriptionInfo, list[_Subscribed]]]:
+        """Each with the clients behind it, in order of their ids."""
+        by_group: dict[str, list[Client]] = {}
+        for each in self._clients.all():
+            if each.group is not None and (group is None or each.group == group):
+                by_group.setdefault(each.group, []).append(each)
+        # Also those that connected and have not received yet.
+        groups = {*by_group, *(config.name for config in self._tables.groups)} if group is None else {group}
         for number, name in enumerate(sorted(groups)):
             if number % TURN_COUNT == TURN_COUNT - 1:
                 await asyncio.sleep(0)
             if is_system_group(name):
                 continue
-            connected = self._clients.of_group(name)
+            connected = sorted(by_group.get(name, ()), key=lambda client: client.client_id)
             topics = {(split_light_topic_name(each) or (each,))[0] for each in self._tables.offsets.topics_of(name)}
-            topics.update(subscribed for each in connected for subscribed in subscribed_topics(each))
+            topics.update(read for each in connected for read in subscribed_topics(each))
             consistent = _agree(connected)
             for found in sorted(topics if topic is None else topics & {topic}):
-                yield self._info(name, found, connected, consistent)
+                subscribed = [said for each in connected for said in _subscriptions(each) if said.topic == found]
+                yield self._info(name, found, connected, subscribed, consistent), subscribed
 
-    def _info(self, group: str, topic: str, connected: list[Client], consistent: bool) -> v2.SubscriptionInfo:
+    def _info(
+        self, group: str, topic: str, connected: list[Client], subscribed: list[_Subscribed], consistent: bool
+    ) -> v2.SubscriptionInfo:
         """Where clients disagree, the expression is that of the one that said it last."""
         info = v2.SubscriptionInfo(
             group=resource(group),
@@ -297,17 +305,12 @@ class ClientAdministration:
             message_model=v2.MessageModel.CLUSTERING,
             subscription_consistency=consistent,
         )
-        subscribed = self._subscribed(group, topic)
         if subscribed:
             latest = max(subscribed, key=lambda each: each.client.settings_at)
             info.expression.CopyFrom(latest.expression)
             info.message_model = _message_model(latest.client)
             self._set_updated(info, latest.client)
         return info
-
-    def _subscribed(self, group: str, topic: str) -> list[_Subscribed]:
-        connected = sorted(self._clients.of_group(group), key=lambda each: each.client_id)
-        return [found for each in connected for found in _subscriptions(each) if found.topic == topic]
 
     def _set_updated(self, info: v2.SubscriptionInfo, client: Client) -> None:
         ago_ms = int((self._clock.monotonic() - client.settings_at) * 1000)
@@ -384,7 +387,3 @@ def _agree(connected: list[Client]) -> bool:
         if client.settings is not None
     }
     return len(said) <= 1
-
-
-def _stored(name: v2.Resource) -> str:
-    return stored_name(name.resource_namespace, name.name)
