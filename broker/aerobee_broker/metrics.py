@@ -248,12 +248,17 @@ class _BrokerCollector(Collector):
         ready = GaugeMetricFamily(
             "rocketmq_consumer_ready_messages", "Messages that could be delivered now.", labels=labels
         )
+        queueing = GaugeMetricFamily(
+            "rocketmq_consumer_queueing_latency",
+            "Milliseconds since the oldest message that the group could get and nobody has taken was stored.",
+            labels=labels,
+        )
         now_ms = self._clock.now_ms()
         for group in self._tables.groups:
             sums: dict[str, list[int]] = {}
             for queue in self._deliveries.status(group.name):
                 split = split_light_topic_name(queue.topic)  # thousands of these are no labels
-                values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0])
+                values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0, 0])
                 values[0] += queue.lag
                 values[1] += queue.in_flight
                 values[2] += queue.ready
@@ -261,13 +266,18 @@ class _BrokerCollector(Collector):
                     stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.commit_offset)
                     if stored is not None:
                         values[3] = max(values[3], now_ms - stored)
-            for topic, (lag_count, inflight_count, ready_count, age_ms) in sums.items():
+                if queue.ready_offset is not None:
+                    stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.ready_offset)
+                    if stored is not None:
+                        values[4] = max(values[4], now_ms - stored)
+            for topic, (lag_count, inflight_count, ready_count, age_ms, waiting_ms) in sums.items():
                 key = (*self._base, group.name, topic, _flag(_is_retry(topic)), _flag(_is_system(topic, group.name)))
                 lag.add_metric(key, lag_count)
                 inflight.add_metric(key, inflight_count)
                 ready.add_metric(key, ready_count)
                 latency.add_metric(key, age_ms)
-        yield from (lag, latency, inflight, ready)
+                queueing.add_metric(key, waiting_ms)
+        yield from (lag, latency, inflight, ready, queueing)
         yield from self._dead_letters()
 
     def _dead_letters(self) -> Iterator[Metric]:

@@ -56,7 +56,7 @@ class QueueTable:
                     f"{self._config.directory / SIMPLE_DIRECTORY / topic}: topic {topic!r} has batch consume queues, "
                     f"or the attribute for them, and these as well; `aerobee store rebuild` makes them from the log"
                 )
-            self.simple_queue(topic, queue_id).load(suspect=suspect)
+            self._new_queue(topic, queue_id).load(suspect=suspect)
 
     def all(self) -> list[AnyQueue]:
         """Every queue, of both kinds."""
@@ -86,18 +86,9 @@ class QueueTable:
                 raise InvalidMessageError(
                     f"topic {topic!r} has batch consume queues (queue.type=BatchCQ): it takes inner batches only"
                 )
-            directory = self._config.directory / SIMPLE_DIRECTORY / topic / str(queue_id)
-            queue = ConsumeQueue(
-                self._file_system,
-                directory,
-                topic,
-                queue_id,
-                self._config.queue_file_size,
-                extension=self._extension(topic, queue_id),
-            )
-            self.simple[topic, queue_id] = queue
-            self.light_count += is_light(topic)
-            queue.begin_at(self._deleted.next_offset(topic, queue_id))
+            queue = self._new_queue(topic, queue_id)
+            if queue.extension is not None:
+                queue.load(suspect=False)  # a crash may have left the extension's files of a queue that is not there
         return queue
 
     def make_room(self, keys: Iterable[QueueKey]) -> None:
@@ -145,6 +136,21 @@ class QueueTable:
         """Close every queue."""
         for queue in self.all():
             queue.close()
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        directory = self._config.directory / SIMPLE_DIRECTORY / topic / str(queue_id)
+        queue = ConsumeQueue(
+            self._file_system,
+            directory,
+            topic,
+            queue_id,
+            self._config.queue_file_size,
+            extension=self._extension(topic, queue_id),
+        )
+        self.simple[topic, queue_id] = queue
+        self.light_count += is_light(topic)
+        queue.begin_at(self._deleted.next_offset(topic, queue_id))
+        return queue
 
     def _extension(self, topic: str, queue_id: int) -> ConsumeQueueExt | None:
         """Of a queue that is to have one, or has one already."""

@@ -73,6 +73,9 @@ async def test_traffic_is_shown(tmp_path: Path) -> None:
     assert shown["rocketmq_consumer_ready_messages", consumed] == 1
     assert shown["rocketmq_consumer_lag_messages", consumed] == 2
     assert shown["rocketmq_consumer_lag_latency", consumed] >= 0
+    assert (
+        0 <= shown["rocketmq_consumer_queueing_latency", consumed] <= shown["rocketmq_consumer_lag_latency", consumed]
+    )
     connection = labels(language="java", version="5.2.1", protocol_type="grpc")
     consumer = connection | labels(consumer_group="billing", consume_mode="simple", is_system="false")
     assert shown["rocketmq_consumer_connections", consumer] == 1

@@ -1,0 +1,139 @@
+"""A power cut at every operation of the disk, in a store with light queues and extended units."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from aerobee_store import Message, MessageStore, StoreConfig
+from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from tests.support.stored_messages import DIRECTORY
+
+pytestmark = pytest.mark.crash
+
+CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
+SEEDS = range(CYCLES or 1)
+STEP = 1 if CYCLES else 3
+"""Without the long run, each third operation."""
+
+CONFIG = replace(
+    StoreConfig.tiny(DIRECTORY),
+    queue_extensions=True,
+    queue_extension_file_size=256,
+    queue_file_size=12 * 20,
+    multi_dispatch=True,
+)
+NAMES = ("", "%LMQ%room", "%LMQ%room,%LMQ%hall", "audit", "%LMQ%hall,audit")
+TAGS = ("red", "green", "")
+
+
+QUEUES = ("orders", "%LMQ%room", "%LMQ%hall", "audit")
+
+
+@dataclass
+class World:
+    """What was sent to each queue, by queue offset, and up to which number it was promised."""
+
+    disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
+    clock: ManualClock = field(default_factory=ManualClock)
+    queues: dict[str, dict[int, int]] = field(default_factory=lambda: {topic: {} for topic in QUEUES})
+    next_number: int = 0
+    durable: int = 0
+
+    def open(self) -> MessageStore:
+        return MessageStore.open(CONFIG, file_system=self.disk, clock=self.clock)
+
+    def send(self, store: MessageStore, count: int) -> None:
+        """Durable when it returns."""
+        messages = []
+        for _ in range(count):
+            number, self.next_number = self.next_number, self.next_number + 1
+            messages.append(message(number))
+            for topic in queues_of(number):
+                queue = self.queues[topic]
+                queue[max(queue, default=-1) + 1] = number
+        store.append(messages)
+        store.flush()
+        self.durable = self.next_number
+
+    def live(self) -> None:
+        """Three rounds, an orderly stop, and two more."""
+        with self.open() as store:
+            for _ in range(3):
+                self.send(store, 9)
+                self.clock.advance(1)
+        with self.open() as store:
+            for _ in range(2):
+                self.send(store, 6)
+
+
+def message(number: int) -> Message:
+    properties = {"INNER_MULTI_DISPATCH": names} if (names := NAMES[number % len(NAMES)]) else {}
+    if tag := TAGS[number % len(TAGS)]:
+        properties["TAGS"] = tag
+    return Message("orders", 0, b"%d" % number, properties)
+
+
+def queues_of(number: int) -> list[str]:
+    return ["orders", *(name for name in NAMES[number % len(NAMES)].split(",") if name)]
+
+
+def check(store: MessageStore, world: World) -> None:
+    """What the log has is in each of its queues, where it was sent to; tags find it. What is lost is lost in all."""
+    held = {int(record.body) for record in store.read("orders", 0, 0, max_count=1000).records}
+    assert held.issuperset(number for number in world.queues["orders"].values() if number < world.durable)
+    for topic, queue in world.queues.items():
+        wanted = world.queues[topic] = {offset: number for offset, number in queue.items() if number in held}
+        records = store.read(topic, 0, 0, max_count=1000).records
+        assert {record.queue_offset: int(record.body) for record in records} == wanted, topic
+        assert store.queue_range(topic, 0)[1] == max(wanted, default=-1) + 1, topic
+        for tag in ("red", "green"):
+            tagged = store.read(topic, 0, 0, max_count=1000, tags=frozenset({tag})).records
+            assert [int(record.body) for record in tagged] == [
+                number for number in wanted.values() if TAGS[number % len(TAGS)] == tag
+            ], topic
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def power_cuts(seed: int) -> Iterator[World]:
+    """What the disk is, and what was promised, at every operation of one life, or at each third."""
+    world, taken = World(), []
+
+    def take(operation: Operation) -> None:
+        if operation.name in CHANGES and operation.number % STEP == seed % STEP:
+            disk = world.disk.crash(seed * 10_000 + operation.number)
+            queues = {topic: dict(queue) for topic, queue in world.queues.items()}
+            clock = ManualClock(world.clock.now_ms())
+            taken.append(World(disk, clock, queues, world.next_number, world.durable))
+
+    world.disk.before_operation = take
+    world.live()
+    assert len(taken) > 60
+    return iter(taken)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_power_cut_at_every_operation(seed: int) -> None:
+    """Nothing that was promised is missing from any of its queues, nothing is twice, and all go on without a gap."""
+    for number, world in enumerate(power_cuts(seed)):
+        try:
+            with world.open() as store:
+                check(store, world)
+                world.send(store, 7)
+                check(store, world)
+            with MessageStore.open(CONFIG, file_system=world.disk, clock=world.clock, whole_log=True) as store:
+                assert (store.recovery.units_added, store.recovery.units_corrected) == (0, 0)
+                check(store, world)
+        except BaseException as problem:
+            problem.add_note(f"seed {seed}, power cut {number}")
+            raise
