@@ -1,12 +1,15 @@
-"""Light queues and extended units: RocketMQ's released store reads those that we wrote, and we those that it wrote.
+"""Light queues, extended units, batch queues: RocketMQ's released store reads ours, and we those that it wrote.
 
 `make test-java-store` runs it.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from aerobee_store import Message, MessageStore, Record, StoreConfig
 from aerobee_store.consume_queue import UNIT
@@ -17,6 +20,8 @@ from tests.java_store.conftest import MARKS, Open
 from tests.java_store.contents import config
 from tests.java_store.java_program import JavaStore, Release
 from tests.support.stored_messages import read_all
+from tests.unit.store.test_batch_consume_queue import TOPIC as BATCH_TOPIC
+from tests.unit.store.test_batch_consume_queue import inner
 
 pytestmark = MARKS
 
@@ -133,3 +138,32 @@ def test_rocketmq_reads_our_extended_units(release: Release, java: Open, tmp_pat
         codes = [unit[2] for path in last for unit in UNIT.iter_unpack(path.read_bytes()) if unit[1] > 0]
         assert [is_address(code) for code in codes[30:33]] == [True, False, True]
     assert verify(tmp_path / "s").errors == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_rocketmq_reads_our_batch_queues(release: Release, java: Open, tmp_path: Path, closed: bool) -> None:
+    """Inner batches by the offsets of their messages, over several files; with and without a recovery of its own."""
+    if release.major < 5:
+        pytest.skip("release 4 has no batch queues")
+    directory = tmp_path / "s"
+    own = replace(config(directory), batch_queue_file_size=460)
+    with MessageStore.open(own, is_batch_topic=lambda topic: topic == BATCH_TOPIC) as ours:
+        sent = [
+            ours.append([inner(*(b"%d" % number for number in range(1 + count % 4)), tag="red")])[0]
+            for count in range(25)
+        ]
+        ours.flush()
+    topic = {"attributes": {"queue.type": "BatchCQ"}, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+    (directory / "config").mkdir(exist_ok=True)
+    table = {"topicConfigTable": {BATCH_TOPIC: {**topic, "topicName": BATCH_TOPIC}}}
+    (directory / "config" / "topics.json").write_text(json.dumps(table))
+    if not closed:
+        (directory / "abort").touch()
+    with java(directory, mapperFileSizeBatchConsumeQueue=460) as store:
+        (_, low, high), *records = store.ask("read", BATCH_TOPIC, 0)
+        assert (int(low), int(high)) == (0, sum(1 + count % 4 for count in range(25)))
+        assert [int(line[2]) for line in records] == [place.physical_offset for place in sent]
+        assert [int(line[1]) for line in records] == [place.queue_offset for place in sent]
+    assert verify(directory).errors == 0
+    with MessageStore.open(own, whole_log=True) as ours:
+        assert (ours.recovery.units_added, ours.recovery.units_dropped) == (0, 0)

@@ -1,6 +1,12 @@
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.Paths;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
 
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
@@ -26,7 +32,7 @@ final class Release {
     static DefaultMessageStore open(MessageStoreConfig config) throws Exception {
         BrokerStatsManager statistics = new BrokerStatsManager("test", false);
         DefaultMessageStore store = new DefaultMessageStore(
-            config, statistics, (a, b, c, d, e, f, g) -> { }, new BrokerConfig(), new ConcurrentHashMap<>());
+            config, statistics, (a, b, c, d, e, f, g) -> { }, new BrokerConfig(), topics(config));
         if (config.isTimerWheelEnable()) {
             // As the broker's start does it.
             String tables = config.getStorePathRootDir() + "/config/";
@@ -35,6 +41,16 @@ final class Release {
             store.setTimerMessageStore(timer);
         }
         return store;
+    }
+
+    /** The broker's topics: their attributes say which have batch consume queues. */
+    private static ConcurrentMap<String, TopicConfig> topics(MessageStoreConfig config) throws Exception {
+        Path file = Paths.get(config.getStorePathRootDir(), "config", "topics.json");
+        if (!Files.exists(file)) {
+            return new ConcurrentHashMap<>();
+        }
+        String text = new String(Files.readAllBytes(file), StandardCharsets.UTF_8);
+        return RemotingSerializable.fromJson(text, TopicConfigSerializeWrapper.class).getTopicConfigTable();
     }
 
     static void start(DefaultMessageStore store) throws Exception {
