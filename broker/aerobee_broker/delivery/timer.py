@@ -20,18 +20,19 @@ and opening looks for these marks behind the place that the checkpoint names.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from aerobee_broker.delivery.recalls import Recalls
 from aerobee_broker.delivery.timer_config import TimerConfig
+from aerobee_broker.delivery.timer_slot import Due, LoadedSlot
+from aerobee_broker.delivery.timer_stats import TimerStats, increment
 from aerobee_broker.errors import BrokerError
 from aerobee_store import (
     CorruptRecordError,
@@ -48,7 +49,6 @@ from aerobee_store.file_system import File
 from aerobee_store.marked_records import marked_records
 from aerobee_store.properties import java_hash
 from aerobee_store.record import Message
-from aerobee_store.stats import Histogram
 from aerobee_store.timer_checkpoint import TimerCheckpoint
 from aerobee_store.timer_files import TIMER_QUEUE_ID, TIMER_TOPIC, TimerFiles
 from aerobee_store.timer_log import DEFAULT, DELETE, ROLL, TimerUnit
@@ -69,92 +69,9 @@ _IDLE_SAVE_ROUNDS: Final = 30  # flushes without anything new until the time alo
 _DELAY_MIN, _DELAY_MAX = -(1 << 31), (1 << 31) - 1
 _FOREIGN_PRECISION_MS: Final = 1000  # the coarsest that RocketMQ rounds with
 
-_Key = tuple[str, str]  # topic (stored name), message id
-
 
 class MessageNotPendingError(BrokerError):
     """No such message waits for its time: it was delivered, recalled, or never sent."""
-
-
-@dataclass(slots=True)
-class TimerStats:
-    """Since the start, but for `pending`. By topic (stored name)."""
-
-    pending: dict[str, int] = field(default_factory=dict)
-    enqueued: dict[str, int] = field(default_factory=dict)
-    dequeued: dict[str, int] = field(default_factory=dict)
-    delay_seconds: dict[str, Histogram] = field(default_factory=dict)  # asked for
-    recalled: int = 0
-    rolled: int = 0
-    lost: int = 0  # the log does not have them any more, or they can be no message
-    lateness_seconds: Histogram = field(
-        default_factory=lambda: Histogram((0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 10.0, 60.0))
-    )
-
-
-DELAY_SECONDS_BOUNDS: Final = (60.0, 600.0, 3600.0, 43_200.0, 86_400.0, 259_200.0)  # RocketMQ's buckets
-
-
-class _Due(NamedTuple):
-    """One unit of the slot that is being read."""
-
-    due_ms: int
-    physical_offset: int
-    write_time_ms: int
-    roll: bool
-
-
-class _LoadedSlot:
-    """What is left of a slot, in the order in which it is due."""
-
-    def __init__(self) -> None:
-        self._due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._offsets = self._write_times = self._due
-        self._rolls = np.zeros(0, np.bool_)
-        self._next = 0
-        self._late: list[_Due] = []  # a heap: what came after the slot was loaded
-
-    def fill(self, due: array[int], offsets: array[int], write_times: array[int], rolls: array[int]) -> None:
-        """Take the units of the chain, the latest first; a message that is there twice counts once."""
-        columns = [np.frombuffer(column, np.int64)[::-1] for column in (due, offsets, write_times, rolls)]
-        unique = np.unique(columns[1], return_index=True)[1]
-        unique.sort()
-        order = unique[np.argsort(columns[0][unique], kind="stable")]
-        self._due, self._offsets, self._write_times = (column[order] for column in columns[:3])
-        self._rolls = columns[3][order].astype(np.bool_)
-        self._next = 0
-
-    def add(self, entry: _Due) -> None:
-        heapq.heappush(self._late, entry)
-
-    def __len__(self) -> int:
-        return len(self._due) - self._next + len(self._late)
-
-    @property
-    def next_due_ms(self) -> int | None:
-        due = [int(self._due[self._next])] if self._next < len(self._due) else []
-        if self._late:
-            due.append(self._late[0].due_ms)
-        return min(due, default=None)
-
-    def offsets(self) -> set[int]:
-        """The physical offsets of all that is left."""
-        return {*self._offsets[self._next :].tolist(), *(entry.physical_offset for entry in self._late)}
-
-    def take(self, now_ms: int) -> Iterator[_Due]:
-        """What is due, one by one: each is gone from here once it was yielded."""
-        while True:
-            loaded = int(self._due[self._next]) if self._next < len(self._due) else None
-            if self._late and (loaded is None or self._late[0].due_ms < loaded):
-                if self._late[0].due_ms > now_ms:
-                    return
-                yield heapq.heappop(self._late)
-            else:
-                if loaded is None or loaded > now_ms:
-                    return
-                at = self._next
-                self._next += 1
-                yield _Due(loaded, int(self._offsets[at]), int(self._write_times[at]), bool(self._rolls[at]))
 
 
 class Timer:
@@ -192,9 +109,8 @@ class Timer:
         self._queue_offset = 0  # next message of the timer topic
         self._read_time_ms = 0  # the slot that is being read; all before it is done
         self._begin = 0  # what this slot and later ones have delivered lies in the log behind here
-        self._slot: _LoadedSlot | None = None
-        self._deleted: dict[_Key, int] = {}  # taken back -> the time of the slot
-        self._deleted_texts: dict[str, int] = {}  # the same, as RocketMQ names them
+        self._slot: LoadedSlot | None = None
+        self._recalls = Recalls()
         self._done: set[int] = set()  # queue offsets of what left the timer topic before the crash
         # Of what was stored again before the time of its slot, for the log had to go -> that time.
         self._moved: dict[int, int] = {}
@@ -325,7 +241,7 @@ class Timer:
 
     def delayed(self, message: Message, deliver_ms: int) -> Message:
         """What is stored for a message that is to be delivered then, which must lie ahead."""
-        self._note_delay(message.topic, (deliver_ms - self._clock.now_ms()) / 1000)
+        self.stats.note_delay(message.topic, (deliver_ms - self._clock.now_ms()) / 1000)
         return replace(
             message,
             topic=TIMER_TOPIC,
@@ -346,8 +262,7 @@ class Timer:
         Raises MessageNotPendingError if there is none, any more; StoreError.
         """
         now_ms = self._clock.now_ms()
-        key = (topic, message_id)
-        if key in self._deleted:
+        if self._recalls.has_exactly(topic, message_id):
             raise MessageNotPendingError(f"message {message_id!r} was recalled already")
         if deliver_ms <= now_ms:
             raise MessageNotPendingError(f"message {message_id!r} is due already, and cannot be recalled any more")
@@ -374,7 +289,7 @@ class Timer:
         request = Message(TIMER_TOPIC, TIMER_QUEUE_ID, b"0", properties, born_timestamp=now_ms)
         [place] = self._store.append([request], essential=True)
         # In the same step: from here on it is not delivered, even if the request is not enqueued in time.
-        self._deleted[key] = max(self._floor(deliver_ms - 1), self._read_time_ms)
+        self._recalls.add(topic, message_id, max(self._floor(deliver_ms - 1), self._read_time_ms))
         await self._store.wait_stored(place.end)
 
     # --- Enqueue ----------------------------------------------------------------------------------------------
@@ -453,17 +368,17 @@ class Timer:
         roll = bool(magic & ROLL)
         is_loaded = self._slot is not None and slot_ms == self._read_time_ms
         if magic & DELETE and not (is_loaded and not roll):
-            self._deleted.pop((topic, values.get(p.UNIQ_KEY, "")), None)  # the slot has it now
+            self._recalls.remove(topic, values.get(p.UNIQ_KEY, ""))  # the slot has it now
         elif magic & DELETE:
-            self._note_deleted(values, slot_ms)
+            self._recalls.note(values, slot_ms)
             return
         if is_loaded:
             assert self._slot is not None
-            self._slot.add(_Due(slot_ms if roll else due_ms, record.physical_offset, write_ms, roll))
+            self._slot.add(Due(slot_ms if roll else due_ms, record.physical_offset, write_ms, roll))
         if not magic & DELETE:
-            _increment(self.stats.pending, topic)
+            increment(self.stats.pending, topic)
             if p.TIMER_ROLL_TIMES not in values:
-                _increment(self.stats.enqueued, topic)
+                increment(self.stats.enqueued, topic)
 
     def _due_ms(self, values: dict[str, str]) -> int | None:
         """When a message of the timer topic is to be delivered."""
@@ -519,13 +434,11 @@ class Timer:
         if self._moved:
             self._moved = {offset: slot_ms for offset, slot_ms in self._moved.items() if slot_ms >= time_ms}
             self._begin = min(self._begin, self._moved_begin)  # their marks have to be found until then
-        if self._deleted or self._deleted_texts:
-            self._deleted = {key: slot_ms for key, slot_ms in self._deleted.items() if slot_ms >= time_ms}
-            self._deleted_texts = {text: slot_ms for text, slot_ms in self._deleted_texts.items() if slot_ms >= time_ms}
+        self._recalls.forget_before(time_ms)
 
     async def _load(self) -> None:
         """Read the chain of the slot whose time has come."""
-        slot = _LoadedSlot()
+        slot = LoadedSlot()
         due, offsets, write_times, rolls = (array("q") for _ in range(4))
         for count, unit in enumerate(self._files.units(self._read_time_ms)):
             if count % _LOAD_BATCH == _LOAD_BATCH - 1:
@@ -533,7 +446,7 @@ class Timer:
             if unit.magic & DELETE and not unit.magic & ROLL:
                 record = self._record(unit.physical_offset)
                 if record is not None:
-                    self._note_deleted(record.properties, self._read_time_ms)
+                    self._recalls.note(record.properties, self._read_time_ms)
                 continue
             due_ms = unit.write_time_ms + unit.delay_ms + 1
             if unit.magic & ROLL:
@@ -571,7 +484,7 @@ class Timer:
         elif taken:
             await asyncio.sleep(0)
 
-    def _restored(self, entry: _Due, now_ms: int) -> Message | None:
+    def _restored(self, entry: Due, now_ms: int) -> Message | None:
         """What is appended for a unit that is due: the message for its topic, or once more for the timer topic."""
         record = self._record(entry.physical_offset)
         if record is None:
@@ -589,16 +502,16 @@ class Timer:
         if record.queue_offset in self._moved:
             return None
         if not is_request:
-            _increment(self.stats.pending, topic, -1)
+            increment(self.stats.pending, topic, -1)
         if record.queue_offset in self._done:
             return None
         if entry.roll:
             self.stats.rolled += 1
             return self._rolled(record, entry.write_time_ms, now_ms, str(record.queue_offset))
-        if self._is_deleted(topic, values.get(p.UNIQ_KEY, "")):
+        if self._recalls.has(topic, values.get(p.UNIQ_KEY, "")):
             self.stats.recalled += 1
             return None
-        _increment(self.stats.dequeued, topic)
+        increment(self.stats.dequeued, topic)
         self.stats.lateness_seconds.observe(max(0, now_ms - entry.due_ms) / 1000)
         for name in (p.REAL_TOPIC, p.REAL_QUEUE_ID, TIMER_ORIGIN):
             values.pop(name, None)
@@ -652,19 +565,6 @@ class Timer:
             return None
 
     # --- What was taken back, what is done --------------------------------------------------------------------
-
-    def _note_deleted(self, values: dict[str, str], slot_ms: int) -> None:
-        topic, message_id = values.get(p.REAL_TOPIC, ""), values.get(p.UNIQ_KEY, "")
-        text = values.get(p.TIMER_DELETE_UNIQ_KEY, "")
-        if text in _delete_names(topic, message_id):
-            self._deleted[(topic, message_id)] = slot_ms
-        else:
-            self._deleted_texts[text] = slot_ms
-
-    def _is_deleted(self, topic: str, message_id: str) -> bool:
-        if (topic, message_id) in self._deleted:
-            return True
-        return bool(self._deleted_texts) and not self._deleted_texts.keys().isdisjoint(_delete_names(topic, message_id))
 
     def _mark_done(self, record: Record) -> None:
         text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
@@ -735,7 +635,7 @@ class Timer:
                 messages.append(self._rolled(record, self._floor(now_ms), now_ms, origin))
                 self._moved[record.queue_offset] = slot_ms
                 if p.TIMER_DELETE_UNIQ_KEY not in record.properties:
-                    _increment(self.stats.pending, record.properties.get(p.REAL_TOPIC, ""), -1)
+                    increment(self.stats.pending, record.properties.get(p.REAL_TOPIC, ""), -1)
             if messages:
                 self._begin = min(self._begin, self._moved_begin)
                 end = self._store.append(messages, essential=True)[-1].end
@@ -777,12 +677,6 @@ class Timer:
     def _floor(self, time_ms: int) -> int:
         return time_ms - time_ms % self._precision_ms
 
-    def _note_delay(self, topic: str, seconds: float) -> None:
-        histogram = self.stats.delay_seconds.get(topic)
-        if histogram is None:
-            histogram = self.stats.delay_seconds[topic] = Histogram(DELAY_SECONDS_BOUNDS)
-        histogram.observe(seconds)
-
 
 def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str]) -> Message:
     return Message(
@@ -798,15 +692,6 @@ def _copy(record: Record, topic: str, queue_id: int, properties: dict[str, str])
         reconsume_times=record.reconsume_times,
         prepared_transaction_offset=record.prepared_transaction_offset,
     )
-
-
-def _delete_names(topic: str, message_id: str) -> tuple[str, ...]:
-    """How releases of RocketMQ name a message that is taken back."""
-    return topic + message_id, f"{topic}+{message_id}", message_id
-
-
-def _increment(counts: dict[str, int], topic: str, number: int = 1) -> None:
-    counts[topic] = counts.get(topic, 0) + number
 
 
 def _integer(text: str | None) -> int | None:

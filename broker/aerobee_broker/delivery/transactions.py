@@ -46,12 +46,12 @@ from aerobee_broker.delivery.half_messages import (
     half_message,
     op_message,
     read_half,
-    read_op,
     renewed_half,
     transaction_key,
 )
 from aerobee_broker.delivery.producers import Producers
 from aerobee_broker.delivery.transaction_config import TransactionsConfig
+from aerobee_broker.delivery.transaction_log import Decided, TransactionLog
 from aerobee_broker.errors import InvalidTransactionError, TooManyRequestsError
 from aerobee_broker.topics import TopicConfig, TopicTable
 from aerobee_store import (
@@ -67,20 +67,16 @@ from aerobee_store import (
 )
 from aerobee_store import properties as p
 from aerobee_store.clock import Clock
-from aerobee_store.record import Message, TransactionType
+from aerobee_store.record import Message
 from aerobee_store.stats import Histogram
-from aerobee_store.timer_files import TIMER_TOPIC
 
 _log = logging.getLogger(__name__)
 
 FINISH_SECONDS_BOUNDS: Final = (5.0, 60.0, 3600.0, 43200.0, 86400.0)  # RocketMQ's
 _DECIDED_MAX: Final = 65_536  # decisions that can be repeated; some 250 bytes each
-_DECIDED_AT_START: Final = 4_096  # of these, read again by a start
 _DUE_PER_STEP_MAX: Final = 64  # half messages looked at before other work gets its turn
 _BUSY_SECONDS: Final = 1.0  # until a producer that does not keep up with its commands is tried again
 _TIMER_SECONDS_MAX: Final = 3600.0
-_READ_COUNT: Final = 32
-_FINALS_MAX: Final = 64  # messages of one id that are looked at to see whether one is the half message's
 
 
 class TransactionTables(Protocol):
@@ -126,12 +122,6 @@ class _Half:
     due: float = 0.0  # on the monotonic clock: when the timer looks at it
 
 
-class _Decided(NamedTuple):
-    outcome: Outcome
-    queue_offset: int
-    end: int  # of the op
-
-
 class _Asked(enum.Enum):
     YES = enum.auto()
     NOBODY = enum.auto()
@@ -160,7 +150,7 @@ class Transactions:
         self._producers = producers
         self._delayed = delayed
         self._pending: OrderedDict[bytes, _Half] = OrderedDict()  # in the order of their queue offsets
-        self._decided: OrderedDict[bytes, _Decided] = OrderedDict()
+        self._decided: OrderedDict[bytes, Decided] = OrderedDict()
         self._unasked: dict[str, dict[_Half, None]] = {}  # by topic: due, and nobody was there to be asked
         self._ops: deque[tuple[int, int]] = deque()  # (offset of the half message, of its op), in the order of the ops
         self._half_end = store.queue_range(HALF_TOPIC, TRANSACTION_QUEUE_ID)[1]
@@ -187,9 +177,14 @@ class Transactions:
 
     def open(self) -> None:
         """Find the half messages that wait. Blocking."""
-        settled, doubtful = self._read_ops()
+        log = TransactionLog(self._store, self._tables.offsets)
+        ops = log.read_ops()
+        settled = ops.settled
+        self._ops.extend(ops.places)
+        for key, decided_before in ops.decided.items():
+            self._remember(key, decided_before)
         waiting: dict[bytes, HalfMessage] = {}
-        for record in self._unsettled_records(settled):
+        for record in log.halves(settled):
             half = read_half(record)
             if half is None:
                 _log.warning("no half message queue_offset=%d: it names no topic, queue or id", record.queue_offset)
@@ -199,8 +194,8 @@ class Transactions:
             if half.prepared_queue_offset is not None and half.prepared_queue_offset in settled:
                 self._settle_later(record.queue_offset, Outcome.RENEWED, half)  # RocketMQ: goes for this one, too
                 continue
-            if decided is None and self._has_final(half):
-                decided = self._decided[key] = _Decided(Outcome.COMMIT, record.queue_offset, self._store.positions[0])
+            if decided is None and log.has_final(half):
+                decided = self._decided[key] = Decided(Outcome.COMMIT, record.queue_offset, self._store.positions[0])
             if decided is not None:
                 self._settle_later(record.queue_offset, decided.outcome, half)
                 continue
@@ -222,7 +217,7 @@ class Transactions:
                 )
             )
             waiting[key] = half
-        self._unsafe = [half for half in self._pending.values() if half.queue_offset in doubtful]
+        self._unsafe = [half for half in self._pending.values() if half.queue_offset in ops.doubtful]
         now_ms, now = self._clock.now_ms(), self._clock.monotonic()
         for half_waiting in self._pending.values():
             seconds = self._seconds_to_check(waiting[half_waiting.key], half_waiting, now_ms)
@@ -387,7 +382,7 @@ class Transactions:
             self._unasked.get(half.topic, {}).pop(half, None)
         self._ops.append((half.queue_offset, op.queue_offset))
         self._op_end = op.queue_offset + 1
-        self._remember(half.key, _Decided(outcome, half.queue_offset, op.end))
+        self._remember(half.key, Decided(outcome, half.queue_offset, op.end))
         count = self._count(half.topic)
         count.half -= 1
         if outcome is Outcome.COMMIT:
@@ -398,7 +393,7 @@ class Transactions:
         else:
             count.given_up += 1
 
-    def _remember(self, key: bytes, decided: _Decided) -> None:
+    def _remember(self, key: bytes, decided: Decided) -> None:
         self._decided[key] = decided
         if len(self._decided) > _DECIDED_MAX:
             self._decided.popitem(last=False)
@@ -594,78 +589,6 @@ class Transactions:
         while self._ops and self._ops[0][0] < half_offset:
             self._ops.popleft()
         self._noted = (half_offset, self._ops[0][1] if self._ops else self._op_end, wrote)
-
-    def _kept_offset(self, topic: str) -> tuple[int, int]:
-        """(where to read on, end) of one of the two queues."""
-        low, high = self._store.queue_range(topic, TRANSACTION_QUEUE_ID)
-        kept = self._tables.offsets.get(topic, TRANSACTION_GROUP, TRANSACTION_QUEUE_ID) or 0
-        if kept > high:  # the log has lost its tail; new messages come at these offsets again
-            _log.warning("offset of transactions is behind the end of its queue topic=%s offset=%d", topic, kept)
-            self._tables.offsets.commit(topic, TRANSACTION_GROUP, TRANSACTION_QUEUE_ID, low, force=True)
-            kept = low
-        return max(low, kept), high
-
-    def _read_ops(self) -> tuple[set[int], set[int]]:
-        """The queue offsets of half messages that ops settle, and of those where what the op stands for may be missing.
-
-        Remembers the latest decisions.
-        """
-        settled: set[int] = set()
-        doubtful: set[int] = set()
-        damage = min((damaged.start for damaged in self._store.recovery.damaged), default=None)
-        position, high = self._kept_offset(OP_TOPIC)
-        low = self._store.queue_range(OP_TOPIC, TRANSACTION_QUEUE_ID)[0]
-        matters = position
-        position = min(position, max(low, high - _DECIDED_AT_START))
-        for record in self._records(OP_TOPIC, position, high):
-            op = read_op(record)
-            if op is None:
-                _log.warning("no op queue_offset=%d: its body names no half message", record.queue_offset)
-                continue
-            if record.queue_offset >= matters:
-                self._ops.extend((offset, record.queue_offset) for offset in op.queue_offsets)
-            if damage is not None and record.physical_offset >= damage and op.outcome is not Outcome.ROLLBACK:
-                doubtful.update(op.queue_offsets)
-                continue
-            settled.update(op.queue_offsets)
-            if op.outcome not in (None, Outcome.RENEWED) and op.topic and op.transaction_id:
-                end = record.physical_offset + record.size
-                self._remember(
-                    transaction_key(op.topic, op.transaction_id), _Decided(op.outcome, op.queue_offsets[0], end)
-                )
-        return settled - doubtful, doubtful
-
-    def _unsettled_records(self, settled: set[int]) -> Iterator[Record]:
-        position, high = self._kept_offset(HALF_TOPIC)
-        while position < high:
-            if position in settled:
-                position += 1
-                continue
-            count = 1
-            while count < _READ_COUNT and position + count < high and position + count not in settled:
-                count += 1
-            yield from self._records(HALF_TOPIC, position, position + count)
-            position += count
-
-    def _records(self, topic: str, position: int, end: int) -> Iterator[Record]:
-        while position < end:
-            result = self._store.read(topic, TRANSACTION_QUEUE_ID, position, max_count=min(end - position, 1024))
-            yield from result.records
-            if result.next_offset <= position:
-                return
-            position = result.next_offset
-
-    def _has_final(self, half: HalfMessage) -> bool:
-        """Whether the message was committed although no op says so: a crash came between, or RocketMQ kept the op in
-        its memory."""
-        finals = self._store.query(half.topic, half.transaction_id, max_count=_FINALS_MAX)
-        delayed = self._store.query(TIMER_TOPIC, half.transaction_id, max_count=_FINALS_MAX)
-        finals += [final for final in delayed if final.properties.get(p.REAL_TOPIC) == half.topic]
-        return any(
-            final.unique_key == half.transaction_id
-            and (final.transaction_type is TransactionType.COMMIT or final.prepared_transaction_offset > 0)
-            for final in finals
-        )
 
     def _settle_later(self, queue_offset: int, outcome: Outcome, half: HalfMessage) -> None:
         self._unsettled.append(op_message(queue_offset, outcome, half.topic, half.transaction_id, self._clock.now_ms()))
