@@ -39,6 +39,7 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER_UNIT: Final = UNIT.pack(0, FILLER_SIZE, 0)
 
 _CHUNK: Final = 4096
+_LINEAR_SIZE_MAX: Final = 1 << 16
 
 Units = npt.NDArray[np.void]
 """Units as a structured array of UNIT_DTYPE."""
@@ -434,12 +435,15 @@ class ConsumeQueue:
     def _count_bisected(self, start: int) -> int:
         file = self._file(start)
         assert file is not None
+        size = file.data_end(0)
+        if size <= _LINEAR_SIZE_MAX:
+            return self._count_linear(start)  # one read instead of a dozen: most of thousands of queues are short
 
         def is_unused(index: int) -> bool:
             physical_offset, size, _ = UNIT.unpack(file.read(UNIT_SIZE, index * self._unit_size))
             return bool(size <= 0 or physical_offset < 0)
 
-        return bisect_left(range(self.units_per_file), True, key=is_unused)
+        return bisect_left(range(min(self.units_per_file, -(-size // self._unit_size))), True, key=is_unused)
 
     def _count_linear(self, start: int) -> int:
         file = self._file(start)

@@ -69,7 +69,7 @@ class LevelDelay:
         while True:
             self._wake.clear()
             next_ms: int | None = None
-            for queue_id in self._store.queues().get(SCHEDULE_TOPIC, []):
+            for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
                 due_ms = await self._deliver(queue_id)
                 if due_ms is not None:
                     next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
@@ -86,7 +86,7 @@ class LevelDelay:
     def waiting(self) -> int:
         """Messages that are not due yet."""
         count = 0
-        for queue_id in self._store.queues().get(SCHEDULE_TOPIC, []):
+        for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
             begin, end = self._store.queue_range(SCHEDULE_TOPIC, queue_id)
             count += end - min(max(self._offsets.get(queue_id + 1, 0), begin), end)
         return count

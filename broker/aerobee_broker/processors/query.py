@@ -101,7 +101,7 @@ class QueryProcessor:
         self, topic: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
         """Records queue after queue, and the scroll id to go on with: `<queue id>-<queue offset>`, empty at the end."""
-        queue_ids: Iterable[int] = sorted(self._store.queues().get(topic, ()))
+        queue_ids: Iterable[int] = self._store.queue_ids(topic)
         if request.HasField("queue_id"):
             queue_ids = [queue_id for queue_id in queue_ids if queue_id == request.queue_id]
         first_queue, first_offset = _parse_scroll_id(request.scroll_id)

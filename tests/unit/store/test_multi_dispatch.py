@@ -62,6 +62,7 @@ def test_a_message_is_served_by_every_queue_that_it_names(store: MessageStore) -
     (own,) = store.read("chat", 3, 1, max_count=1).records
     assert (own.queue_id, own.queue_offset, own.physical_offset) == (3, 1, b.physical_offset)
     assert store.queues() == {ROOM: [0], HALL: [0], "chat": [3]}
+    assert (store.queue_ids("chat"), store.queue_ids(ROOM), store.queue_ids("nothing")) == ([3], [0], [])
 
 
 def test_offsets_go_on_after_an_append(store: MessageStore) -> None:

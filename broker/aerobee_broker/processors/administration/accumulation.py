@@ -139,7 +139,7 @@ class Accumulation:
         positions = {(status.topic, status.queue_id): status for status in self._deliveries.status(group)}
         places = {
             *(place for place in positions if wanted is None or place[0] in wanted),
-            *((topic, queue_id) for topic in wanted or () for queue_id in self._store.queues().get(topic, ())),
+            *((topic, queue_id) for topic in wanted or () for queue_id in self._store.queue_ids(topic)),
         }
         now_ms = self._clock.now_ms()
         broker = v2.Broker(name=self._config.name)

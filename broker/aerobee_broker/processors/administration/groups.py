@@ -166,7 +166,7 @@ class GroupAdministration:
                 v2.Code.BAD_REQUEST,
                 f"topic {topic.name!r} has no lite topics, it takes {topic.message_type}; leave lite_topic out",
             )
-        queue_ids = set(range(topic.read_queue_count)) | set(self._store.queues().get(topic.name, ()))
+        queue_ids = set(range(topic.read_queue_count)) | set(self._store.queue_ids(topic.name))
         if unknown := sorted(set(request.queue_ids) - queue_ids):
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,

@@ -114,7 +114,7 @@ class TopicAdministration:
 
     async def describe_topic(self, request: admin_v1.DescribeTopicRequest, _: Client) -> admin_v1.DescribeTopicResponse:
         topic = self._tables.topics.require(request.name)
-        queue_ids = {*range(topic.read_queue_count), *self._store.queues().get(topic.name, ())}
+        queue_ids = {*range(topic.read_queue_count), *self._store.queue_ids(topic.name)}
         queues = []
         for queue_id in sorted(queue_ids):
             low, high = self._store.queue_range(topic.name, queue_id)
