@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_proto import admin_v1, v2
-from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, timestamp
+from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
 from tests.support.in_process_broker import in_process_broker
 from tests.support.travelling_clock import TravellingClock
 
@@ -407,6 +407,30 @@ class TestStatus:
         assert (found.state.running, found.state.writable, found.damaged_range_count) == (True, True, 0)
         assert found.queue_count >= 1
         assert found.oldest_timestamp.ToMilliseconds() <= world.clock.now_ms()
+
+
+class TestAudit:
+    async def test_what_changes_something_is_logged(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
+        """Method, address and request of each call that changed something; nothing of what is in messages."""
+        caplog.set_level("ERROR", "aerobee_broker")  # which an operator may do, and is told of all the same
+        caplog.handler.setLevel("INFO")
+        await world.ok("ListTopics", admin_v1.ListTopicsRequest())
+        request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, latest=True, dry_run=True)
+        await world.ok("ResetOffsets", request)
+        await world.refused("DeleteTopic", admin_v1.DeleteTopicRequest(name="absent"))
+        assert caplog.messages == []
+        request.dry_run = False
+        await world.ok("ResetOffsets", request)
+        send = v2.AdminSendMessageRequest(topic=resource(TOPIC), body=b"secret", user_properties={"card": "4711"})
+        await v2.AdminStub(world.client.channel).AdminSendMessage(send, timeout=20)
+        await world.ok("CreateTopic", admin_v1.CreateTopicRequest(topic=admin_v1.Topic(name="new")))
+        (reset, sent, created) = caplog.messages
+        assert reset.startswith("operator method=ResetOffsets account=- address=127.0.0.1:")
+        assert 'group: "billing"' in reset
+        assert 'name: "orders"' in sent
+        assert "secret" not in sent
+        assert "4711" not in sent
+        assert "new" in created
 
 
 class TestConfiguration:

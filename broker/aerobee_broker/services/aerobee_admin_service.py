@@ -17,6 +17,7 @@ from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.messages import MessageAdministration
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
+from aerobee_broker.services.audit import audited
 from aerobee_broker.services.rpc import AnonymousIdentity, service_handler
 
 SERVICE: Final = "aerobee.v1.AdminService"
@@ -45,27 +46,31 @@ def aerobee_admin_handler(
         AnonymousIdentity(accounts),
         counters,
         unary={
-            "CreateTopic": administration.topics.create_topic,
-            "UpdateTopic": administration.topics.update_topic,
-            "DeleteTopic": administration.topics.delete_topic,
             "ListTopics": administration.topics.list_topics,
             "DescribeTopic": administration.topics.describe_topic,
-            "CreateGroup": administration.groups.create_group,
-            "UpdateGroup": administration.groups.update_group,
-            "DeleteGroup": administration.groups.delete_group,
             "ListGroups": administration.groups.list_groups,
             "DescribeGroup": administration.groups.describe_group,
-            "ResetOffsets": administration.groups.reset_offsets,
             "GetBrokerStatus": administration.status.broker_status,
             "GetStoreStatus": administration.status.store_status,
             "ListTraffic": administration.status.list_traffic,
             "ListConnections": administration.clients.list_connections,
-            "ReconnectClient": administration.clients.reconnect,
             "DescribeMessage": administration.messages.describe,
             "ListDeadLetterQueues": administration.dead_letters.list_queues,
             "ListDeadLetters": administration.dead_letters.list_letters,
-            "ResendDeadLetters": administration.dead_letters.resend,
             "GetConfiguration": administration.configuration.get,
-            "UpdateConfiguration": administration.configuration.update,
+            **audited(
+                {
+                    "CreateTopic": administration.topics.create_topic,
+                    "UpdateTopic": administration.topics.update_topic,
+                    "DeleteTopic": administration.topics.delete_topic,
+                    "CreateGroup": administration.groups.create_group,
+                    "UpdateGroup": administration.groups.update_group,
+                    "DeleteGroup": administration.groups.delete_group,
+                    "ResetOffsets": administration.groups.reset_offsets,
+                    "ReconnectClient": administration.clients.reconnect,
+                    "ResendDeadLetters": administration.dead_letters.resend,
+                    "UpdateConfiguration": administration.configuration.update,
+                }
+            ),
         },
     )

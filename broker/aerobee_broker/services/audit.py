@@ -1,0 +1,52 @@
+"""Who changed what: a line in the log for each call of an operator that did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from google.protobuf.text_format import MessageToString
+
+from aerobee_broker.clients import Client
+from aerobee_broker.config import Address
+from aerobee_broker.services.rpc import UnaryCall
+
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.INFO)  # whatever level an operator gives the rest
+_REQUEST_SIZE_MAX: Final = 500  # characters
+_NOT_TOLD: Final = (
+    "body",
+    "user_properties",
+    "system_properties",
+)  # of AdminSendMessage: what is in messages is private
+
+
+def audited(calls: Mapping[str, UnaryCall]) -> dict[str, UnaryCall]:
+    """The same calls; those that succeed are logged with the account, the address and the request."""
+    return {method: _audited(method, call) for method, call in calls.items()}
+
+
+def _audited(method: str, call: UnaryCall) -> UnaryCall:
+    async def handle(request: Any, client: Client) -> Message:
+        response = await call(request, client)
+        if not getattr(request, "dry_run", False):
+            account = "-" if client.account is None else client.account.access_key
+            _log.info(
+                "operator method=%s account=%s address=%s request=%r",
+                *(method, account, Address(*client.peer), _text(request)),
+            )
+        return response
+
+    return handle
+
+
+def _text(request: Message) -> str:
+    told = type(request)()
+    told.CopyFrom(request)
+    for name in _NOT_TOLD:
+        if name in told.DESCRIPTOR.fields_by_name:
+            told.ClearField(name)
+    text = MessageToString(told, as_one_line=True)
+    return text if len(text) <= _REQUEST_SIZE_MAX else f"{text[:_REQUEST_SIZE_MAX]}..."
