@@ -3,14 +3,24 @@
 
 const readline = require('node:readline');
 
+const { FilterExpression } = require('rocketmq-client-nodejs');
+
+const SQL = 2; // of the protocol's FilterType, which the SDK does not export
+
 // What the test gave on the command line.
 const options = JSON.parse(process.argv[2]);
 
-// What every client of the SDK is told; `tls`, `access_key` and `secret_key` may be missing.
+// What every client of the SDK is told; all but `endpoint` may be missing.
 function connection() {
-  const { endpoint, tls = false, access_key: accessKey, secret_key: accessSecret } = options;
-  const given = { endpoints: endpoint, namespace: '', sslEnabled: tls };
+  const { endpoint, namespace = '', tls = false, access_key: accessKey, secret_key: accessSecret } = options;
+  const given = { endpoints: endpoint, namespace, sslEnabled: tls };
   return accessKey ? { ...given, sessionCredentials: { accessKey, accessSecret } } : given;
+}
+
+// What a consumer reads: `topic`, as far as `expression` lets through, which may be `sql`.
+function subscriptions() {
+  const { topic, expression = '*', sql = false } = options;
+  return new Map([[topic, sql ? new FilterExpression(expression, SQL) : expression]]);
 }
 
 function say(event, fields = {}) {
@@ -52,4 +62,4 @@ async function seconds(action) {
   return { seconds: Number(process.hrtime.bigint() - started) / 1e9 };
 }
 
-module.exports = { connection, obey, options, say, seconds, told };
+module.exports = { connection, obey, options, say, seconds, subscriptions, told };

@@ -2,15 +2,24 @@
 //
 // {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
 // {"do": "recall", "body": of a message that was sent}
-// {"do": "transact", "body": "...", "decision": "commit" or "rollback"}
+// {"do": "transact", "body": "...", "decision": "commit", "rollback", or none yet}
+//
+// `answer`: what its checker says when the broker asks, or anything else for "not known"; it tells of every question.
 'use strict';
 
-const { Producer, TransactionResolution } = require('rocketmq-client-nodejs');
-const { connection, obey, options, say } = require('./conversation');
+const { Producer } = require('rocketmq-client-nodejs');
+const { connection, obey, options, say, told } = require('./conversation');
+
+const RESOLUTIONS = { commit: 1, rollback: 2 }; // of the protocol; the SDK does not export them
 
 async function main() {
   const { topic } = options;
-  const checker = { check: async () => TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED };
+  const checker = {
+    check: async (message) => {
+      say('checked', told(message));
+      return RESOLUTIONS[options.answer] ?? 0;
+    },
+  };
   const producer = new Producer({ ...connection(), topics: [topic], checker });
   const receipts = new Map();
   await producer.startup();
@@ -39,7 +48,9 @@ async function main() {
     transact: async ({ body, decision }) => {
       const transaction = producer.beginTransaction();
       const { messageId } = await producer.send({ topic, keys: [], body: Buffer.from(body) }, transaction);
-      await transaction[decision]();
+      if (decision) {
+        await transaction[decision]();
+      }
       return { message_id: messageId };
     },
   });

@@ -2,11 +2,12 @@
 // Settings that it received.
 //
 // `failures`: the listener fails with that many first attempts of each message, the first of them by throwing.
+// `failing_calls`: body -> how many calls for that message fail, whatever the attempt.
 // `milliseconds`: how long it works on a message.
 'use strict';
 
 const { ConsumeResult, PushConsumer } = require('rocketmq-client-nodejs');
-const { connection, obey, options, say, seconds, told } = require('./conversation');
+const { connection, obey, options, say, seconds, subscriptions, told } = require('./conversation');
 
 // The SDK's, which does not say when an acknowledgement has been answered or settings have come.
 class ObservedPushConsumer extends PushConsumer {
@@ -28,16 +29,21 @@ class ObservedPushConsumer extends PushConsumer {
 const bodies = new Map();
 
 async function main() {
-  const { topic, group, expression = '*', failures = 0, milliseconds = 0 } = options;
+  const { group, failures = 0, failing_calls: failingCalls = {}, milliseconds = 0 } = options;
   const consumer = new ObservedPushConsumer({
     ...connection(),
     consumerGroup: group,
-    subscriptions: new Map([[topic, expression]]),
+    subscriptions: subscriptions(),
     messageListener: {
       async consume(message) {
         say('message', told(message));
         bodies.set(message.messageId, message.body.toString());
         await new Promise((resolve) => setTimeout(resolve, milliseconds));
+        const body = message.body.toString();
+        if (failingCalls[body] > 0) {
+          failingCalls[body] -= 1;
+          return ConsumeResult.FAILURE;
+        }
         if (message.deliveryAttempt > failures) {
           return ConsumeResult.SUCCESS;
         }

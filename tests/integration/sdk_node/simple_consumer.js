@@ -2,14 +2,14 @@
 'use strict';
 
 const { SimpleConsumer } = require('rocketmq-client-nodejs');
-const { connection, obey, options, say, told } = require('./conversation');
+const { connection, obey, options, say, subscriptions, told } = require('./conversation');
 
 async function main() {
-  const { topic, group, expression = '*', await: wait = 2 } = options;
+  const { group, await: wait = 2 } = options;
   const consumer = new SimpleConsumer({
     ...connection(),
     consumerGroup: group,
-    subscriptions: new Map([[topic, expression]]),
+    subscriptions: subscriptions(),
     awaitDuration: wait * 1000,
   });
   await consumer.startup();
@@ -26,6 +26,10 @@ async function main() {
     acknowledge: async ({ bodies }) => {
       await Promise.all(bodies.map((body) => consumer.ack(held.get(body))));
       return {};
+    },
+    change: async ({ body, invisible }) => {
+      await consumer.changeInvisibleDuration(held.get(body), invisible * 1000);
+      return { time: Date.now() / 1000 };
     },
   });
   await consumer.shutdown();

@@ -19,10 +19,20 @@ def options() -> dict[str, Any]:
 
 
 def configuration(given: dict[str, Any]) -> Any:
-    """Of `endpoint`, `access_key` and `secret_key`; whoever takes it also takes `tls`."""
+    """Of `endpoint`, `namespace`, `access_key` and `secret_key`; whoever takes it also takes `tls`."""
     from rocketmq import ClientConfiguration, Credentials
 
-    return ClientConfiguration(given["endpoint"], Credentials(given.get("access_key", ""), given.get("secret_key", "")))
+    credentials = Credentials(given.get("access_key", ""), given.get("secret_key", ""))
+    return ClientConfiguration(given["endpoint"], credentials, given.get("namespace", ""))
+
+
+def subscription(given: dict[str, Any]) -> dict[str, Any]:
+    """To `topic`, as far as `expression` lets through, which may be `sql`."""
+    from rocketmq import FilterExpression
+    from rocketmq.grpc_protocol import FilterType
+
+    kind = FilterType.SQL if given.get("sql", False) else FilterType.TAG
+    return {given["topic"]: FilterExpression(given.get("expression", "*"), kind)}
 
 
 def say(event: str, **fields: Any) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocketmq import ConsumeResult, FilterExpression, MessageListener, PushConsumer
+from rocketmq import ConsumeResult, MessageListener, PushConsumer
 
-from tests.integration.sdk_python.conversation import configuration, obey, options, say, told
+from tests.integration.sdk_python.conversation import configuration, obey, options, say, subscription, told
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # the SDK has no types
@@ -49,7 +49,7 @@ def main() -> None:
         configuration(given),
         given["group"],
         Listener(given.get("failures", 0), given.get("failing_calls", {}), given.get("seconds", 0.0)),
-        {given["topic"]: FilterExpression(given.get("expression", "*"))},
+        subscription(given),
         consumption_thread_count=given.get("threads", 4),
         tls_enable=given.get("tls", False),
     )

@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rocketmq import FilterExpression, SimpleConsumer
+from rocketmq import SimpleConsumer
 
-from tests.integration.sdk_python.conversation import configuration, obey, options, say, told
+from tests.integration.sdk_python.conversation import configuration, obey, options, say, subscription, told
 
 
 def main() -> None:
     given = options()
-    subscription = {given["topic"]: FilterExpression(given.get("expression", "*"))}
     consumer = SimpleConsumer(
         configuration(given),
         given["group"],
-        subscription,
+        subscription(given),
         await_duration=given.get("await", 2),
         tls_enable=given.get("tls", False),
     )

@@ -28,6 +28,8 @@ var options = struct {
 	Answer     string
 	Failures   int32
 	Seconds    float64
+	// body -> how many calls for that message fail
+	FailingCalls map[string]int `json:"failing_calls"`
 }{Expression: "*", Await: 2}
 
 func readOptions(text string) {

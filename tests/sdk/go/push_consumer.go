@@ -10,6 +10,7 @@ import (
 // pushConsumer tells of every message that its listener gets.
 //
 // `failures`: the listener fails with that many first calls for each message.
+// `failing_calls`: body -> how many calls for that message fail.
 // `seconds`: how long it works on a message.
 func pushConsumer() {
 	var mutex sync.Mutex
@@ -18,10 +19,11 @@ func pushConsumer() {
 		mutex.Lock()
 		calls[message.GetMessageId()]++
 		call := calls[message.GetMessageId()]
+		failing := options.FailingCalls[string(message.GetBody())]
 		mutex.Unlock()
 		say("message", told(message))
 		time.Sleep(duration(options.Seconds))
-		if call <= options.Failures {
+		if call <= options.Failures || int(call) <= failing {
 			return rocketmq.FAILURE
 		}
 		return rocketmq.SUCCESS

@@ -33,6 +33,7 @@ final class Conversation {
         String answer = "";
         int failures;
         double seconds;
+        Map<String, Integer> failing_calls = Map.of(); // body -> how many calls for that message fail
     }
 
     /** A command of the test; which fields it has depends on {@code do}. */

@@ -1,6 +1,7 @@
-"""The released Java and Go SDKs, unmodified, against a real broker: the same stories for both.
+"""The released SDKs, unmodified, against a real broker: the same stories for Java and Go, and some for all of them.
 
-Every SDK client is a program of its own, built from tests/sdk. `make test-sdks` runs them.
+Every SDK client is a program of its own; those of Java and Go are built from tests/sdk. `make test-sdks` runs them.
+More stories with Python and Node.js, which `make test` runs, are in test_sdk_python.py and test_sdk_node.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
-from tests.support.official_sdks import GO, JAVA, OfficialSdk
+from tests.support.official_sdks import GO, JAVA, NODE, PYTHON, OfficialSdk
+from tests.support.port_forwarder import forwarded_port
 from tests.support.sdk_program import (
     SdkProgram,
     bodies,
@@ -32,7 +34,7 @@ from tests.support.sdk_program import (
 
 pytestmark = [
     pytest.mark.toolchain,
-    pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="Java and Go run with `make test-sdks`"),
+    pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="runs with `make test-sdks`"),
 ]
 
 Start = Callable[..., SdkProgram]
@@ -46,7 +48,15 @@ check_interval_seconds = 1.0
 """
 
 
-@pytest.fixture(params=[pytest.param(each, marks=each.mark, id=each.name.lower()) for each in (JAVA, GO)])
+def _parameters(*sdks: OfficialSdk) -> list[Any]:
+    return [pytest.param(each, marks=each.mark, id=each.name.lower()) for each in sdks]
+
+
+with_every_sdk = pytest.mark.parametrize("sdk", _parameters(PYTHON, NODE, JAVA, GO), indirect=True)
+all_but_python = pytest.mark.parametrize("sdk", _parameters(NODE, JAVA, GO), indirect=True)
+
+
+@pytest.fixture(params=_parameters(JAVA, GO))
 def sdk(request: pytest.FixtureRequest) -> OfficialSdk:
     """The one that the story is told with."""
     chosen: OfficialSdk = request.param
@@ -82,7 +92,7 @@ def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
 
         def begin(name: str, broker: BrokerProcess, **options: Any) -> SdkProgram:
             home = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-            return programs.enter_context(sdk.program(name, home, endpoint=broker.endpoint, **options))
+            return programs.enter_context(sdk.program(name, home, **({"endpoint": broker.endpoint} | options)))
 
         yield begin
 
@@ -90,7 +100,7 @@ def start(sdk: OfficialSdk, tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def topic(sdk: OfficialSdk, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own."""
-    return f"{sdk.name.lower()}-{request.node.originalname.removeprefix('test_').replace('_', '-')}"
+    return f"{sdk.name.partition('.')[0].lower()}-{request.node.originalname.removeprefix('test_').replace('_', '-')}"
 
 
 def drained(consumer: SdkProgram, count: int, *, invisible: float = 60) -> list[dict[str, Any]]:
@@ -136,6 +146,7 @@ def test_every_field_arrives_and_only_the_unacknowledged_come_again(
         assert program.end() == 0, program.logs()
 
 
+@all_but_python
 def test_a_changed_invisible_duration_holds(broker: BrokerProcess, start: Start, topic: str) -> None:
     """Shortened, the message comes again soon; the client's new handle acknowledges it."""
     producer = start("producer", broker, topic=topic)
@@ -174,6 +185,7 @@ def test_delayed_messages_come_in_time_and_can_be_taken_back(broker: BrokerProce
     assert bodies(consumer.messages()) == ["delayed", "end", "too late"]
 
 
+@with_every_sdk
 def test_filters_by_tag_and_by_sql(broker: BrokerProcess, start: Start, topic: str) -> None:
     """Both kinds of consumers get what their filter lets through; the rest is finished for their groups."""
     filters: dict[str, dict[str, Any]] = {
@@ -271,6 +283,39 @@ def test_push_keeps_the_order_of_each_message_group_while_one_fails(
     assert len(consumer.messages()) == 2 * len(sent)
 
 
+@all_but_python
+def test_a_message_group_goes_on_after_a_dead_letter(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """After its last attempt a message is a dead letter, and the next of its message group comes."""
+    create_topic(broker, topic, "fifo")
+    command = [sys.executable, "-m", "aerobee_broker", "group", "create", topic, "--endpoint", broker.endpoint]
+    subprocess.run([*command, "--fifo", "--max-attempts", "2"], check=True, capture_output=True, timeout=30)
+    producer = start("producer", broker, topic=topic)
+    consumer = start("push_consumer", broker, topic=topic, group=topic, failing_calls={"a1": 99})
+    producer.ready()
+    consumer.ready()
+    producer.ask("send", messages=[{"body": f"a{number}", "message_group": "a"} for number in range(4)])
+    assert bodies(consumer.wait_messages(5)) == ["a0", "a1", "a1", "a2", "a3"]
+    assert [message["body"] for message in consumer.messages()] == ["a0", "a1", "a1", "a2", "a3"]
+    wait_group(broker, topic, lag=0)
+    reader = start("simple_consumer", broker, topic=f"%DLQ%{topic}", group=f"{topic}-reader").ready()
+    assert bodies(drained(reader, 1)) == ["a1"]
+
+
+def test_a_client_behind_a_mapped_port_stays_there(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """The broker names the address that was dialled: all calls go through the forwarded port."""
+    with forwarded_port(broker.endpoint) as port:
+        producer = start("producer", broker, topic=topic, endpoint=port.endpoint)
+        consumer = start("push_consumer", broker, topic=topic, group=topic, endpoint=port.endpoint)
+        producer.ready()
+        consumer.ready()
+        producer.ask("send", messages=[{"body": "through the tunnel"}])
+        consumer.wait_messages(1)
+        wait_group(broker, topic, lag=0)
+    producer.tell("send", messages=[{"body": "the tunnel is gone"}])
+    with pytest.raises(AssertionError):
+        producer.answer()  # it did not learn another address
+
+
 def test_commit_and_rollback(broker: BrokerProcess, start: Start, topic: str) -> None:
     """What is committed arrives once, under its id; what is rolled back does not."""
     create_topic(broker, topic, "transaction")
@@ -289,6 +334,7 @@ def test_commit_and_rollback(broker: BrokerProcess, start: Start, topic: str) ->
     assert consumer.ask("receive", count=10, invisible=60)["messages"] == []
 
 
+@all_but_python
 def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, start: Start, topic: str) -> None:
     """Killed between its half message and its decision: another one is asked, as often as it does not know."""
     create_topic(broker, topic, "transaction")
@@ -344,6 +390,7 @@ def test_a_broker_that_is_killed_and_restarted(own_broker: BrokerProcess, start:
     assert {message["attempt"] for message in received} == {1}
 
 
+@with_every_sdk
 def test_a_namespace_keeps_topics_apart(broker: BrokerProcess, start: Start, topic: str) -> None:
     """The same topic and group in a namespace and without are two."""
     for namespace in ("", "shop"):
