@@ -12,8 +12,10 @@ import errno
 import fcntl
 import mmap
 import os
+import random
+import resource
 import struct
-from collections import OrderedDict
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +29,10 @@ Buffer = bytes | bytearray | memoryview
 # No room for more bytes: the disk is full, or a quota or the file size limit of the process is reached.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Descriptors kept open at once. A broker with 5,000 topics of 4 queues has 20,000 queue files; each is opened when it
-# is needed and the one unused for longest is closed. Well under the usual hard limit of 4096 or more.
-OPEN_FILES_MAX = 768
+# Of the descriptors that the process may have, what evictable files may take at once; the rest is for segments, tables
+# and connections. A broker with 5,000 topics of 4 queues has 20,000 queue files. What does not fit is opened when it is
+# needed, which costs ten times as much as the write that needs it, and another one is closed.
+_OPEN_FILES_SHARE = 0.875
 _WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
 _c_library = ctypes.CDLL(None, use_errno=True)
 
@@ -129,7 +132,7 @@ class FileSystem(Protocol):
 class DiskFile:
     """A file of the machine.
 
-    The descriptor of an evictable file comes and goes (see OPEN_FILES_MAX), and only the event loop's thread uses it:
+    The descriptor of an evictable file comes and goes (see `DiskFileSystem`), and only the event loop's thread uses it:
     `sync`, which runs in a disk thread, takes one of its own. A file that is not evictable keeps its one descriptor,
     because a failed write-back is reported to the descriptors that are open at that time.
     """
@@ -274,10 +277,18 @@ def is_locked(path: Path) -> bool:
 
 
 class DiskFileSystem:
-    """The disk of the machine."""
+    """The disk of the machine.
 
-    def __init__(self) -> None:
-        self._evictable: OrderedDict[DiskFile, None] = OrderedDict()
+    `open_files_max`: descriptors of evictable files kept open at once; None: a share of the process's limit.
+    """
+
+    def __init__(self, open_files_max: int | None = None) -> None:
+        if open_files_max is None:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            open_files_max = int(limit * _OPEN_FILES_SHARE) if limit != resource.RLIM_INFINITY else sys.maxsize
+        self._open_files_max = max(1, open_files_max)
+        self._evictable: list[DiskFile] = []
+        self._place: dict[DiskFile, int] = {}
 
     def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
         if evictable:
@@ -301,15 +312,25 @@ class DiskFileSystem:
         return file
 
     def remember(self, file: DiskFile) -> None:
-        """Note that a file has opened its descriptor again; close the one that was opened longest ago."""
-        self._evictable[file] = None
-        while len(self._evictable) > OPEN_FILES_MAX:
-            oldest, _ = self._evictable.popitem(last=False)
-            oldest.close_descriptor()
+        """Note that a file has opened its descriptor again; close any other one if there are too many.
+
+        The one unused for longest would be the next to be needed where queues are written in turn.
+        """
+        if len(self._evictable) >= self._open_files_max:
+            victim = self._evictable[random.randrange(len(self._evictable))]  # noqa: S311 - no secret
+            self.forget(victim)
+            victim.close_descriptor()
+        self._place[file] = len(self._evictable)
+        self._evictable.append(file)
 
     def forget(self, file: DiskFile) -> None:
-        """The file is closed for good."""
-        self._evictable.pop(file, None)
+        """The file has no descriptor any more."""
+        place = self._place.pop(file, None)
+        if place is not None:
+            last = self._evictable.pop()
+            if last is not file:
+                self._evictable[place] = last
+                self._place[last] = place
 
     def list(self, directory: Path) -> list[str]:
         try:

@@ -310,11 +310,34 @@ def serve(store: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     return aerobee("serve", "--store", str(store), *free, *arguments)  # of an option given twice the last counts
 
 
+def test_the_broker_takes_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
+    """The soft limit is raised to the hard one, whatever the shell has set."""
+    with subprocess.Popen(
+        ["bash", "-c", 'ulimit -S -n 256; exec "$@"', "-", *_serve_command(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready")
+            limits = Path(f"/proc/{process.pid}/limits").read_text()
+            (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+            soft, hard = line.split()[3:5]
+            assert soft == hard
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
 def start_serve(store: Path) -> subprocess.Popen[str]:
     """A broker as a child, with its output in pipes."""
-    command = [sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(store)]
+    return subprocess.Popen(_serve_command(store), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _serve_command(store: Path) -> list[str]:
     free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    return subprocess.Popen([*command, *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return [sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(store), *free]
 
 
 def error_line(ended: subprocess.CompletedProcess[bytes]) -> str:

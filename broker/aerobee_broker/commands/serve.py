@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,8 +85,21 @@ def run(arguments: argparse.Namespace) -> int:
         rocketmq_conf=arguments.rocketmq_conf,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
+
+
+def _raise_descriptor_limit() -> None:
+    """Use what the process may have: the usual first limit, 1,024, is for programs that call `select`.
+
+    Connections and the files of queues share it; the store keeps as many of these open as fit.
+    """
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a sandbox may forbid it; there are fewer then
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(config: BrokerConfig) -> int:
