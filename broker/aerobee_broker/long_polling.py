@@ -135,11 +135,14 @@ class LongPolling:
             _resolve(waiter.future, False)
 
     def end_line(self, topic: str | None = None, group: str | None = None) -> None:
-        """Topic or group was changed or deleted: those who wait look again, and learn it."""
+        """Topic or group was changed or deleted: those who wait look again, and learn it.
+
+        Lines whose name has the group's and a blank in front are the group's, too.
+        """
         for place, lines in self._lines.items():
             if topic is None or topic == (place if isinstance(place, str) else place[0]):
                 for group_name, line in lines.items():
-                    if group is None or group_name == group:
+                    if group is None or group_name.partition(" ")[0] == group:
                         for waiter in line.waiters:
                             _resolve(waiter.future, True)
 

@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
 _ATTEMPTS_WITHOUT_END: Final = 1 << 30
 _LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
+_LITE_EXPIRY_COUNT_MAX: Final = 16  # at a time: each costs the disk some milliseconds, and everybody waits for them
+_LITE_EXPIRY_PAUSE_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 
@@ -421,26 +423,29 @@ class Deliveries:
 
     async def delete_topic(self, topic: str) -> None:
         """Forget everything about a topic, its lite topics, and offsets; durable in the journal when this returns."""
-        for name in lite_topics_of(self._store, topic):
-            await self._delete_lite_topic(name)
+        await self._delete_lite_topics(lite_topics_of(self._store, topic))
         await self._remove(Removed("", topic))
 
-    async def expire_lite_topics(self) -> int:
-        """Delete the lite topics whose time is over; returns how many."""
-        names = await expired(self._store, self._tables.topics, self._clock.now_ms())
-        for name in names:
-            await self._delete_lite_topic(name)
+    async def expire_lite_topics(self, count_max: int | None = None) -> int:
+        """Delete the lite topics whose time is over, so many at most; returns how many."""
+        names = (await expired(self._store, self._tables.topics, self._clock.now_ms()))[:count_max]
+        await self._delete_lite_topics(names)
         return len(names)
 
-    async def _delete_lite_topic(self, name: str) -> None:
-        self._forget(Removed("", name))
-        self._store.delete_topic(name)  # in the same step: nothing arrives between the two
-        await self._history.wait_stored()
+    async def _delete_lite_topics(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._forget(Removed("", name))
+            self._store.delete_topic(name)  # in the same step: nothing arrives between the two
+            await asyncio.sleep(0)  # that was several milliseconds
+        if names:
+            await self._history.wait_stored()
 
     async def _run_lite_expiry(self) -> None:
+        seconds = _LITE_EXPIRY_SECONDS
         while True:
-            await asyncio.sleep(_LITE_EXPIRY_SECONDS)
-            await self.expire_lite_topics()
+            await asyncio.sleep(seconds)
+            count = await self.expire_lite_topics(_LITE_EXPIRY_COUNT_MAX)
+            seconds = _LITE_EXPIRY_PAUSE_SECONDS if count == _LITE_EXPIRY_COUNT_MAX else _LITE_EXPIRY_SECONDS
 
     async def delete_group(self, group: str) -> None:
         """Forget everything about a group, and its offsets; durable in the journal when this returns."""
@@ -465,6 +470,8 @@ class Deliveries:
         else:
             self._tables.offsets.remove_group(event.group)
         self.long_polling.end_line(event.topic or None, event.group or None)
+        if event.topic:
+            self.long_polling.end_line(light_topic_name(event.topic, ""), event.group or None)
 
     def queue_delivery(self, topic: str, group: str, queue_id: int) -> QueueDelivery | None:
         """What is in flight and what waits, to be looked at; None if the group has not received since the start."""

@@ -175,7 +175,6 @@ class LiteConsumers:
                     listener(consumer.client_id, _lite_topic(topic))
             elif topic in ("", consumer.parent):
                 self._forget(consumer)
-                self._long_polling.end_line(consumer.place, consumer.line)  # to learn that it is gone
 
     def _note(self, name: str, group: str | None) -> None:
         for consumer in self._of_queue.get(name, ()):

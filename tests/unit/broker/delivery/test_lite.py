@@ -221,16 +221,31 @@ async def test_a_parent_topic_is_deleted(world: World) -> None:
     await receive(world, 1)
     await receive(world, 1)
     waiting = asyncio.ensure_future(receive(world, wait=20))
+    without = asyncio.ensure_future(receive(world, client_id="has nothing", wait=20))
     await asyncio.sleep(0)
     world.tables.topics.delete(ROOMS)
     await world.deliveries.delete_topic(ROOMS)
     world.store.delete_topic(ROOMS)
-    with pytest.raises(TopicNotFoundError):
-        await asyncio.wait_for(waiting, 5)
+    for each in (waiting, without):
+        with pytest.raises(TopicNotFoundError):
+            await asyncio.wait_for(each, 5)
     assert world.deliveries.status(GROUP) == []
     assert not [name for name in world.store.queues() if name.startswith("%LMQ%")]
     world.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
     assert await receive(world) == []
+
+
+async def test_a_group_that_is_held_back(world: World) -> None:
+    """Its receives wait; they go on when it is let go, as those of any topic."""
+    world.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
+    await subscribe(world, "a")
+    await say(world, "a", "a1")
+    waiting = asyncio.ensure_future(receive(world, wait=20))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    world.tables.groups.update(GroupConfig(name=GROUP))
+    world.deliveries.long_polling.end_line(group=GROUP)
+    assert bodies(await asyncio.wait_for(waiting, 5)) == ["a1"]
 
 
 async def test_too_many(tmp_path: Path) -> None:
