@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -82,7 +83,8 @@ class TimerCheck:
         self.units = len(units)
         if files.live:
             # Meanwhile slots became done, and files of theirs may be gone.
-            checkpoint = self._file.load() or checkpoint
+            now = self._file.load() or checkpoint
+            checkpoint = replace(checkpoint, read_time_ms=now.read_time_ms)
         messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
         self._check_units(units, positions, messages)
         self._check_missing(units, messages, checkpoint, latest)

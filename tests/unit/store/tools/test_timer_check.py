@@ -12,6 +12,7 @@ import pytest
 from aerobee_store import StoreConfig
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock
+from aerobee_store.timer_checkpoint import TimerCheckpointFile
 from aerobee_store.timer_log import UNIT_SIZE
 from aerobee_store.timer_wheel import SLOT_SIZE
 from aerobee_store.tools.repair import repair
@@ -41,8 +42,11 @@ class Timed:
         return f"timerlog/{start:020d}", position - start
 
     def patch_unit(self, position: int, at: int, data: bytes) -> None:
+        """What the damage breaks is looked for, so it is done as RocketMQ would write it: without a checksum."""
         name, begin = self.log(position)
         self.patch(name, begin + at, data)
+        if len(data) < UNIT_SIZE:
+            self.patch(name, begin + 44, bytes(8))
 
     def unit(self, position: int) -> bytes:
         name, begin = self.log(position)
@@ -106,6 +110,24 @@ async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path
     report = verify(tmp_path / "store")
     assert report.state == "crashed"
     assert [finding for finding in report.findings if finding.kind.startswith("timer-")] == []
+
+
+async def test_messages_that_come_while_a_timer_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored and put on the wheel since the look at the checkpoint is no finding."""
+    world = await filled(tmp_path / "store")
+    await world.save()
+    saved = TimerCheckpointFile(DiskFileSystem(), tmp_path / "store" / "config" / "timercheck").load()
+    assert saved is not None
+    for number in range(10):
+        await world.send(f"later{number}", 5 + number)
+    await world.save()
+    looks = iter([saved])
+    real = TimerCheckpointFile.load
+    monkeypatch.setattr(TimerCheckpointFile, "load", lambda file: next(looks, None) or real(file))
+    report = verify(tmp_path / "store")
+    assert (report.state, report.findings) == ("live", [])
+    monkeypatch.undo()
+    await world.stop()
 
 
 def last_unit(timed: Timed) -> int:
