@@ -482,6 +482,7 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "maxIndexNum": ("store.index_entry_count", int),
     "flushDiskType": ("store.flush", _flush_mode),
     "flushIntervalCommitLog": ("store.flush_interval_seconds", _milliseconds),
+    "flushCommitLogLeastPages": ("store.flush_pages_min", int),
     "flushIntervalConsumeQueue": ("store.derived_flush_interval_seconds", _milliseconds),
     "syncFlushTimeout": ("store.sync_timeout_seconds", _milliseconds),
     "storePathCommitLog": ("store.commit_log_paths", _comma_separated),

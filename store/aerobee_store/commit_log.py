@@ -48,12 +48,13 @@ class CommitLog:
         """The segment that is written to."""
         return self._active
 
-    def drop(self, files: Sequence[MappedFile]) -> None:
+    def release(self, files: Sequence[MappedFile]) -> None:
         """Forget segments whose files are gone, and what is known of damage in front of what is left.
 
-        Whoever still reads one keeps its bytes until the last view is gone.
+        Whoever still reads one keeps its bytes until the last view is gone. They have yet to be closed, in the thread
+        that syncs the log: closed in the middle of a sync, a descriptor fails it, or becomes that of another file.
         """
-        self.files.drop(files)
+        self.files.release(files)
         self.damaged = [damage for damage in self.damaged if damage.end > self.min_offset]
 
     @property

@@ -37,6 +37,7 @@ class StoreConfig:
     index_entry_count: int = 20_000_000  # maxIndexNum; format
     flush: FlushMode = "sync"  # flushDiskType
     flush_interval_seconds: float = 0.5  # flushIntervalCommitLog: what async flush may lose at a power cut
+    flush_pages_min: int = 4  # flushCommitLogLeastPages: of 4 KiB; fewer wait for half of flush_interval_seconds
     write_mode: WriteMode = "gathered"  # how records reach the page cache, see write_modes.py; transientStorePoolEnable
     pool_buffer_count: int = 5  # transientStorePoolSize: buffers of a segment's size, locked in memory
     pool_fast_failure: bool = False  # fastFailIfNoBufferInStorePool: refuse messages while all buffers are in use
@@ -98,8 +99,9 @@ class StoreConfig:
             )
         if not 0 <= self.segments_ahead <= 16:
             raise ConfigError(f"store.segments_ahead: {self.segments_ahead} is not within 0..16")
-        if self.commit_pages_min < 1:
-            raise ConfigError(f"store.commit_pages_min: {self.commit_pages_min} is not at least 1")
+        for name in ("flush_pages_min", "commit_pages_min"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"store.{name}: {getattr(self, name)} is not at least 1")
         if self.disk_headroom < 0:
             raise ConfigError(f"store.disk_headroom: {self.disk_headroom} is negative")
         if not self.delete_when_hours or not all(0 <= hour <= 23 for hour in self.delete_when_hours):

@@ -369,12 +369,17 @@ class MappedFileQueue:
             file.close()
         self.run.remove([file.start_offset for file in files])
 
-    def drop(self, files: Sequence[MappedFile]) -> None:
-        """Close files and forget them. Whoever still reads one keeps its bytes until the last view is gone."""
+    def release(self, files: Sequence[MappedFile]) -> None:
+        """Forget files without closing them: a thread may still use a descriptor."""
         for file in files:
             self.files.remove(file)
-            file.close()
         self.run.forget([file.start_offset for file in files])
+
+    def drop(self, files: Sequence[MappedFile]) -> None:
+        """Close files and forget them. Whoever still reads one keeps its bytes until the last view is gone."""
+        self.release(files)
+        for file in files:
+            file.close()
 
     def remove(self, files: list[MappedFile]) -> None:
         """Unlink files and forget them."""

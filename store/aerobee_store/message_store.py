@@ -155,7 +155,12 @@ class MessageStore:
             on_failure=self._fail,
             commits=self._commits,
         )
-        self._flush_interval = FlushInterval(self._group_commit, config.flush_interval_seconds)
+        self._flush_interval = FlushInterval(
+            self._log,
+            self._group_commit,
+            interval_seconds=config.flush_interval_seconds,
+            pages_min=config.flush_pages_min,
+        )
         self._flush_derived = FlushDerived(
             self._dispatch,
             self._index,
@@ -178,6 +183,7 @@ class MessageStore:
             clock,
             config,
             self.in_disk_thread,
+            self._in_log_thread,
             self._allocation.give_back,
         )
         self.scrub = Scrub(
@@ -578,6 +584,9 @@ class MessageStore:
     def in_disk_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Run what blocks in the disk thread of derived files, one call at a time in the order of the calls."""
         return asyncio.get_running_loop().run_in_executor(self._disk, lambda: function(*args, **kwargs))
+
+    def _in_log_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._log_disk, lambda: function(*args, **kwargs))
 
     # --- inside -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
-from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError
+from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError, SyncTimeoutError
 from aerobee_store.flush import CommitInterval, GroupCommit
 from aerobee_store.multi_dispatch import (
     MultiDispatch,
@@ -276,12 +276,24 @@ class MessageWriter:
         self._appended(EntryBatch(queue, queue_offset, part, physical_offsets, now), now)
 
     async def wait_committed(self, end: int) -> None:
-        """Return once the bytes before physical offset `end` are in the page cache. StoreFailedError."""
+        """Return once the bytes before physical offset `end` are in the page cache.
+
+        StoreFailedError; with write mode "pool", where a thread writes them, SyncTimeoutError as well.
+        """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commit_waiters.append((end, waiter))
-        if self._commits is not None:
-            self._commits.request()
-        await waiter
+        if self._commits is None:
+            await waiter
+            return
+        self._commits.request()
+        seconds = self._config.sync_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            raise SyncTimeoutError(
+                f"the disk has not taken the message within {seconds:g} s; it is in a buffer and may still be stored"
+            ) from None
 
     def commit(self) -> None:
         """Move what was appended to the page cache now. What fails, fails the store and is not raised."""

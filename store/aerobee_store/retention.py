@@ -24,7 +24,8 @@ What goes, goes in this order, each file durably before the next, so that a cras
 1. Whoever still needs something of these segments is asked (`listeners`): it saves what it needs elsewhere, or answers
    from where the log must be kept.
 2. The segments' files are removed, in the disk thread. Until all is done they are read through their mappings.
-3. The first offset of every queue moves to its first message that is left; then the segments leave the log.
+3. The first offset of every queue moves to its first message that is left; then the segments leave the log, and are
+   closed in the thread that syncs it.
 4. Files of queues and index of which every record is gone are removed; never the last one of a queue or of the index.
 
 A file that cannot be removed is reported, counted, and tried again every round; until then it counts as there.
@@ -99,6 +100,7 @@ class Retention:
         clock: Clock,
         config: StoreConfig,
         in_disk_thread: InDiskThread,
+        in_log_thread: InDiskThread,
         give_back_segments: Callable[[], Awaitable[int]],
     ) -> None:
         self._log = log
@@ -111,6 +113,7 @@ class Retention:
         self._clock = clock
         self._config = config
         self._in_disk_thread = in_disk_thread
+        self._in_log_thread = in_log_thread
         self._give_back_segments = give_back_segments
         self.listeners: list[RetentionListener] = []
         self._first_timestamps: dict[int, int] = {}  # of segments, by their start
@@ -227,7 +230,8 @@ class Retention:
             return 0
         min_offset = gone[-1].end_offset
         await self._correct_queues(min_offset)
-        self._log.drop(gone)
+        self._log.release(gone)
+        await self._in_log_thread(_close_files, gone)
         for file in gone:
             self._first_timestamps.pop(file.start_offset, None)
         self._stats.segments_expired += len(gone)
@@ -334,6 +338,11 @@ class Retention:
                 self._config.retention_interval_seconds,
             )
         return removed
+
+
+def _close_files(files: Sequence[MappedFile]) -> None:
+    for file in files:
+        file.close()
 
 
 def _remove_files(file_system: FileSystem, paths: Sequence[Path]) -> tuple[int, OSError | None]:

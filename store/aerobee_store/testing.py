@@ -184,13 +184,14 @@ class _Fault:
 class MemoryFile:
     """An open file of a `MemoryFileSystem`."""
 
-    __slots__ = ("_disk", "_evictable", "_inode", "path")
+    __slots__ = ("_closed", "_disk", "_evictable", "_inode", "path")
 
     def __init__(self, disk: MemoryFileSystem, path: Path, inode: _Inode, *, evictable: bool) -> None:
         self.path = path
         self._disk = disk
         self._inode = inode
         self._evictable = evictable
+        self._closed = 0
 
     @property
     def size(self) -> int:
@@ -237,10 +238,14 @@ class MemoryFile:
             if inode is None:
                 return
         assert inode is not None
+        closed = self._closed
         self._disk.sync_inode(inode, self.path)
+        if self._closed != closed and not self._evictable:
+            raise _os_error(error_numbers.EBADF, self.path)
 
     def close(self) -> None:
-        """Nothing to give back. Maps stay readable."""
+        """Nothing to give back, and the next use opens it again. Maps stay readable. A sync that is under way fails."""
+        self._closed += 1
 
 
 class _MemoryLock:

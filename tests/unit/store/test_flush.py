@@ -12,16 +12,19 @@ from dataclasses import replace
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, flush
+from aerobee_store.config import FlushMode
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, compare
+from tests.support.travelling_clock import TravellingClock
 
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), flush_interval_seconds=60.0, derived_flush_interval_seconds=60.0)
 
 
 class HangingDisk:
-    """Syncs of the log wait until they are let go."""
+    """Syncs of the log, or other operations, wait until they are let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: str = "sync") -> None:
+        self.operation = operation
         self.disk = MemoryFileSystem(clock=ManualClock())
         self.go = threading.Event()
         self.started = threading.Event()
@@ -29,7 +32,7 @@ class HangingDisk:
         self.disk.before_operation = self.before
 
     def before(self, operation: Operation) -> None:
-        if self.hanging and operation.name == "sync" and "commitlog" in operation.path.parts:
+        if self.hanging and operation.name == self.operation and "commitlog" in operation.path.parts:
             if threading.current_thread() is threading.main_thread():
                 return
             self.started.set()
@@ -251,3 +254,90 @@ async def test_a_failed_flush_of_a_queue_fails_the_store() -> None:
             await services
     assert store.state == "failed"
     store.close()
+
+
+async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> None:
+    """Looks are a quarter of the interval apart. Four pages are synced by the first, less by the second."""
+    clock = TravellingClock()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
+    async with asyncio.timeout(5000), serving(config, MemoryFileSystem(clock=ManualClock())) as store:
+        await clock.advance(0)  # the services begin
+        sender.append(store, [sender.message(100)])
+        await clock.advance(101)
+        assert store.positions[2] == 0
+        end = store.positions[0]
+        await clock.advance(101)
+        assert store.positions[2] == end
+        sender.append(store, [sender.message(6000)] * 3)
+        await clock.advance(101)
+        assert store.positions[2] == store.positions[0] > end
+
+
+async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() -> None:
+    """A sync that does not cover it, and ends between two looks, does not put it off."""
+    clock = TravellingClock()
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=4000.0)
+    async with asyncio.timeout(5000), serving(config, hanging.disk) as store:
+        sender.append(store, [sender.message(100)])
+        hanging.hanging = True
+        store.request_flush()
+        assert await asyncio.to_thread(hanging.started.wait, 5)
+        sender.append(store, [sender.message(100)])
+        await clock.advance(101)
+        hanging.release()
+        await clock.advance(20)
+        assert 0 < store.positions[2] < store.positions[0]
+        await clock.advance(81)
+        assert store.positions[2] == store.positions[0]
+
+
+@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+async def test_a_pool_that_hangs_gives_a_time_out_and_the_message_stays(flush_mode: FlushMode) -> None:
+    """Whether the answer waits for the disk or for the page cache: SyncTimeoutError, and the store goes on."""
+    hanging = HangingDisk("write")
+    sender = Sender()
+    config = replace(CONFIG, flush=flush_mode, write_mode="pool", sync_timeout_seconds=0.05)
+    async with asyncio.timeout(10), serving(config, hanging.disk) as store:
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        with pytest.raises(SyncTimeoutError, match=r"within 0\.05 s"):
+            await store.wait_stored(sent[0].end)
+        assert store.state == "open"
+        hanging.release()
+        sent = sender.append(store, [sender.message(50)])
+        await store.wait_stored(sent[0].end, durable=True)
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
+    """Retention removed it while the disk thread was in fdatasync on it: EBADF failed the store for nothing."""
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, retention_hours=0.001)
+    async with asyncio.timeout(10), serving(config, hanging.disk) as store:
+        for _ in range(3):
+            sender.append(store, [sender.message(4000)])
+        hanging.hanging = True
+        store.request_flush()
+        assert await asyncio.to_thread(hanging.started.wait, 5)
+        for _ in range(3):
+            sender.append(store, [sender.message(4000)])
+        store.flush()  # in this thread: all is durable, and the first segment may go
+        assert isinstance(store.clock, ManualClock)
+        store.clock.advance(3600 * 24 * 2)
+        for _ in range(24):
+            store.clock.advance(3600)
+            if hanging.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}"):
+                removal = asyncio.create_task(store.retention.clean())
+                done, _ = await asyncio.wait([removal], timeout=0.2)
+        assert not hanging.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
+        assert not done, "the file has no name any more, and is still open"
+        hanging.release()
+        await removal
+        sent = sender.append(store, [sender.message(50)])
+        await store.wait_stored(sent[0].end)
+        assert store.state == "open"
+        assert store.queue_range("orders", 0)[0] > 0

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from aerobee_store import ConfigError, MessageStore, RunningFlags, StoreConfig, StoreFullError
+from aerobee_store.config import WriteMode
 from aerobee_store.consume_queue import UNIT, ConsumeQueue
 from aerobee_store.file_system import DiskFileSystem, DiskUsage
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
@@ -338,14 +339,15 @@ async def test_removed_segments_end_the_refusal_at_once(world: World) -> None:
 # --- Readers ------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
+async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, write_mode: WriteMode) -> None:
     """On a real disk: what was handed out before the removal stays readable although the file is gone."""
 
     class FullDisk(DiskFileSystem):
         def usage(self, path: Path) -> DiskUsage:
             return DiskUsage(total=1 << 40, available=1 << 36)
 
-    config = replace(StoreConfig.tiny(tmp_path / "store"), disk_force_clean_ratio=0.85)
+    config = replace(StoreConfig.tiny(tmp_path / "store"), disk_force_clean_ratio=0.85, write_mode=write_mode)
     sender = Sender()
     with MessageStore.open(config, file_system=FullDisk()) as store:
         for _ in range(4 * PER_SEGMENT):

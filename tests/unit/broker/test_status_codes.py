@@ -1,0 +1,24 @@
+"""What a client is told of the store's errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerobee_broker.services.errors import status_of
+from aerobee_proto import v2
+from aerobee_store import StoreBusyError, StoreError, StoreFailedError, StoreFullError, SyncTimeoutError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SyncTimeoutError("late"), v2.Code.MASTER_PERSISTENCE_TIMEOUT),  # RocketMQ's FLUSH_DISK_TIMEOUT
+        (StoreFullError("full"), v2.Code.TOO_MANY_REQUESTS),  # clients wait before they try again
+        (StoreBusyError("no buffer"), v2.Code.TOO_MANY_REQUESTS),
+        (StoreFailedError("failed"), v2.Code.INTERNAL_SERVER_ERROR),
+    ],
+)
+def test_the_code_of_an_error(error: StoreError, code: v2.Code.ValueType) -> None:
+    """One code each, and the error's own words."""
+    status = status_of(error, "SendMessage")
+    assert (status.code, status.message) == (code, str(error))
