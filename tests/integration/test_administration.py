@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_proto import admin_v1, v2
+from aerobee_store.properties import offset_message_id
 from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
 from tests.support.in_process_broker import in_process_broker
 from tests.support.travelling_clock import TravellingClock
@@ -238,6 +239,14 @@ class TestTimelines:
         assert kinds(await world.one(message_id=sent.message_id)) == ["BORN", "PREPARED"]
         assert await world.client.end_transaction(TOPIC, sent, resolution) == Code.OK
         assert kinds(await world.one(message_id=sent.message_id)) == expected
+
+    async def test_by_the_servers_id(self, world: World) -> None:
+        """RocketMQ's consoles show an id that says where the record lies; it finds the message, too."""
+        (_, sent) = await world.client.sent(message(TOPIC, "x"), message(TOPIC, "y"))
+        timeline = await world.one(message_id=sent.message_id)
+        host, _, port = timeline.message.system_properties.store_host.rpartition(":")
+        server_id = offset_message_id((host, int(port)), timeline.physical_offset)
+        assert await world.one(message_id=server_id) == timeline
 
     async def test_what_is_not_there(self, world: World) -> None:
         """The text says what was looked for."""
