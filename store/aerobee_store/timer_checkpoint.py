@@ -12,26 +12,36 @@
         64     4  precision        of the wheel, in ms
         68     4  clean            1: wheel and timer log were durable as a whole, and nothing was written since
         72     4  crc              CRC-32 of the 72 bytes before
-        76     -  zeros
+        76    56  copy             of the first 56 bytes
+       132     4  wheel_crc        CRC-32 of the whole wheel, where clean is 1
+       136     -  zeros
 
-RocketMQ has zeros from byte 56 on, or what we left there; the checksum tells who wrote the file last.
+RocketMQ has zeros from byte 56 on, or what we left there; the checksum tells who wrote the file last. A single bit that
+differs from the copy is damage, and put right: RocketMQ moves times by whole slots, which is never one bit.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
 from aerobee_store.file_system import FileSystem
 
+_log = logging.getLogger(__name__)
+
 TIMER_CHECKPOINT_SIZE: Final = 4096
 _FIELDS: Final = struct.Struct(">7q")
 _OWN: Final = struct.Struct(">qii")
 _CRC: Final = struct.Struct(">I")
-assert (_FIELDS.size, _OWN.size) == (56, 16), "the table above and the structs must agree"
+_COPY_AT: Final = _FIELDS.size + _OWN.size + _CRC.size
+_WHEEL_CRC_AT: Final = _COPY_AT + _FIELDS.size
+assert (_FIELDS.size, _OWN.size, _COPY_AT, _WHEEL_CRC_AT) == (56, 16, 76, 132), (
+    "the table above and the structs must agree"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class TimerCheckpoint:
     state_version: int = 0
     timestamp_ms: int = 0
     counter: int = 0
+    wheel_crc: int = field(default=0, compare=False)
 
     def encode(self) -> bytes:
         fields = _FIELDS.pack(
@@ -59,21 +70,34 @@ class TimerCheckpoint:
             self.counter,
         )
         fields += _OWN.pack(self.begin or 0, self.precision_ms, self.clean)
-        return fields + _CRC.pack(crc32(fields))
+        return fields + _CRC.pack(crc32(fields)) + fields[: _FIELDS.size] + _CRC.pack(self.wheel_crc)
 
     @classmethod
     def decode(cls, data: bytes) -> TimerCheckpoint | None:
         """What a file says; None if it is too short, or says what cannot be."""
         if len(data) < _FIELDS.size:
             return None
+        copy = data[_COPY_AT : _COPY_AT + _FIELDS.size]
+        if len(copy) == _FIELDS.size and _bits(copy, data) == 1:
+            _log.warning("timer checkpoint has a flipped bit, which is put right")
+            data = copy + data[_FIELDS.size :]
         read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
         if min(read_time, position, queue_offset) < 0:
             return None
-        begin, precision, clean = None, 0, 0
+        begin, precision, clean, wheel_crc = None, 0, 0, 0
         end = _FIELDS.size + _OWN.size
         if len(data) >= end + _CRC.size and _CRC.unpack_from(data, end)[0] == crc32(data[:end]):
             begin, precision, clean = _OWN.unpack_from(data, _FIELDS.size)
-        return cls(read_time, position, queue_offset, begin, precision, clean == 1, version, timestamp, counter)
+            if len(data) >= _WHEEL_CRC_AT + _CRC.size:
+                (wheel_crc,) = _CRC.unpack_from(data, _WHEEL_CRC_AT)
+        return cls(
+            read_time, position, queue_offset, begin, precision, clean == 1, version, timestamp, counter, wheel_crc
+        )
+
+
+def _bits(one: bytes, other: bytes) -> int:
+    """In how many bits they differ, as far as the shorter one goes."""
+    return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=False))
 
 
 class TimerCheckpointFile:

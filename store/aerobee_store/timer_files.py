@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +66,9 @@ class TimerFiles:
             self._counter = checkpoint.counter
             self.log.cut(self._log_end(checkpoint))
             trusted = checkpoint.clean and checkpoint.precision_ms == self.wheel.precision_ms
-            if not (trusted and self.wheel.load()):
+            if not (trusted and self.wheel.load() and self.wheel.checksum() == checkpoint.wheel_crc):
+                if trusted:
+                    _log.warning("timer wheel is missing or damaged, and made anew from the timer log")
                 self.wheel.clear()
                 complete = self._rebuild_wheel(checkpoint.read_time_ms)
         if not complete:
@@ -134,6 +136,8 @@ class TimerFiles:
         for file in files:
             with suppress(FileNotFoundError):  # expired meanwhile
                 file.sync()
+        if checkpoint.clean:
+            checkpoint = replace(checkpoint, wheel_crc=self.wheel.checksum())
         self._checkpoint.save(checkpoint)
 
     def close(self) -> None:

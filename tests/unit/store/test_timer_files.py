@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -72,9 +73,9 @@ def test_unit_and_blank_have_rocketmqs_bytes(disk: MemoryFileSystem) -> None:
     assert log.append(first, NOW) == 256
     log.write()
     content = disk.contents()[ROOT / "timerlog" / f"{0:020d}"]
-    assert content[:52].hex() == (
-        "00000034ffffffffffffffff000000010000018bcfe568000001e0780000000000000124000000728e9876410000000000000000"
-    )
+    unit = bytes.fromhex("00000034ffffffffffffffff000000010000018bcfe568000001e0780000000000000124000000728e987641")
+    assert content[:44] == unit
+    assert content[44:52] == b"\0\0\0\1" + crc32(unit).to_bytes(4, "big"), "RocketMQ has zeros, and does not look"
     assert content[208:224].hex() == "000000300000000000000000cbd43194"
     assert [log.read(position) for position in (0, 256)] == [first, first]
     assert log.read(52) == first._replace(previous=0)

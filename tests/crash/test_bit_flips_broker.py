@@ -1,0 +1,242 @@
+"""Bits that flip and files that lose their end, in what the broker keeps in a store: timer files, delivery journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.delivery.journal import JOURNAL_TOPIC
+from aerobee_broker.errors import BrokerError
+from aerobee_store import MessageStore, StoreError
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+from tests.support.bit_flips import SEED, Damage, Done, Table, WrongError
+from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
+from tests.support.stored_messages import DIRECTORY
+from tests.support.timer_world import START_MS, STORE, TimerWorld
+
+IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
+TIMER_COUNT, JOURNAL_COUNT = (6_000, 4_000) if IS_LONG else (150, 100)
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
+
+
+class _Heard(logging.Handler):
+    """Whether anything was said that an operator reads."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """Warnings and errors of store and broker, which go nowhere else meanwhile."""
+    heard = _Heard()
+    loggers = [logging.getLogger(name) for name in ("aerobee_store", "aerobee_broker")]
+    for logger in loggers:
+        logger.addHandler(heard)
+        logger.propagate = False
+    try:
+        yield heard.messages
+    finally:
+        for logger in loggers:
+            logger.removeHandler(heard)
+            logger.propagate = True
+
+
+# --- timer
+
+
+async def pending(*, closed: bool) -> tuple[MemoryFileSystem, int, dict[str, int]]:
+    """A disk with messages that wait, the time, and when each is due."""
+    world = await TimerWorld.start()
+    due: dict[str, int] = {}
+    for number, delay in enumerate((5.0, 5.2, 9.0, 40.0, 41.0, 90.0)):
+        due[f"m{number}"] = await world.send(f"m{number}", delay)
+    await world.save()
+    for number, delay in enumerate((5.5, 40.5), 6):
+        due[f"m{number}"] = await world.send(f"m{number}", delay)
+    if closed:
+        await world.stop()
+    disk = world.disk.kill()
+    await world.abandon()
+    return disk, world.clock.now_ms(), due
+
+
+async def judge_timer(disk: MemoryFileSystem, now_ms: int, due: dict[str, int]) -> str:
+    """What becomes of messages that wait, on a damaged disk."""
+    with listening() as heard:
+        try:
+            world = await TimerWorld.start(disk, ManualClock(now_ms))
+        except StoreError:
+            return "refused"
+        try:
+            for _ in range(5):
+                await world.advance(21)
+            delivered = world.delivered()
+            lost = world.timer.stats.lost
+        finally:
+            await world.abandon()
+            with suppress(StoreError):
+                world.store.close()
+    counts = Counter(item.body for item in delivered)
+    if twice := [body for body, count in counts.items() if count > 1]:
+        raise WrongError(f"{twice} came twice")
+    if unknown := counts.keys() - due.keys():
+        raise WrongError(f"{sorted(unknown)} were never sent")
+    if early := [item.body for item in delivered if item.at_ms < due[item.body]]:
+        raise WrongError(f"{early} came early")
+    if missing := due.keys() - counts.keys():
+        if not (lost or heard):
+            raise WrongError(f"{sorted(missing)} never came, and nothing says so")
+        return "detected"
+    return "repaired" if heard else "harmless"
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
+async def test_flipped_bits_of_the_timer(closed: bool) -> None:
+    """Every message that waits comes once and in its time, for the files only repeat what the log says."""
+    source = random.Random(f"{SEED} timer {closed}")
+    disk, now_ms, due = await pending(closed=closed)
+    damage = Damage(disk, source, names=("timerwheel", "timerlog", "timercheck"))
+    table = Table()
+    for _ in range(TIMER_COUNT // 2):
+        damaged = disk.kill()
+        done = damage.do(damaged)
+        try:
+            async with asyncio.timeout(20):
+                table.add(done, await judge_timer(damaged, now_ms, due))
+        except WrongError as error:
+            table.add(done, table.wrong(done, error))
+        except BaseException as error:
+            error.add_note(f"seed {SEED}: {done}")
+            raise
+    table.show(f"timer {'closed' if closed else 'killed'}")
+    assert now_ms == START_MS
+    assert not table.wrongs, "\n".join(table.wrongs[:20])
+
+
+# --- delivery journal
+
+
+State = dict[tuple[str, int], tuple[int, tuple[int, ...]]]
+"""Group and queue id -> the first message that is not finished, and which of those behind it are."""
+
+
+def state(world: World) -> State:
+    """Which messages are finished."""
+    found: State = {}
+    for group in (GROUP, "audit"):
+        for queue_id in range(2):
+            delivery = world.deliveries.queue_delivery(TOPIC, group, queue_id)
+            if delivery is not None:
+                finished = tuple(offset for offset in range(30) if delivery.is_finished(offset))
+                found[group, queue_id] = delivery.commit_offset, finished
+    return found
+
+
+async def journalled(directory: Path) -> tuple[State, list[tuple[int, int]]]:
+    """A store left by a killed broker, what is finished in it, and where the records of its journal lie."""
+    world = await World.start(directory, MovableClock())
+    for queue_id in range(2):
+        await world.send(*(f"m{queue_id}-{number}" for number in range(8)), queue_id=queue_id)
+    for group in (GROUP, "audit"):
+        messages = await world.receive(10, group=group)
+        for message in messages[::2]:
+            assert await world.acknowledge(message, group=group) == [True]
+    before = state(world)
+    places = []
+    low, high = world.store.queue_range(JOURNAL_TOPIC, 0)
+    for record in world.store.read(JOURNAL_TOPIC, 0, low, max_count=high - low).records:
+        places.append((record.physical_offset, record.size))
+    for service in world._services:
+        service.cancel()
+    await asyncio.gather(*world._services, return_exceptions=True)
+    world.store.state = "failed"  # as if killed: nothing is said at the end
+    world.store.close()
+    return before, places
+
+
+async def judge_journal(directory: Path, before: State) -> str:
+    """What a broker makes of a damaged journal."""
+    with listening() as heard:
+        try:
+            world = await World.start(directory, MovableClock())
+        except (StoreError, BrokerError):
+            return "refused"
+        try:
+            after = state(world)
+            damaged = bool(world.store.recovery.damaged or world.store.recovery.torn or world.store.recovery.lost)
+        finally:
+            for service in world._services:
+                service.cancel()
+            await asyncio.gather(*world._services, return_exceptions=True)
+            world.store.state = "failed"
+            world.store.close()
+    if after == before:
+        return "repaired" if damaged or heard else "harmless"
+    for key, (commit, finished) in after.items():
+        was_commit, was_finished = before.get(key, (0, ()))
+        if commit > was_commit or set(finished) - set(was_finished) - set(range(was_commit)):
+            raise WrongError(f"{key}: {commit}, {finished} are finished, not {was_commit}, {was_finished}")
+    if not (damaged or heard):
+        raise WrongError(f"acknowledgements are forgotten and nothing says so: {after}, not {before}")
+    return "detected"
+
+
+async def test_flipped_bits_of_the_delivery_journal(tmp_path: Path) -> None:
+    """An acknowledgement that is lost is reported; none comes into being."""
+    source = random.Random(f"{SEED} journal")
+    before, places = await journalled(tmp_path / "store")
+    assert len(places) >= 6
+    table = Table()
+    for number in range(JOURNAL_COUNT):
+        directory = tmp_path / f"copy-{number}"
+        shutil.copytree(tmp_path / "store", directory)
+        begin, size = source.choice(places)
+        position = begin + source.randrange(size)
+        segment = directory / "commitlog" / f"{0:020}"
+        with segment.open("r+b") as file:
+            file.seek(position)
+            byte = file.read(1)[0]
+            file.seek(position)
+            file.write(bytes([byte ^ 1 << source.randrange(8)]))
+        done = Done(DIRECTORY / "journal records", "flip", position)
+        try:
+            table.add(done, await judge_journal(directory, before))
+        except WrongError as error:
+            table.add(done, table.wrong(done, error))
+        shutil.rmtree(directory)
+    table.show("killed")
+    assert not table.wrongs, "\n".join(table.wrongs[:20])
+
+
+def test_the_damage_is_done() -> None:
+    """A flip changes one bit of the copy and none of the original; a cut ends the file where it says."""
+    disk = MemoryFileSystem()
+    MessageStore.open(STORE, file_system=disk).close()
+    before = disk.contents()
+    damage = Damage(disk, random.Random(1))
+    for _ in range(200):
+        copy = disk.kill()
+        done = damage.do(copy)
+        after = copy.contents()
+        changed = [path for path in before if before[path] != after[path]]
+        assert changed in ([done.path], [])
+        if done.how == "cut":
+            assert after[done.path] == before[done.path][: done.position]
+        else:
+            assert sum((a ^ b).bit_count() for a, b in zip(before[done.path], after[done.path], strict=True)) == 1
+    assert disk.contents() == before
