@@ -98,6 +98,11 @@ class BatchConsumeQueue:
         return self._units.files
 
     @property
+    def has_files(self) -> bool:
+        """As ConsumeQueue's."""
+        return self._units.has_files
+
+    @property
     def unit_numbers(self) -> tuple[int, int]:
         """The number of the first unit whose record the log has, and that behind the last."""
         return self._units.min_offset, self._units.max_offset

@@ -104,6 +104,11 @@ class ConsumeQueue:
         return [start // self._unit_size for start in self._starts]
 
     @property
+    def has_files(self) -> bool:
+        """Whether it has ever had a unit."""
+        return bool(self._starts)
+
+    @property
     def units_per_file(self) -> int:
         return self._run.file_size // self._unit_size
 

@@ -74,14 +74,18 @@ class QueueTable:
     def ids(self) -> dict[str, list[int]]:
         """Topic -> queue ids, of every queue that has ever had a message."""
         found: dict[str, list[int]] = {}
-        for topic, queue_id in sorted((queue.topic, queue.queue_id) for queue in self.all() if queue.files):
-            found.setdefault(topic, []).append(queue_id)
+        for table in (self.simple, self.batch):
+            for (topic, queue_id), queue in table.items():
+                if queue.has_files:
+                    found.setdefault(topic, []).append(queue_id)
+        for queue_ids in found.values():
+            queue_ids.sort()
         return found
 
     def ids_of(self, topic: str) -> list[int]:
         """Those of one topic, in order: for whoever asks often, with thousands of light queues beside it."""
         tables = (self.simple, self.batch)
-        return sorted(key[1] for table in tables for key, queue in table.items() if key[0] == topic and queue.files)
+        return sorted(key[1] for table in tables for key, queue in table.items() if key[0] == topic and queue.has_files)
 
     def simple_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if there is none. InvalidMessageError for a topic of inner batches."""
