@@ -245,6 +245,39 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
         assert program.end() == 0, program.logs()
 
 
+@all_but_python
+def test_a_lite_consumer_gets_what_it_has_subscribed(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """From its subscription on, also of two at a time, and no more after it has given one up."""
+    create_topic(broker, topic, "LITE")
+    producer = start("producer", broker, topic=topic)
+    consumer = start("lite_push_consumer", broker, topic=topic, group=topic)
+    producer.ready()
+    consumer.ready().ask("subscribe", lite_topic="room-a")
+    rooms = [f"room-{name}" for name in "abc"]
+    producer.ask("send", messages=[{"body": f"{room} 1", "lite_topic": room} for room in rooms])
+    assert [(each["body"], each["lite_topic"]) for each in consumer.wait_messages(1)] == [("room-a 1", "room-a")]
+    consumer.ask("subscribe", lite_topic="room-b")
+    assert bodies(consumer.wait_messages(2)) == ["room-a 1", "room-b 1"]
+    consumer.ask("unsubscribe", lite_topic="room-a")
+    producer.ask("send", messages=[{"body": f"{room} 2", "lite_topic": room} for room in rooms])
+    assert bodies(consumer.wait_messages(3)) == ["room-a 1", "room-b 1", "room-b 2"]
+
+
+@with_every_sdk
+def test_the_highest_priority_comes_first(broker: BrokerProcess, start: Start, topic: str) -> None:
+    """Of what waits; the oldest first among equals."""
+    create_topic(broker, topic, "PRIORITY")
+    producer = start("producer", broker, topic=topic).ready()
+    consumer = start("simple_consumer", broker, topic=topic, group=topic).ready()
+    priorities = [2, 4, 3, 4, 1]  # Node.js takes 0 for none
+    sent = [{"body": f"m{number}", "priority": priority} for number, priority in enumerate(priorities)]
+    producer.ask("send", messages=sent)
+    received: list[str] = []
+    while len(received) < len(sent):
+        received += [message["body"] for message in consumer.ask("receive", count=1, invisible=60)["messages"]]
+    assert received == ["m1", "m3", "m2", "m0", "m4"]
+
+
 def test_a_failing_listener_gets_the_message_again_after_the_backoff(
     broker: BrokerProcess, start: Start, topic: str
 ) -> None:

@@ -1,6 +1,7 @@
 // Sends what it is told to, takes it back, and ends transactions.
 //
-// {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
+// {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "priority",
+//                            "due": Unix seconds}]}
 // {"do": "recall", "body": of a message that was sent}
 // {"do": "transact", "body": "...", "decision": "commit", "rollback", or none yet}
 //
@@ -27,8 +28,9 @@ async function main() {
   await obey({
     send: async ({ messages }) => {
       const ids = [];
-      for (const { body, tag, keys, properties, message_group: messageGroup, due } of messages) {
-        const message = { topic, tag, keys: keys ?? [], body: Buffer.from(body), messageGroup };
+      for (const each of messages) {
+        const { body, tag, keys, properties, message_group: messageGroup, lite_topic: liteTopic, priority, due } = each;
+        const message = { topic, tag, keys: keys ?? [], body: Buffer.from(body), messageGroup, liteTopic, priority };
         if (due) {
           message.deliveryTimestamp = new Date(due * 1000);
         }

@@ -1,6 +1,7 @@
 """Sends what it is told to, and takes it back.
 
-{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "due": Unix seconds}]}
+{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "priority",
+                           "due": Unix seconds}]}
 {"do": "recall", "body": of a message that was sent}
 """
 
@@ -44,6 +45,8 @@ def to_message(topic: str, fields: dict[str, Any]) -> Any:
         message.keys = key  # the SDK's setter adds
     if fields.get("message_group"):
         message.message_group = fields["message_group"]
+    if "priority" in fields:
+        message.priority = fields["priority"]
     if fields.get("lite_topic"):
         message.lite_topic = fields["lite_topic"]
     if fields.get("due"):

@@ -59,6 +59,7 @@ type command struct {
 	Count     int32
 	Decision  string
 	Invisible float64
+	LiteTopic string `json:"lite_topic"`
 	Messages  []outgoing
 }
 
@@ -67,7 +68,9 @@ type outgoing struct {
 	Tag          *string
 	Keys         []string
 	Properties   map[string]string
-	MessageGroup string  `json:"message_group"`
+	MessageGroup string `json:"message_group"`
+	LiteTopic    string `json:"lite_topic"`
+	Priority     *int32
 	Due          float64 // Unix seconds
 }
 

@@ -15,12 +15,13 @@ import (
 
 func main() {
 	programs := map[string]func(){
-		"producer":        producer,
-		"simple_consumer": simpleConsumer,
-		"push_consumer":   pushConsumer,
+		"producer":           producer,
+		"simple_consumer":    simpleConsumer,
+		"push_consumer":      pushConsumer,
+		"lite_push_consumer": litePushConsumer,
 	}
 	if len(os.Args) != 3 || programs[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: sdk producer|simple_consumer|push_consumer OPTIONS")
+		fmt.Fprintln(os.Stderr, "usage: sdk producer|simple_consumer|push_consumer|lite_push_consumer OPTIONS")
 		os.Exit(2)
 	}
 	readOptions(os.Args[2])

@@ -10,7 +10,8 @@ import (
 
 // producer sends what it is told to, takes it back, and decides about transactions.
 //
-//	{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
+//	{"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "priority",
+//	                           "due": Unix seconds}]}
 //	{"do": "recall", "body": of a message that was sent}
 //	{"do": "transact", "body", "decision": "commit", "rollback", or none yet}
 //	{"do": "decide", "body": of such a message, "decision"}
@@ -91,6 +92,12 @@ func toMessage(given outgoing) *rocketmq.Message {
 	}
 	if given.MessageGroup != "" {
 		message.SetMessageGroup(given.MessageGroup)
+	}
+	if given.LiteTopic != "" {
+		message.SetLiteTopic(given.LiteTopic)
+	}
+	if given.Priority != nil {
+		check(message.SetPriority(*given.Priority))
 	}
 	if given.Due != 0 {
 		message.SetDelayTimestamp(time.UnixMilli(int64(given.Due * 1000)))

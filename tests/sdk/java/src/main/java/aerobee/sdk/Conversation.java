@@ -45,6 +45,7 @@ final class Conversation {
         int count;
         String decision;
         double invisible;
+        String lite_topic;
         List<Outgoing> messages;
     }
 
@@ -54,6 +55,8 @@ final class Conversation {
         List<String> keys = List.of();
         Map<String, String> properties = Map.of();
         String message_group;
+        String lite_topic;
+        Integer priority;
         double due; // Unix seconds
     }
 

@@ -10,6 +10,7 @@ public final class Main {
             case "producer" -> ProducerProgram.run(conversation);
             case "simple_consumer" -> SimpleConsumerProgram.run(conversation);
             case "push_consumer" -> PushConsumerProgram.run(conversation);
+            case "lite_push_consumer" -> LitePushConsumerProgram.run(conversation);
             default -> throw new IllegalArgumentException("there is no program " + arguments[0]);
         }
     }

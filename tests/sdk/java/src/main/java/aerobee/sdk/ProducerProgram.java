@@ -16,7 +16,8 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
  * Sends what it is told to, takes it back, and decides about transactions.
  *
  * <pre>
- * {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "due": Unix seconds}]}
+ * {"do": "send", "messages": [{"body", "tag", "keys", "properties", "message_group", "lite_topic", "priority",
+ *                            "due": Unix seconds}]}
  * {"do": "recall", "body": of a message that was sent}
  * {"do": "transact", "body", "decision": "commit", "rollback", or none yet}
  * {"do": "decide", "body": of such a message, "decision"}
@@ -108,6 +109,12 @@ final class ProducerProgram {
         given.properties.forEach(builder::addProperty);
         if (given.message_group != null) {
             builder.setMessageGroup(given.message_group);
+        }
+        if (given.lite_topic != null) {
+            builder.setLiteTopic(given.lite_topic);
+        }
+        if (given.priority != null) {
+            builder.setPriority(given.priority);
         }
         if (given.due != 0) {
             builder.setDeliveryTimestamp((long) (given.due * 1000));
