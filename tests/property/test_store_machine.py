@@ -39,6 +39,7 @@ class StoreMachine(RuleBasedStateMachine):
             StoreConfig.tiny(DIRECTORY, flush=self.flush_mode),
             queue_file_size=units * 20,
             index_slot_count=slots,
+            delete_when_hours=tuple(range(24)),
             index_entry_count=keys,
             write_mode=self.write_mode,
             pool_buffer_count=2,
@@ -103,6 +104,41 @@ class StoreMachine(RuleBasedStateMachine):
         message.sys_flag = 0x4
         self.store.append([message])
         assert self.store.queue_range("half", 0)[1] == before == 0
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def roll(self, topic: str) -> None:
+        """Begin a segment."""
+        begun = self.store.status().segments
+        while self.store.status().segments == begun:
+            self.held += self.sender.append(self.store, [self.sender.message(7900, topic)])
+
+    @rule()
+    def dispatch(self) -> None:
+        """What a tool does that runs no services: queues and index follow, and nothing is promised."""
+        if self.flush_mode == "async":
+            self.store.commit()
+            self.store.dispatch()
+            self.written = list(self.held)
+            assert self.store.positions[3] == self.store.positions[0]
+
+    @rule(days=st.sampled_from([1, 4]))
+    def retain(self, days: int) -> None:
+        """Old segments go, those that are full and durable; what is left is all there."""
+        self.clock.advance(days * 86_400)
+        self.runner.run(self.store.retention.clean())
+        begin = self.store.status().min_offset
+        for messages in (self.held, self.durable, self.written):
+            messages[:] = [sent for sent in messages if sent.physical_offset >= begin]
+
+    @rule()
+    def delete_topic(self) -> None:
+        """Its messages are gone for good, and all others durable; a topic of this name may come again."""
+        self.store.delete_topic("bills")
+        self.held = [sent for sent in self.held if sent.topic != "bills"]
+        if self.store.positions[0] == self.store.positions[2]:
+            self.durable, self.written = list(self.held), list(self.held)
+        else:  # there was none, so nothing was done
+            assert not [sent for sent in self.durable if sent.topic == "bills"]
 
     @rule()
     def flush(self) -> None:
