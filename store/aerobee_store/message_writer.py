@@ -36,7 +36,6 @@ from aerobee_store.record import (
     SYS_FLAG_TRANSACTION,
     Draft,
     Message,
-    TransactionType,
 )
 from aerobee_store.record_batch import RecordBatch, write_place
 from aerobee_store.stats import StoreStats
@@ -110,8 +109,9 @@ class MessageWriter:
     ) -> list[Appended]:
         """As MessageStore.append, which has looked whether the store may be written to."""
         config, queues = self._config, self._queues
-        if any(message.sys_flag & SYS_FLAG_INNER_BATCH for message in messages):
-            return self._append_inner_batches(messages)
+        for message in messages:
+            if message.sys_flag & SYS_FLAG_INNER_BATCH:
+                return self._append_inner_batches(messages)
         messages, others = self._named_queues(messages)
         drafts = []
         for message in messages:
@@ -401,7 +401,7 @@ def _entry(
     if topic == SCHEDULE_TOPIC:
         code = unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
     index_keys: tuple[str, ...] = ()
-    if message.sys_flag & SYS_FLAG_TRANSACTION != TransactionType.ROLLBACK:
+    if message.sys_flag & SYS_FLAG_TRANSACTION != SYS_FLAG_TRANSACTION:  # rolled back
         unique_key = values.get(properties.UNIQ_KEY)
         keys = values.get(properties.KEYS)
         if unique_key:

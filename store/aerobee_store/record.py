@@ -206,7 +206,7 @@ class Draft:
     So an append can ask for room first, and then packs every field once.
     """
 
-    __slots__ = ("_body", "_fixed", "_head", "_host_head", "_sys_flag", "_tail", "_tail_fields", "size")
+    __slots__ = ("_body", "_start", "_sys_flag", "_tail", "_time_position", "size")
 
     def __init__(
         self,
@@ -251,48 +251,54 @@ class Draft:
         fixed = _FIXED[hosts]
         topic_length = topic_size.to_bytes(version, "big")
         self.size = fixed.size + body_size + version + topic_size + 2 + properties_size
-        self._fixed = fixed
         self._body = body
         self._tail = b"".join((topic_length, topic, properties_size.to_bytes(2, "big"), raw))
         self._sys_flag = (message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)) | hosts << 4
-        # The fields around the place, in the order of the struct.
-        self._head = (
-            self.size,
-            MAGIC_V1 if version == 1 else MAGIC_V2,
-            crc32(body) & BODY_CRC_MASK,
-            message.queue_id,
-            message.flag,
-        )
-        self._host_head = (self._sys_flag, message.born_timestamp, born_host)
-        self._tail_fields = (own_host, message.reconsume_times, message.prepared_transaction_offset, body_size)
+        self._time_position = STORE_TIMESTAMP_POSITION + len(born_host) - 8
         # Numbers that do not fit are an error of the caller's, and must show before room is taken for the record.
-        self._pack(0, 0, 0)
+        try:
+            self._start = fixed.pack(
+                self.size,
+                MAGIC_V1 if version == 1 else MAGIC_V2,
+                crc32(body) & BODY_CRC_MASK,
+                message.queue_id,
+                message.flag,
+                0,
+                0,
+                self._sys_flag,
+                message.born_timestamp,
+                born_host,
+                0,
+                own_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                body_size,
+            )
+        except struct.error as error:
+            raise InvalidMessageError(f"a number of the message does not fit its field: {error}") from None
 
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
         """The record at its place. Prepared and rolled-back messages get queue offset 0: they are in no queue."""
         if self._sys_flag & SYS_FLAG_PREPARED:
             queue_offset = 0
-        start = self._pack(queue_offset, physical_offset, store_timestamp)
-        tail = self._tail
-        if len(start) + len(self._body) + len(tail) == self.size:
-            return b"".join((start, self._body, tail))
-        crc = crc32(tail, crc32(self._body, crc32(start))) & BODY_CRC_MASK
-        return b"".join((start, self._body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
+        start = bytearray(self._start)
+        try:
+            _OFFSETS.pack_into(start, QUEUE_OFFSET_POSITION, queue_offset, physical_offset)
+            _I64.pack_into(start, self._time_position, store_timestamp)
+        except struct.error as error:
+            raise InvalidMessageError(f"a number of the place does not fit its field: {error}") from None
+        body, tail = self._body, self._tail
+        if len(start) + len(body) + len(tail) == self.size:
+            return b"".join((start, body, tail))
+        crc = crc32(tail, crc32(body, crc32(start))) & BODY_CRC_MASK
+        return b"".join((start, body, tail, PROPERTY_CRC_NAME, property_crc_digits(crc), b"\x02"))
 
     def encode_unplaced(self) -> bytes:
         """The record with zeros for what only an append knows: both offsets, store time and record checksum."""
-        parts = (self._pack(0, 0, 0), self._body, self._tail)
+        parts = (self._start, self._body, self._tail)
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
         return b"".join((*parts, _PROPERTY_CRC_UNPLACED))
-
-    def _pack(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
-        try:
-            return self._fixed.pack(
-                *self._head, queue_offset, physical_offset, *self._host_head, store_timestamp, *self._tail_fields
-            )
-        except struct.error as error:
-            raise InvalidMessageError(f"a number of the message does not fit its field: {error}") from None
 
 
 def encode(
