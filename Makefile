@@ -49,7 +49,7 @@ test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary tests
 
 test-crash: .venv/.dev ## the long crash tests (about an hour)
-	AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=7200
+	AEROBEE_CRASH_CYCLES=300 $(BIN)/python -m pytest -q -m crash --timeout=7200
 
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store

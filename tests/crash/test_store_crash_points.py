@@ -20,7 +20,7 @@ from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reop
 pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
-SEEDS = range(CYCLES or 3)
+SEEDS = range(max(CYCLES // 20, 3))
 # The other ways to write differ in how bytes reach the page cache. They get a part of the points, unless the long run
 # is asked for.
 MODES: list[tuple[WriteMode, FlushMode]] = [

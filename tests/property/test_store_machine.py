@@ -18,7 +18,7 @@ from aerobee_store.record import BLANK_SIZE_MIN, Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent, compare, read_all, reopen
 
-EXAMPLES = 20 * int(os.environ.get("AEROBEE_CRASH_CYCLES", "4"))
+EXAMPLES = max(8 * int(os.environ.get("AEROBEE_CRASH_CYCLES", "0")), 80)
 TOPICS = ("orders", "bills")
 # Bodies small against a segment of 16 KiB, of a few sectors, and so large that three fill a segment.
 SIZES = st.one_of(st.integers(8, 60), st.integers(300, 1500), st.integers(4000, 8000))
