@@ -1,0 +1,226 @@
+"""Deliveries, and a power cut or `kill -9` at operations of the disk: resets, priorities and lite topics, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.lite import Action, Change
+from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.message_mapping import PRIORITY_PROPERTY
+from aerobee_broker.tables import Tables
+from aerobee_broker.topics import TopicConfig, TopicMessageType, light_topic_name
+from aerobee_store import MessageStore
+from aerobee_store.config import FlushMode, StoreConfig
+from aerobee_store.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
+from aerobee_store.record import Message
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+
+pytestmark = pytest.mark.crash
+
+CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "1"))
+STRIDE = 4 if CYCLES == 1 else 1  # every operation in the long run, every fourth in the short one
+GROUP = "g"
+ORDERS, URGENT, ROOMS = "orders", "urgent", "rooms"
+ROOM = light_topic_name(ROOMS, "a")
+QUEUES = {ORDERS: ORDERS, URGENT: URGENT, ROOM: ROOMS}
+"""Where messages lie -> the topic that is received from."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Recovery reports every damage; here there are hundreds."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class World:
+    """A store on a disk in memory, the tables and deliveries."""
+
+    def __init__(self, directory: Path, disk: MemoryFileSystem | None, clock: ManualClock, flush: FlushMode) -> None:
+        self.clock = clock
+        self.disk = disk or MemoryFileSystem(clock=clock)
+        (directory / "config").mkdir(parents=True, exist_ok=True)  # the tables look there, without need of the disk
+        config = BrokerConfig.tiny(
+            directory,
+            store=StoreConfig.tiny(directory, flush=flush),
+            delivery=DeliveryConfig(snapshot_event_count=7),
+        )
+        self.store = MessageStore.open(config.store, file_system=self.disk, clock=clock)
+        if not self.disk.exists(directory / "config"):
+            self.disk.make_directory(directory / "config")
+        self.tables = Tables.load(config, clock, self.disk, self.store.in_disk_thread)
+        self.deliveries = Deliveries(self.store, self.tables, clock, config.delivery)
+        self._services: list[asyncio.Task[None]] = []
+
+    async def start(self) -> World:
+        topics = (
+            TopicConfig.of_type(ORDERS, queue_count=1),
+            TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=1),
+            TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1),
+        )
+        for topic in topics:
+            if topic.name not in self.tables.topics:
+                self.tables.topics.create(topic)
+        if GROUP not in self.tables.groups:
+            self.tables.groups.create(GroupConfig(name=GROUP))
+        self.deliveries.open()
+        loop = asyncio.get_running_loop()
+        self._services = [loop.create_task(service.run()) for service in (self.store, self.deliveries)]
+        await asyncio.sleep(0)
+        await self.deliveries.lite.subscribe(ROOMS, GROUP, "c", Change(Action.ADD, frozenset("a")))
+        return self
+
+    async def abandon(self) -> None:
+        for service in self._services:
+            service.cancel()
+        for service in self._services:
+            with suppress(asyncio.CancelledError):
+                await service
+        with suppress(Exception):
+            self.store.close()
+
+    async def receive(self, topic: str, count: int = 32) -> list[DeliveredMessage]:
+        return await self.deliveries.receive(
+            topic, GROUP, client_id="c", count=count, invisible_ms=30_000, wait_seconds=0
+        )
+
+
+@dataclass(frozen=True)
+class Said:
+    """An acknowledgement of one message, or a reset: of what, and which offset."""
+
+    kind: str
+    queue: str
+    offset: int
+
+
+class Run:
+    """A workload, and the disk as a crash before its operations would leave it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.said: list[Said] = []  # in this order
+        self.answered: set[int] = set()  # places in it
+        self.sent: dict[str, int] = dict.fromkeys(QUEUES, 0)
+        self.found: list[tuple[MemoryFileSystem, list[Said], set[int], dict[str, int]]] = []
+
+    def watch(self, *, power_cut: bool) -> None:
+        disk = self.world.disk
+        number = 0
+
+        def look(operation: Operation) -> None:
+            nonlocal number
+            number += 1
+            if number % STRIDE:
+                return
+            for seed in range(CYCLES) if power_cut else (0,):
+                answered, sent = set(self.answered), dict(self.sent)  # before: what is answered later may be missing
+                found = disk.crash(seed) if power_cut else disk.kill()
+                self.found.append((found, list(self.said), answered, sent))
+
+        disk.before_operation = look
+
+    async def send(self, queue: str, count: int) -> None:
+        messages = []
+        for number in range(self.sent[queue], self.sent[queue] + count):
+            properties = {UNIQ_KEY: f"{queue}-{number}"}
+            if queue == URGENT:
+                properties[PRIORITY_PROPERTY] = str(number % 3)
+            if queue == ROOM:
+                properties[INNER_MULTI_DISPATCH] = ROOM
+            messages.append(Message(QUEUES[queue], 0, f"{number}".encode(), properties))
+        await self.world.store.wait_stored(self.world.store.append(messages)[-1].end)
+        self.sent[queue] += count
+
+    async def acknowledge(self, queue: str, messages: list[DeliveredMessage]) -> None:
+        begin = len(self.said)
+        self.said += [Said("acknowledge", queue, each.record.queue_offset) for each in messages]
+        handles = [each.receipt_handle for each in messages]
+        results = await self.world.deliveries.acknowledge(QUEUES[queue], GROUP, handles)
+        assert results == [None] * len(messages)
+        self.answered.update(range(begin, begin + len(messages)))
+
+    async def reset(self, queue: str, offset: int) -> None:
+        self.said.append(Said("reset", queue, offset))
+        number = len(self.said) - 1
+        await self.world.deliveries.reset(queue, GROUP, {0: offset})
+        self.answered.add(number)
+
+
+async def workload(run: Run) -> None:
+    """Each queue goes forwards, back, and on; snapshots come in between, and the tables are saved."""
+    world = run.world
+    for round_number in range(2):
+        for queue, topic in QUEUES.items():
+            await run.send(queue, 5)
+            messages = await world.receive(topic, 4)
+            await run.acknowledge(queue, messages[1:])
+            await run.reset(queue, 1 + round_number)
+            await run.acknowledge(queue, await world.receive(topic, 2))
+        await world.tables.save()
+    await run.reset(ORDERS, 8)
+    await run.acknowledge(ORDERS, await world.receive(ORDERS, 1))
+    await world.deliveries.close()
+    await world.tables.save()
+
+
+@pytest.mark.parametrize(("flush", "power_cut"), [("sync", True), ("sync", False), ("async", False)])
+async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: bool) -> None:
+    """What was acknowledged is not delivered again, all else is; a reset counts once it was answered, and with it what
+    followed."""
+    run = Run(await World(tmp_path / "store", None, ManualClock(), flush).start())
+    await run.world.tables.save()
+    run.watch(power_cut=power_cut)
+    await workload(run)
+    run.world.disk.before_operation = None
+    await run.world.abandon()
+    assert len(run.found) > 80 / STRIDE
+    for disk, said, answered, sent in run.found:
+        await check(tmp_path / "store", disk, run.world.clock, flush, said, answered, sent)
+
+
+async def check(
+    directory: Path,
+    disk: MemoryFileSystem,
+    clock: ManualClock,
+    flush: FlushMode,
+    said: list[Said],
+    answered: set[int],
+    sent: dict[str, int],
+) -> None:
+    """Start on the disk, wait for what was in flight, and receive all that there is."""
+    clock = ManualClock(now_ms=clock.now_ms() + 60_000)
+    world = await World(directory, disk, clock, flush).start()
+    for queue, topic in QUEUES.items():
+        delivered: set[int] = set()
+        while messages := await world.receive(topic):
+            delivered.update(each.record.queue_offset for each in messages)
+        for offset in range(sent[queue]):
+            own = [(number, each) for number, each in enumerate(said) if each.queue == queue]
+            finishing = [
+                number
+                for number, each in own
+                if (each.kind == "acknowledge" and each.offset == offset)
+                or (each.kind == "reset" and each.offset > offset)
+            ]
+            opening = [number for number, each in own if each.kind == "reset" and each.offset <= offset]
+            last_opening = max((number for number in opening if number in answered), default=-1)
+            if not any(number > last_opening for number in finishing):
+                assert offset in delivered, (queue, offset, said)
+            last_finishing = max((number for number in finishing if number in answered), default=None)
+            if last_finishing is not None and not any(number > last_finishing for number in opening):
+                assert offset not in delivered, (queue, offset, said)
+    await world.abandon()
