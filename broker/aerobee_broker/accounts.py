@@ -214,8 +214,8 @@ def load_accounts(file: Path) -> dict[str, Account]:
         raise ConfigError(f"auth.accounts: {file}: {error.strerror}; check the path and its permissions") from None
     except ValueError as error:  # TOML, JSON and UTF-8 alike
         raise ConfigError(f"auth.accounts: {file}: not valid {file.suffix[1:] or 'TOML'}: {error}") from None
-    if mode & 0o077:
-        _log.warning("other users of this machine may read the secret keys in %s; chmod 600 keeps them out", file)
+    if mode & 0o007:  # a group may be on purpose: that of a mounted secret, for example
+        _log.warning("every user of this machine may read the secret keys in %s; chmod 600 keeps them out", file)
     found = content.get("accounts") if isinstance(content, dict) else None
     if not isinstance(found, dict) or not found or set(content) != {"accounts"}:
         raise ConfigError(

@@ -226,8 +226,10 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str
 
 
 def test_a_file_that_others_may_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line, with what helps."""
-    load_accounts(file)
+    """One line, with what helps; a group may be meant to."""
+    for mode in (0o600, 0o640):
+        file.chmod(mode)
+        load_accounts(file)
     assert caplog.records == []
     file.chmod(0o644)
     load_accounts(file)
