@@ -226,10 +226,8 @@ def _first_layout(view: memoryview, start: Integers, head: npt.NDArray[np.void],
         and all_true((between == between[0]).reshape(-1))
     ):
         return None
-    if first.has_property_crc:
+    if first.properties_size >= _TAIL.itemsize:
         has_property_crc = (tail["name"] == _CRC_NAME) & (tail["separator"] == 1) & (tail["close"] == 2)
-    elif first.properties_size >= _TAIL.itemsize:
-        return None
     else:
         has_property_crc = np.zeros(count, np.bool_)
     born_extra = record_codec.HOST_V6_EXTRA if first.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6 else 0
