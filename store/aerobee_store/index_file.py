@@ -72,7 +72,7 @@ class IndexFile:
         self.slot_count = slot_count
         self.entry_count = entry_count
         self._entries_position = HEADER_SIZE + SLOT_SIZE * slot_count
-        self._reserved = 1 if new else entry_count
+        self._reserved = 1 if new else 0  # entries that have room on the disk; 0: not even the slots may have it
         if new:
             file.reserve(0, self._entries_position)
         self._view = file.map(writable=True)
@@ -176,6 +176,7 @@ class IndexFile:
 
     def truncate(self, end: int) -> None:
         """Drop the entries of records at or behind physical offset `end`, and link the slots anew."""
+        self._reserve(self.next_entry)
         entries = self._entries[1 : self.next_entry]
         first = self._count_before(end)
         kept = entries[:first].copy()
@@ -215,8 +216,10 @@ class IndexFile:
     def _reserve(self, end: int) -> None:
         if end > self._reserved:
             target = min(self.entry_count, max(end, self._reserved + _RESERVE_ENTRIES))
-            begin = self._entries_position + ENTRY_SIZE * self._reserved
-            self.file.reserve(begin, ENTRY_SIZE * (target - self._reserved))
+            # A file that was found has holes: those of RocketMQ in its slots, too. To write into one kills the process
+            # if the disk is full.
+            begin = self._entries_position + ENTRY_SIZE * self._reserved if self._reserved else 0
+            self.file.reserve(begin, self._entries_position + ENTRY_SIZE * target - begin)
             self._reserved = target
 
     def _put_one(self, key_hash: int, physical_offset: int, timestamp: int) -> None:

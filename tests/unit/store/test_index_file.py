@@ -167,3 +167,30 @@ def test_files_that_are_no_index() -> None:
 def test_sizes() -> None:
     """The default file of RocketMQ."""
     assert file_size(5_000_000, 20_000_000) == 420_000_040
+
+
+def test_a_file_that_was_found_gets_its_room_before_it_is_written() -> None:
+    """RocketMQ leaves holes in slots and entries: on a full disk a store into one would kill the process (SIGBUS)."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, 20)
+    index.close()
+    content = disk.contents()
+    (path,) = [path for path in content if path.parent == INDEX]
+    sparse = MemoryFileSystem()
+    sparse.make_directory(INDEX)
+    file = sparse.create(path, len(content[path]))
+    file.write([content[path][: HEADER_SIZE + 4]], 0)  # all else are holes, as far as blocks go
+    sparse.damage(path, 0, content[path])
+    found_again = service(sparse)
+    put(found_again, 20, 20)
+    found_again.files[0].file.sync()  # raises HoleWrittenError for what has no room
+    assert found(found_again, 3) == expected(3, 40)
+    full = MemoryFileSystem(capacity=4096)
+    full.make_directory(INDEX)
+    full.create(path, len(content[path]))
+    full.damage(path, 0, content[path])
+    filler = full.create(DIRECTORY / "filler", 4096)
+    filler.reserve(0, 4096)
+    with pytest.raises(OSError, match="No space left"):
+        put(service(full), 20, 20)
