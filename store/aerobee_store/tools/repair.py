@@ -309,7 +309,7 @@ def _actions(disk: TrialDisk, files: StoreFiles) -> list[Action]:
 
 def _changes(path: str, before: File | None, after: TrialFile) -> list[Action]:
     """The actions that make one file into the other."""
-    kind = path.split("/")[0]
+    kind = "commitlog" if Path(path).is_absolute() else path.split("/")[0]  # only the log may lie elsewhere
     if kind in ("consumequeue", "batchconsumequeue"):
         return _unit_changes(path, before, after, UNIT_DTYPE if kind == "consumequeue" else BATCH_UNIT_DTYPE)
     if before is not None and _same(before, after):

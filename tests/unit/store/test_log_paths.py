@@ -292,7 +292,14 @@ def test_the_tools_find_every_path(tmp_path: Path) -> None:
             compare(store, sender.sent, sender.sent)
     rebuild(directory, apply=True)
     assert verify(directory).findings == []
+    with (paths[1] / f"{3 * SEGMENT:020d}").open("r+b") as segment:  # the last one; a torn write behind the log's end
+        segment.seek(SEGMENT - 40)
+        segment.write(b"torn" * 5)
     (directory / "abort").touch()
+    announced = repair(directory).actions
+    assert [(action.kind, action.path) for action in announced if action.kind == "cut-log"] == [
+        ("cut-log", str(paths[1] / f"{3 * SEGMENT:020d}"))
+    ]
     assert repair(directory, apply=True).left == []
     with MessageStore.open(config, clock=ManualClock()) as store:
         compare(store, sender.sent, sender.sent)
