@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,10 +15,14 @@ import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aerobee_broker import server
 from aerobee_broker.cli import main
+from aerobee_broker.config import Address, AuthConfig, BrokerConfig, ListenConfig
 from aerobee_client import ConfigurationError, Credentials, ForbiddenError, Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
+from aerobee_store.errors import ConfigError
+from tests.support.in_process_broker import in_process_broker
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -199,32 +203,31 @@ def test_a_file_of_credentials_that_is_none(tmp_path: Path, text: str | None, ca
         Credentials.load(file)
 
 
-def test_a_start_warns_of_what_is_open(broker: BrokerProcess, tmp_path: Path, accounts: Path) -> None:
+async def test_a_start_warns_of_what_is_open(tmp_path: Path, accounts: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One line: without authentication, or with it but without TLS; on loopback neither."""
-    everywhere = ("--dev", "--listen", "0.0.0.0:0")
-    for name, arguments, warning in (
-        ("open", everywhere, "without authentication: whoever reaches it"),
-        ("plain", (*everywhere, "--accounts", str(accounts)), "without TLS: whoever reads along"),
+    loopback, everywhere = Address("127.0.0.1", 0), Address("0.0.0.0", 0)
+    guarded = AuthConfig(accounts=accounts)
+    for number, (address, auth, warning) in enumerate(
+        (
+            (everywhere, AuthConfig(), "without authentication: whoever reaches it"),
+            (everywhere, guarded, "without TLS: whoever reads along"),
+            (loopback, AuthConfig(), None),
+            (loopback, guarded, None),
+        )
     ):
-        directory = tmp_path / name
-        directory.mkdir()
-        with run_broker(directory, arguments) as listening:
-            [line] = [line for line in listening.log_text().splitlines() if " WARNING " in line]
-        assert warning in line
-    assert " WARNING " not in broker.log_text()
+        caplog.clear()
+        listen = ListenConfig(grpc=address, metrics=loopback, drain_seconds=0)
+        async with in_process_broker(tmp_path / str(number), listen=listen, auth=auth):
+            warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == (warning is not None)
+        assert warning is None or warning in warnings[0]
 
 
-def test_accounts_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
+async def test_accounts_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
     """Before the store is touched."""
     broken = tmp_path / "accounts.toml"
-    broken.write_text("[accounts.shop]\n")
-    arguments = ["--store", str(tmp_path / "store"), "--accounts", str(broken), "--listen", "127.0.0.1:0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "aerobee_broker", "serve", *arguments, "--metrics", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode == 1
-    assert "shop: needs either secret_key or secret_key_file" in done.stderr
+    write(broken, "[accounts.shop]\n")
+    config = BrokerConfig.tiny(tmp_path / "store", auth=AuthConfig(accounts=broken))
+    with pytest.raises(ConfigError, match="shop: needs either secret_key or secret_key_file"):
+        await server.run(config, asyncio.Event(), lambda *_: None)
     assert not (tmp_path / "store").exists()

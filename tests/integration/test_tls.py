@@ -84,27 +84,6 @@ async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, cer
             assert f"{address.host}:{address.port}" == dialled
 
 
-async def test_each_way_in_can_be_advertised(tmp_path: Path, certificate: Path) -> None:
-    """listen.advertise for plaintext, listen.advertise_tls for TLS."""
-    config = tmp_path / "aerobee.toml"
-    config.write_text(
-        f'[listen]\nadvertise = "plain.example.com:1"\nadvertise_tls = "tls.example.com:2"\ntls = "127.0.0.1:0"\n'
-        f'[tls]\ncertificate = "{certificate}"\nkey = "{certificate.with_suffix(".key")}"\n'
-    )
-    request = v2.QueryRouteRequest(topic=v2.Resource(name="routed"))
-    with run_broker(tmp_path, ("--dev", "--config", str(config))) as broker:
-        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
-        async with (
-            grpc.aio.secure_channel(endpoint(broker), credentials) as secure,
-            grpc.aio.insecure_channel(broker.endpoint) as plain,
-        ):
-            for channel, advertised in ((secure, "tls.example.com"), (plain, "plain.example.com")):
-                metadata = (("x-mq-client-id", f"client of {advertised}"),)
-                stub = v2.MessagingServiceStub(channel)
-                response = await stub.QueryRoute(request, metadata=metadata, timeout=10)
-                assert response.message_queues[0].broker.endpoints.addresses[0].host == advertised
-
-
 async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
     """An authority that did not sign, an address without TLS, a file that is not there."""
     other = tmp_path / "other.crt"
@@ -148,16 +127,13 @@ async def test_a_replaced_certificate_is_used_for_new_connections(tmp_path: Path
 
 
 def test_one_is_made_for_development(tmp_path: Path) -> None:
-    """A client that checks nothing, as those of several SDKs, gets HTTP/2 over TLS; a restart keeps the port."""
+    """A client that checks nothing, as those of several SDKs, gets HTTP/2 over TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
-        before = endpoint(broker)
-        broker.restart()
-        assert endpoint(broker) == before
-        host, _, port = before.rpartition(":")
+        host, _, port = endpoint(broker).rpartition(":")
         with (
             socket.create_connection((host, int(port)), timeout=10) as raw,
             context.wrap_socket(raw, server_hostname=host) as connection,

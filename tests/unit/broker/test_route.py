@@ -122,6 +122,18 @@ async def test_other_sources_of_the_address(tmp_path: Path) -> None:
     assert await Routes(tmp_path / "c", "0.0.0.0:77").endpoints() == ("IPv4", [("127.0.0.1", 77)])
 
 
+async def test_each_way_in_can_be_advertised(tmp_path: Path) -> None:
+    """What is for clients that came with TLS is not for the others."""
+    tls = Address("127.0.0.1", 0)
+    listen = ListenConfig(tls=tls, advertise=Address("plain.example", 1), advertise_tls=Address("tls.example", 2))
+    routes = Routes(tmp_path / "both", listen=listen)
+    secure = Client("secure")
+    secure.secure = True
+    for client, name in ((CLIENT, "plain.example"), (secure, "tls.example")):
+        endpoints = routes.processor.endpoints(v2.Endpoints(), client)
+        assert [address.host for address in endpoints.addresses] == [name]
+
+
 async def test_topics_that_are_not_there(routes: Routes, tmp_path: Path) -> None:
     """An error that says how to create one, or with auto-creation a new topic that is on disk."""
     with pytest.raises(TopicNotFoundError, match="aerobee topic create absent"):
