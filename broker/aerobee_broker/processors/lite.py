@@ -42,7 +42,7 @@ class LiteProcessor:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_TOPIC,
                 f"topic {name!r} has no lite topics, it takes {topic.message_type} messages; "
-                f"create one with: aerobee topic create {name} --type LITE",
+                f"create one with: aerobee topic create {name} --type lite",
             )
         action = _ACTIONS.get(request.action)
         if action is None:
