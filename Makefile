@@ -46,7 +46,7 @@ proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
 
 test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
-	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary tests
+	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary --timeout=300 tests
 
 test-crash: .venv/.dev ## the long crash tests (about an hour)
 	AEROBEE_CRASH_CYCLES=300 $(BIN)/python -m pytest -q -m crash --timeout=7200
