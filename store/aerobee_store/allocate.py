@@ -152,7 +152,8 @@ class SegmentAllocation:
     def _next_begin(self) -> int:
         """From which end of the log on there is something to do again."""
         active = self._log.active
-        assert active is not None, "something was appended"
+        if active is None:
+            return 1  # the store is empty: somebody may look although nothing was appended
         begin = active.start_offset + active.size // _BEGIN_SHARE
         return begin if self._log.wrote < begin else begin + active.size
 

@@ -27,7 +27,8 @@ from tests.unit.store.test_batch_consume_queue import TOPIC as BATCH_TOPIC
 from tests.unit.store.test_batch_consume_queue import inner
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-COUNT = 90_000 if IS_LONG else 9_000
+COUNT = 92_000 if IS_LONG else 9_800  # 10,050 with those of test_bit_flips_broker.py, or 102,000
+VERIFIED = 1.0 if IS_LONG else 1 / 3  # of the flips that only `verify` can see: it costs several openings
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
 
@@ -213,7 +214,8 @@ def test_flipped_bits_and_lost_ends(closed: bool, extended: bool, share: float, 
             verdict = judge(before, disk, orderly=source.random() < _ORDERLY_STOPS)
         except UnseenError as error:
             verdict = "verify"
-            if done.kind == "commitlog" or not verify_finds_it(before, disk, tmp_path / str(number)):
+            looked = source.random() < VERIFIED
+            if done.kind == "commitlog" or (looked and not verify_finds_it(before, disk, tmp_path / str(number))):
                 verdict = table.wrong(done, error)
         except WrongError as error:
             verdict = table.wrong(done, error)

@@ -686,3 +686,19 @@ def test_a_half_message_behind_a_lost_one_was_cut_off_by_the_next_orderly_start(
             assert store.record_at(second.physical_offset).body == b"half"
             assert [record.body for record in store.query("half", "h")] == [b"half"]
             compare(store, sent, sent)
+
+
+async def test_an_empty_store_serves_again_and_again() -> None:
+    """The services of a store without a message end when they are told to, and not of themselves."""
+    config = replace(StoreConfig.tiny(DIRECTORY), segments_ahead=2, flush_interval_seconds=0.01)
+    with MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock()) as store:
+        for _ in range(3):
+            services = asyncio.create_task(store.run())
+            await asyncio.sleep(0)
+            store.commit()  # of nothing
+            await asyncio.sleep(0.03)
+            assert not services.done()
+            services.cancel()
+            with suppress(asyncio.CancelledError):
+                await services
+        assert store.status().segments == 0
