@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,15 +18,12 @@ import pytest
 from aerobee_client import connect
 from aerobee_proto import v2
 from tests.support.broker_load import GROUPS, TOPIC, Load
+from tests.support.victim import FLUSH_MODES, WRITE_MODES, Victim
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the time grows with the cycles; every wait has its own
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "20"))
 SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
-FLUSH_MODES = ("sync", "async")
-WRITE_MODES = ("gathered", "mapped", "pool")
-_START_SECONDS = 60.0
-_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)")
 
 # Small files, so that a run reaches their ends again and again; snapshots of the journal every moment.
 _CONFIG = """\
@@ -51,59 +47,6 @@ snapshot_event_count = 300
 """
 
 
-class Victim:
-    """A broker process of ours, which always listens where it listened first."""
-
-    def __init__(self, directory: Path) -> None:
-        self.store = directory / "store"
-        self.log = directory / "broker.log"
-        self._config = directory / "aerobee.toml"
-        paths = ", ".join(f"'{path}'" for path in (self.store / "commitlog", directory / "second" / "commitlog"))
-        self._config.write_text(_CONFIG.replace("{paths}", paths))
-        self.endpoint = self._metrics = "127.0.0.1:0"
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def launch(self, flush: str, write_mode: str) -> None:
-        """Start the process and do not wait for anything."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
-        command = ["-m", "aerobee_broker", "serve", "--store", str(self.store), "--config", str(self._config)]
-        ports = ["--listen", self.endpoint, "--metrics", self._metrics, "--flush", flush, "--write-mode", write_mode]
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, *ports, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment
-            )
-
-    async def ready(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async with asyncio.timeout(_START_SECONDS):
-            line = await self._process.stdout.readline()
-        match = _READY.match(line)
-        assert match, f"the broker did not start: {line!r}\n{self.log.read_text()[-4000:]}"
-        self.endpoint, self._metrics = match[1].decode(), match[2].decode()
-
-    async def kill(self) -> None:
-        assert self._process is not None
-        assert self._process.returncode is None, f"it ended by itself\n{self.log.read_text()[-4000:]}"
-        self._process.kill()
-        await self._process.communicate()
-
-    async def stop(self) -> int:
-        """End it in an orderly way; its exit code."""
-        assert self._process is not None
-        self._process.terminate()
-        async with asyncio.timeout(_START_SECONDS):
-            await self._process.communicate()
-        assert self._process.returncode is not None
-        return self._process.returncode
-
-    async def end(self) -> None:
-        """Whatever happened, no process outlives the test."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.communicate()
-
-
 async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was answered is there, once, in order, unchanged; what was acknowledged never comes again; the rest does.
 
@@ -113,7 +56,7 @@ async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[
     began = time.monotonic()
     dice = random.Random(SEED)
     load = Load(SEED)
-    broker = Victim(tmp_path)
+    broker = Victim(tmp_path, _CONFIG)
     killed_starts = 0
     with capsys.disabled():
         print(f"\nkill: cycles={CYCLES} seed={SEED}", flush=True)

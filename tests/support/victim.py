@@ -1,0 +1,91 @@
+"""A broker process that tests kill, pause and start again, on one store and at one address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+FLUSH_MODES = ("sync", "async")
+WRITE_MODES = ("gathered", "mapped", "pool")
+_START_SECONDS = 60.0
+_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)")
+
+
+class Victim:
+    """A broker process of ours, which always listens where it listened first."""
+
+    def __init__(self, directory: Path, config: str, environment: Mapping[str, str] | None = None) -> None:
+        """`config` is the text of its aerobee.toml, where {paths} becomes two directories of the log.
+
+        `environment` is added to ours, without our AEROBEE_ variables.
+        """
+        self.store = directory / "store"
+        self.log = directory / "broker.log"
+        self._config = directory / "aerobee.toml"
+        paths = ", ".join(f"'{path}'" for path in (self.store / "commitlog", directory / "second" / "commitlog"))
+        self._config.write_text(config.replace("{paths}", paths))
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
+        self._environment = {**ours, **(environment or {})}
+        self.endpoint = self._metrics = "127.0.0.1:0"
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs, or ran last."""
+        assert self._process is not None, "it was never started"
+        return self._process.pid
+
+    async def launch(self, flush: str, write_mode: str) -> None:
+        """Start the process and do not wait for anything."""
+        command = ["-m", "aerobee_broker", "serve", "--store", str(self.store), "--config", str(self._config)]
+        ports = ["--listen", self.endpoint, "--metrics", self._metrics, "--flush", flush, "--write-mode", write_mode]
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, *ports, stdout=asyncio.subprocess.PIPE, stderr=log, env=self._environment
+            )
+
+    async def ready(self) -> None:
+        """Wait until it serves. AssertionError with its log if it does not."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async with asyncio.timeout(_START_SECONDS):
+            line = await self._process.stdout.readline()
+        match = _READY.match(line)
+        assert match, f"the broker did not start: {line!r}\n{self.log.read_text()[-4000:]}"
+        self.endpoint, self._metrics = match[1].decode(), match[2].decode()
+
+    async def kill(self) -> None:
+        """SIGKILL. AssertionError if it has ended before, by itself."""
+        assert self._process is not None
+        assert self._process.returncode is None, f"it ended by itself\n{self.log.read_text()[-4000:]}"
+        self._process.kill()
+        await self._process.communicate()
+
+    async def pause(self, seconds: float) -> None:
+        """The process does nothing for so long (SIGSTOP), and then goes on as if nothing had been."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> int:
+        """End it in an orderly way; its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        async with asyncio.timeout(_START_SECONDS):
+            await self._process.communicate()
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+    async def end(self) -> None:
+        """Whatever happened, no process outlives the test."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.communicate()
