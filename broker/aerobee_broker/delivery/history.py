@@ -63,7 +63,8 @@ class History:
     def begin(self, keys: Iterable[QueueKey]) -> bool:
         """Give groups a position in these queues, where they have none; False if they have in all. StoreError.
 
-        It is in the journal, so that a group that begins at the end does not begin at a later end after a crash.
+        One that the group has not had is in the journal, so that a group that begins at the end does not begin at a
+        later end after a crash.
         """
         created = [
             self._subscriptions.create_queue(key)
@@ -72,8 +73,10 @@ class History:
         ]
         if not created:
             return False
-        states = [encode_state(queue.encoded_key, state) for queue in created for state in queue.delivery.states()]
-        self.append(EventKind.STATE, states, self._clock.now_ms())
+        new = [queue for queue in created if not self._subscriptions.has_committed(queue)]
+        states = [encode_state(queue.encoded_key, state) for queue in new for state in queue.delivery.states()]
+        if states:
+            self.append(EventKind.STATE, states, self._clock.now_ms())
         for queue in created:
             self._subscriptions.add(queue.key.topic, queue.key.group).queues[queue.key.queue_id] = queue
             self._subscriptions.note_commit(queue, force=True)

@@ -90,6 +90,7 @@ class LiteConsumers:
         self._history = history
         self._long_polling = long_polling
         self._consumers: dict[tuple[str, str, str], LiteConsumer] = {}  # parent, group, client id
+        self._of_client: dict[str, dict[LiteConsumer, None]] = {}
         self._of_queue: dict[str, dict[LiteConsumer, None]] = {}
         self.unsubscribed_listeners: list[Callable[[str, str], None]] = []
         """Hear the client id and the lite topic when one was taken from a client, for it was deleted."""
@@ -120,11 +121,13 @@ class LiteConsumers:
         if change.action is Action.REPLACE:
             removed = present - named
         quota = self._config.lite_subscriptions_max
-        if len(present) + len(added) - len(removed) > quota:
+        others = sum(len(each.subscribed) for each in self._of_client.get(client_id, ()) if each is not consumer)
+        count = others + len(present) + len(added) - len(removed)
+        if added and count > quota:
             raise InvalidRequestError(
                 v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-                f"client {client_id!r} would have {len(present) + len(added) - len(removed)} lite topics, the limit is "
-                f"{quota} (delivery.lite_subscriptions_max); use more clients",
+                f"client {client_id!r} would have {count} lite topics, the limit is {quota} "
+                "(delivery.lite_subscriptions_max); use more clients",
             )
         self._history.begin(QueueKey(group, name, LITE_QUEUE_ID) for name in added)
         if change.begin is not None:
@@ -137,6 +140,7 @@ class LiteConsumers:
                 ]
             )
         self._consumers[parent, group, client_id] = consumer
+        self._of_client.setdefault(client_id, {})[consumer] = None
         for name in removed:
             self._take_away(consumer, name)
         for name in added:
@@ -158,7 +162,7 @@ class LiteConsumers:
 
     def client_gone(self, client_id: str) -> None:
         """What it had subscribed is forgotten."""
-        for consumer in [each for each in self._consumers.values() if each.client_id == client_id]:
+        for consumer in list(self._of_client.get(client_id, ())):
             self._forget(consumer)
 
     def drop(self, topic: str, group: str) -> None:
@@ -166,15 +170,15 @@ class LiteConsumers:
 
         The clients of a lite topic are told.
         """
-        for consumer in list(self._consumers.values()):
-            if group not in ("", consumer.group):
-                continue
-            if topic in consumer.subscribed:
+        for consumer in list(self._of_queue.get(topic, ())):
+            if group in ("", consumer.group):
                 self._take_away(consumer, topic)
                 for listener in self.unsubscribed_listeners:
                     listener(consumer.client_id, _lite_topic(topic))
-            elif topic in ("", consumer.parent):
-                self._forget(consumer)
+        if not topic.startswith(LIGHT_PREFIX):
+            for consumer in list(self._consumers.values()):
+                if group in ("", consumer.group) and topic in ("", consumer.parent):
+                    self._forget(consumer)
 
     def _note(self, name: str, group: str | None) -> None:
         for consumer in self._of_queue.get(name, ()):
@@ -186,6 +190,10 @@ class LiteConsumers:
         for name in list(consumer.subscribed):
             self._take_away(consumer, name)
         del self._consumers[consumer.parent, consumer.group, consumer.client_id]
+        own = self._of_client[consumer.client_id]
+        del own[consumer]
+        if not own:
+            del self._of_client[consumer.client_id]
 
     def _take_away(self, consumer: LiteConsumer, name: str) -> None:
         del consumer.subscribed[name]

@@ -151,6 +151,11 @@ class Subscriptions:
             commit_offset = high
         return Queue(key, commit_offset)
 
+    def has_committed(self, queue: Queue) -> bool:
+        """Whether the offsets table says the same about a queue that was created just now."""
+        key = queue.key
+        return self._offsets.get(key.topic, key.group, key.queue_id) == queue.delivery.commit_offset
+
     def note_commit(self, queue: Queue, *, force: bool = False) -> None:
         """Tell the offsets table how far the queue is."""
         commit_offset = queue.delivery.commit_offset

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.consumer_groups import GroupConfig
+from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.delivery.lite import Action, Change
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError, InvalidRequestError, TopicNotFoundError
@@ -247,6 +248,22 @@ async def test_a_group_that_is_held_back(world: World) -> None:
     assert bodies(await asyncio.wait_for(waiting, 5)) == ["a1"]
 
 
+async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(world: World) -> None:
+    """Of lite topics in which the group has a position: that is known from the offsets."""
+    await subscribe(world, "a", "b")
+    world = await world.restart()
+    try:
+        before = world.store.queue_range(JOURNAL_TOPIC, 0)
+        await subscribe(world, "a", "b")
+        assert world.store.queue_range(JOURNAL_TOPIC, 0) == before
+        await subscribe(world, "a", "b", "c")
+        await say(world, "a", "a1")
+        assert world.store.queue_range(JOURNAL_TOPIC, 0)[1] == before[1] + 1
+        assert bodies(await receive(world)) == ["a1"]
+    finally:
+        await world.stop()
+
+
 async def test_too_many(tmp_path: Path) -> None:
     """The quota is that of the client, over what it has and what comes; nothing of a refused change counts."""
     world = await World.start(tmp_path / "store", MovableClock(), lite_subscriptions_max=2)
@@ -258,6 +275,8 @@ async def test_too_many(tmp_path: Path) -> None:
         assert caught.value.code == v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
         await subscribe(world, "c", "d", action=Action.REPLACE)
         await subscribe(world, "a", "b", client_id="another")
+        with pytest.raises(InvalidRequestError):
+            await subscribe(world, "a", group="audit")
         assert world.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]
     finally:
         await world.stop()
