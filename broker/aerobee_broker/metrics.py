@@ -368,6 +368,10 @@ class _StoreCollector(Collector):
         yield self._gauge(
             "aerobee_store_segments_prepared", "Files of the commit log made in advance.", status.segments_prepared
         )
+        if status.pool_buffers_free is not None:
+            yield self._gauge(
+                "aerobee_store_pool_buffers_free", "Write buffers that no segment uses.", status.pool_buffers_free
+            )
         family = HistogramMetricFamily(
             "aerobee_store_allocation_seconds", "How long it took to make one of them.", labels=_STORE
         )

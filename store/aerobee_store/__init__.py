@@ -22,11 +22,12 @@ from aerobee_store.errors import (
     SyncTimeoutError,
 )
 from aerobee_store.message_reader import ReadResult
-from aerobee_store.message_store import MessageStore, StoreStatus
+from aerobee_store.message_store import MessageStore
 from aerobee_store.message_writer import Appended, AppendedBatch
 from aerobee_store.record import Message, Record
 from aerobee_store.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags
+from aerobee_store.store_status import StoreStatus
 
 __all__ = [
     "Appended",

@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.config import FlushMode
+from aerobee_store.config import StoreConfig
 from aerobee_store.errors import StoreBusyError
 from aerobee_store.file_system import NO_ROOM
 from aerobee_store.mapped_file import MappedFile
@@ -53,21 +53,12 @@ class SegmentAllocation:
         log: CommitLog,
         stats: StoreStats,
         disk: ThreadPoolExecutor,
-        *,
-        count: int,
-        warm: bool,
-        flush: FlushMode,
-        disk_headroom: int,
-        disk_ratio_max: float,
+        config: StoreConfig,
     ) -> None:
         self._log = log
         self._stats = stats
         self._disk = disk
-        self._count = count
-        self._warm = warm
-        self._flush = flush
-        self._disk_headroom = disk_headroom
-        self._disk_ratio_max = disk_ratio_max
+        self._config = config
         self._wake = asyncio.Event()
         self._making: tuple[int, Future[MappedFile | None]] | None = None
         self._needed = threading.Event()  # somebody waits for the one that is being made, or nobody wants it any more
@@ -87,7 +78,7 @@ class SegmentAllocation:
 
     def look(self) -> None:
         """Called after what was appended was committed: is it time for the next segments?"""
-        if self._log.wrote >= self._begin_at and self._count:
+        if self._log.wrote >= self._begin_at and self._config.segments_ahead:
             self._begin_at = 1 << 63  # until they are there
             self._wake.set()
 
@@ -143,7 +134,7 @@ class SegmentAllocation:
         active = self._log.active
         if active is None or self._ended or active.wrote < active.size // _BEGIN_SHARE:
             return None
-        for number in range(self._count):
+        for number in range(self._config.segments_ahead):
             start = active.end_offset + number * active.size
             if self._log.files.find(start) is None:
                 return start
@@ -227,8 +218,8 @@ class SegmentAllocation:
         files = self._log.files
         run = files.run
         usage = run.file_system.usage(run.path(start).parent)
-        size = run.file_size
-        if usage.available < size + self._disk_headroom or usage.used + size > self._disk_ratio_max * usage.total:
+        left = usage.available - run.file_size
+        if left < self._config.disk_headroom or usage.total - left > self._config.disk_clean_ratio * usage.total:
             return None
         file = files.make(start)
         try:
@@ -248,14 +239,14 @@ class SegmentAllocation:
             if self._needed.is_set():
                 return
             file.reserve_all(min(end, file.size))
-        if not self._warm:
+        if not self._config.warm_segments:
             return
         synced = 0
         for position in range(0, file.size, _WARM_STEP):
             if self._needed.is_set():
                 break
             file.warm(min(position + _WARM_STEP, file.size))
-            if self._flush == "sync" and position - synced >= _WARM_SYNC_SIZE:
+            if self._config.flush == "sync" and position - synced >= _WARM_SYNC_SIZE:
                 file.sync()
                 synced = position
         file.sync()  # or the first sync of a message would have to write the zeros
@@ -267,7 +258,7 @@ class SegmentAllocation:
                     "warm segments are not locked in memory cause=%s; raise the limit (ulimit -l, LimitMEMLOCK) to at "
                     "least %d bytes to lock them",
                     error,
-                    (self._count + 1) * file.size,
+                    (self._config.segments_ahead + 1) * file.size,
                 )
             self._stats.segment_locks_refused += 1
 

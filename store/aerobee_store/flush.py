@@ -22,7 +22,7 @@ from typing import TypeVar
 from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.config import PAGE_SIZE
+from aerobee_store.config import PAGE_SIZE, StoreConfig
 from aerobee_store.dispatch import Dispatch
 from aerobee_store.errors import StoreFailedError, SyncTimeoutError
 from aerobee_store.file_system import File
@@ -59,18 +59,16 @@ class CommitInterval:
         self,
         log: CommitLog,
         disk: ThreadPoolExecutor,
+        config: StoreConfig,
         *,
-        interval_seconds: float,
-        size_min: int,
-        thorough_interval_seconds: float,
         after_commit: Callable[[], None],
         on_failure: Callable[[BaseException], StoreFailedError],
     ) -> None:
         self._log = log
         self._disk = disk
-        self._interval_seconds = interval_seconds
-        self._size_min = size_min
-        self._thorough_interval_seconds = thorough_interval_seconds
+        self._interval_seconds = config.commit_interval_seconds
+        self._size_min = config.commit_pages_min * PAGE_SIZE
+        self._thorough_interval_seconds = config.commit_thorough_interval_seconds
         self._after_commit = after_commit
         self._on_failure = on_failure
         self._wake = asyncio.Event()
@@ -307,11 +305,11 @@ class FlushInterval:
 
     name = "flush-interval"
 
-    def __init__(self, log: CommitLog, group_commit: GroupCommit, *, interval_seconds: float, pages_min: int) -> None:
+    def __init__(self, log: CommitLog, group_commit: GroupCommit, config: StoreConfig) -> None:
         self._log = log
         self._group_commit = group_commit
-        self._interval_seconds = interval_seconds
-        self._pages_min = pages_min
+        self._interval_seconds = config.flush_interval_seconds
+        self._pages_min = config.flush_pages_min
 
     async def run(self) -> None:
         """Ask for a sync when it is time. Ends only when cancelled."""

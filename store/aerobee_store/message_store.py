@@ -13,8 +13,6 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
@@ -22,12 +20,12 @@ from aerobee_store.allocate import SegmentAllocation
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.commit_log import CommitLog
-from aerobee_store.config import PAGE_SIZE, StoreConfig
+from aerobee_store.config import StoreConfig
 from aerobee_store.consume_queue import QueueMisalignedError
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
-from aerobee_store.file_system import DiskFileSystem, DiskUsage, FileSystem, Lock
+from aerobee_store.file_system import DiskFileSystem, FileSystem, Lock
 from aerobee_store.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.index_file import IndexService
 from aerobee_store.log_paths import LogPaths
@@ -44,7 +42,8 @@ from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
 from aerobee_store.store_directory import lock_directory, open_error
-from aerobee_store.write_modes import segments_of
+from aerobee_store.store_status import StoreState, StoreStatus
+from aerobee_store.write_modes import BufferPool, segments_of
 
 _log = logging.getLogger(__name__)
 
@@ -54,31 +53,6 @@ T = TypeVar("T")
 TIMESTAMP_MAX: Final = (1 << 63) - 1
 
 _NO_FLAGS: Final = RunningFlags.NONE  # looked up once: the members of an enum are no plain attributes
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
-    """A store at a moment. Physical offsets; sizes in bytes."""
-
-    directory: Path
-    state: Literal["open", "failed", "closed"]
-    failure: str
-    min_offset: int
-    wrote: int
-    committed: int
-    flushed: int
-    dispatched: int
-    segments: int
-    segments_prepared: int
-    """Made in advance, and not counted in `segments`."""
-    segment_size: int
-    queues: int
-    damaged_ranges: int
-    disk: DiskUsage
-    oldest_timestamp: int | None
-    running_flags: RunningFlags
-    refusal: str
-    """Why no message is taken, or none served; empty if all is well."""
 
 
 class Service(Protocol):
@@ -104,7 +78,7 @@ class MessageStore:
         self.clock = clock
         self.file_system = file_system
         self.stats = StoreStats()
-        self.state: Literal["open", "failed", "closed"] = "open"
+        self.state: StoreState = "open"
         self.failure: BaseException | None = None
         self.recovery = RecoveryReport(clean=True)
         self._lock = lock
@@ -114,8 +88,9 @@ class MessageStore:
         self._log_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
         self._commit_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
+        self._pool = BufferPool.of(config, file_system)
         self._log = CommitLog(
-            MappedFileQueue(LogPaths(file_system, config), segments_of(config, file_system)),
+            MappedFileQueue(LogPaths(file_system, config), segments_of(config, self._pool)),
             write_ahead=config.flush == "sync",
             disk_headroom=config.disk_headroom,
         )
@@ -128,20 +103,14 @@ class MessageStore:
             self._log,
             self.stats,
             ThreadPoolExecutor(1, thread_name_prefix="aerobee-allocation-disk"),
-            count=config.segments_ahead,
-            warm=config.warm_segments,
-            flush=config.flush,
-            disk_headroom=config.disk_headroom,
-            disk_ratio_max=config.disk_clean_ratio,
+            config,
         )
         self._commits: CommitInterval | None = None
-        if config.write_mode == "pool":
+        if self._pool is not None:
             self._commits = CommitInterval(
                 self._log,
                 self._commit_disk,
-                interval_seconds=config.commit_interval_seconds,
-                size_min=config.commit_pages_min * PAGE_SIZE,
-                thorough_interval_seconds=config.commit_thorough_interval_seconds,
+                config,
                 after_commit=lambda: self._writer.after_commit(),
                 on_failure=self._fail,
             )
@@ -155,12 +124,7 @@ class MessageStore:
             on_failure=self._fail,
             commits=self._commits,
         )
-        self._flush_interval = FlushInterval(
-            self._log,
-            self._group_commit,
-            interval_seconds=config.flush_interval_seconds,
-            pages_min=config.flush_pages_min,
-        )
+        self._flush_interval = FlushInterval(self._log, self._group_commit, config)
         self._flush_derived = FlushDerived(
             self._dispatch,
             self._index,
@@ -345,16 +309,7 @@ class MessageStore:
             if service.sync_error is not None:
                 raise service.sync_error  # syncing again would succeed, and prove nothing
         self._allocation.close(orderly=True)
-        self._log.commit()
-        for file in self._log.unsynced_files():
-            file.sync()
-            file.flushed = file.committed
-        self._log.flushed = self._log.committed
-        self._dispatch.follow(self._log.flushed)
-        self.checkpoint.physic_timestamp = max(
-            self.checkpoint.physic_timestamp, self._group_commit.last_appended_timestamp
-        )
-        self._flush_derived.flush()
+        self._flush_all()
         with suppress(FileNotFoundError):
             self.file_system.unlink(self._abort_path)
         self.file_system.sync_directory(self.config.directory)
@@ -433,18 +388,21 @@ class MessageStore:
         """Make everything durable and dispatched now; blocking. For tools and tests that run no services."""
         self._check_open()
         try:
-            self._log.commit()
-            files = self._log.unsynced_files()
-            for file in files:
-                file.sync()
-            self._log.set_flushed(files, [file.committed for file in files], self._log.committed)
-            self._dispatch.follow(self._log.flushed)
-            self.checkpoint.physic_timestamp = max(
-                self.checkpoint.physic_timestamp, self._group_commit.last_appended_timestamp
-            )
-            self._flush_derived.flush()
+            self._flush_all()
         except (OSError, QueueMisalignedError) as error:
             raise self._fail(error) from error
+
+    def _flush_all(self) -> None:
+        log = self._log
+        log.commit()
+        files = log.unsynced_files()
+        for file in files:
+            file.sync()
+        log.set_flushed(files, [file.committed for file in files], log.committed)
+        self._dispatch.follow(log.flushed)
+        appended = self._group_commit.last_appended_timestamp
+        self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, appended)
+        self._flush_derived.flush()
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -572,6 +530,7 @@ class MessageStore:
             dispatched=self._dispatch.dispatched,
             segments=len(log.files) - self._allocation.prepared,
             segments_prepared=self._allocation.prepared,
+            pool_buffers_free=None if self._pool is None else self._pool.free,
             segment_size=log.segment_size,
             queues=len(self._queues),
             damaged_ranges=len(log.damaged),

@@ -92,6 +92,13 @@ class BufferPool:
                     )
             self._free.append(buffer)
 
+    @classmethod
+    def of(cls, config: StoreConfig, file_system: FileSystem) -> BufferPool | None:
+        """The pool of a store with write mode "pool"."""
+        if config.write_mode != "pool":
+            return None
+        return cls(file_system, config.segment_size, config.pool_buffer_count, fast_failure=config.pool_fast_failure)
+
     @property
     def free(self) -> int:
         """How many nobody has borrowed."""
@@ -176,13 +183,10 @@ class PooledSegment(MappedFile):
             self.committed = position
 
 
-def segments_of(config: StoreConfig, file_system: FileSystem) -> MakeSegment:
+def segments_of(config: StoreConfig, pool: BufferPool | None) -> MakeSegment:
     """What makes segments that are written as `config.write_mode` says."""
-    if config.write_mode == "mapped":
-        return SharedSegment
-    if config.write_mode == "gathered":
-        return MappedFile
-    pool = BufferPool(file_system, config.segment_size, config.pool_buffer_count, fast_failure=config.pool_fast_failure)
+    if pool is None:
+        return SharedSegment if config.write_mode == "mapped" else MappedFile
 
     def pooled(
         file_system: FileSystem, path: Path, start_offset: int, size: int, file: File | None = None

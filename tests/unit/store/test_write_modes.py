@@ -100,8 +100,9 @@ def test_the_positions_of_a_segment_and_of_the_log(write_mode: WriteMode) -> Non
     and answered, read and dispatched with the tick like everything else."""
     disk = MemoryFileSystem()
     config = config_of(write_mode)
+    config = replace(config, segment_size=4096)
     log = CommitLog(
-        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(replace(config, segment_size=4096), disk)),
+        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
         write_ahead=True,
         disk_headroom=0,
     )
@@ -216,6 +217,7 @@ async def test_fast_failure_when_no_buffer_is_left() -> None:
         with pytest.raises(StoreBusyError, match=r"store\.pool_buffer_count"):
             sender.append(store, [sender.message(7500)])
         assert (store.positions[0], store.queue_range("orders", 0)) == before
+        assert store.status().pool_buffers_free == 0
         assert store.state == "open"
         message = sender.message(7500)  # what consumers need is never refused for this
         sender.note([message], store.append([message], essential=True))

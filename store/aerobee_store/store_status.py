@@ -1,0 +1,39 @@
+"""A store at a moment, for people and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from aerobee_store.file_system import DiskUsage
+from aerobee_store.running_flags import RunningFlags
+
+StoreState = Literal["open", "failed", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """Physical offsets; sizes in bytes."""
+
+    directory: Path
+    state: StoreState
+    failure: str
+    min_offset: int
+    wrote: int
+    committed: int
+    flushed: int
+    dispatched: int
+    segments: int
+    segments_prepared: int
+    """Made in advance, and not counted in `segments`."""
+    pool_buffers_free: int | None
+    """None without a pool, see write_modes.py."""
+    segment_size: int
+    queues: int
+    damaged_ranges: int
+    disk: DiskUsage
+    oldest_timestamp: int | None
+    running_flags: RunningFlags
+    refusal: str
+    """Why no message is taken, or none served; empty if all is well."""
