@@ -226,9 +226,9 @@ class MessageWriter:
         count = len(batch)
         if not count:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
-        if batch.topics != (topic,) or (batch.queue_id != queue_id).any():
+        if batch.topics != (topic,) or np.count_nonzero(batch.queue_id != queue_id):
             raise InvalidMessageError(f"the records are not all of queue {queue_id} of topic {topic!r}")
-        if (batch.sys_flag & (SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH)).any():
+        if np.count_nonzero(batch.sys_flag & (SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH)):
             kind = "a transactional record" if (batch.sys_flag & SYS_FLAG_TRANSACTION).any() else "an inner batch"
             raise InvalidMessageError(f"{kind} cannot be appended in store layout")
         if names_queues(batch):
@@ -246,8 +246,10 @@ class MessageWriter:
             # What fits into the segment goes in as one copy.
             physical_offset = self._log.next_offset(int(batch.size[first]))
             room = self._log.segment_size - physical_offset % self._log.segment_size - record.BLANK_SIZE_MIN
-            ends = batch.start[first:] + batch.size[first:] - batch.start[first]
-            last = first + int(np.searchsorted(ends, room, side="right"))
+            last = count
+            if batch.end - int(batch.start[first]) > room:
+                ends = batch.start[first:] + batch.size[first:] - batch.start[first]
+                last = first + int(np.searchsorted(ends, room, side="right"))
             self._append_slice(queue, batch, first, last, physical_offset, now)
             first = last
         self._stats.messages_appended += count

@@ -38,6 +38,8 @@ from .record_columns import (
 )
 
 _HOST_V4_SIZE: Final = 8
+_HOST_V4: Final = np.dtype("V8")
+_HOST_V6: Final = np.dtype("V20")
 # Of records that are in no queue, or whose fields lie elsewhere.
 _UNUSUAL_FLAGS: Final = (
     record_codec.SYS_FLAG_PREPARED | record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
@@ -333,7 +335,7 @@ def write_place(
     stride = int(batch.size[0]) if batch._same_layout else 0
     host = property_codec.encode_host(store_host) if store_host is not None else b""
     physical = start + (physical_offset - int(start[0]))
-    time_position = start + record_codec.STORE_TIMESTAMP_POSITION
+    behind_born_host = start
     if np.count_nonzero(batch.sys_flag & _UNUSUAL_FLAGS) or len(host) > _HOST_V4_SIZE:
         wide = (batch.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
         if host and bool((wide != (len(host) != _HOST_V4_SIZE)).any()):
@@ -343,18 +345,20 @@ def write_place(
             )
         queue_offset = np.where(batch.sys_flag & record_codec.SYS_FLAG_PREPARED, 0, queue_offset)
         born_v6 = batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6
-        time_position += np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
+        behind_born_host = start + np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
+    time_position = record_codec.STORE_TIMESTAMP_POSITION
     if host:
-        put_items(view, np.dtype(f"V{len(host)}"), time_position + 8, stride, np.void(host))
-    put_items(view, I64, start + record_codec.QUEUE_OFFSET_POSITION, stride, queue_offset)
-    put_items(view, I64, start + (record_codec.QUEUE_OFFSET_POSITION + 8), stride, physical)
-    put_items(view, I64, time_position, stride, store_timestamp)
+        dtype = _HOST_V4 if len(host) == _HOST_V4_SIZE else _HOST_V6
+        put_items(view, dtype, behind_born_host, time_position + 8, stride, np.frombuffer(host, dtype))
+    put_items(view, I64, start, record_codec.QUEUE_OFFSET_POSITION, stride, queue_offset)
+    put_items(view, I64, start, record_codec.QUEUE_OFFSET_POSITION + 8, stride, physical)
+    put_items(view, I64, behind_born_host, time_position, stride, store_timestamp)
     end = start + batch.size
     if not all_true(batch.has_property_crc):
         start, end = start[batch.has_property_crc], end[batch.has_property_crc]
         stride = 0
     if len(start):
         end -= record_codec.PROPERTY_CRC_SIZE
-        digits = digits_of(crcs_of(view, start, end)).view(PACKED_DIGITS)
-        put_items(view, PACKED_DIGITS, end + len(record_codec.PROPERTY_CRC_NAME), stride, digits)
+        digits = digits_of(crcs_of(view, start, end, None, stride)).view(PACKED_DIGITS)
+        put_items(view, PACKED_DIGITS, end, len(record_codec.PROPERTY_CRC_NAME), stride, digits)
     return queue_offset, physical

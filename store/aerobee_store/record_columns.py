@@ -221,7 +221,7 @@ def _first_layout(view: memoryview, start: Integers, head: npt.NDArray[np.void],
     sys_flag = head["sys_flag"].astype(np.int64)
     if not (
         all_true(head["magic"] == head["magic"][0])
-        and all_true(sys_flag & _HOSTS_V6 == first.sys_flag & _HOSTS_V6)
+        and all_true((sys_flag ^ first.sys_flag) & _HOSTS_V6 == 0)
         and all_true(_column(view, first.body_start - 4, stride, count, _I32) == first.body_size)
         and all_true((between == between[0]).reshape(-1))
     ):
@@ -321,12 +321,17 @@ def windows(buffer: ReadableBuffer | Bytes, width: int) -> npt.NDArray[np.void]:
     return np.ndarray((max(len(buffer) - width + 1, 0),), f"V{width}", buffer, strides=(1,))
 
 
-def put_items(buffer: memoryview, dtype: np.dtype[Any], positions: Integers, stride: int, values: Any) -> None:
-    """Write items at these positions, at least one; which are `stride` bytes apart, if that is not 0."""
+def put_items(
+    buffer: memoryview, dtype: np.dtype[Any], start: Integers, position: int, stride: int, values: Any
+) -> None:
+    """Write an item `position` bytes behind each start, of which there is one at least.
+
+    `stride`: the starts are so many bytes apart, if it is not 0.
+    """
     if stride:
-        _column(buffer, int(positions[0]), stride, len(positions), dtype)[:] = values
+        _column(buffer, int(start[0]) + position, stride, len(start), dtype)[:] = values
     else:
-        _items(buffer, dtype)[positions] = values
+        _items(buffer, dtype)[start + position] = values
 
 
 def _column(buffer: memoryview, position: int, stride: int, count: int, dtype: Any) -> npt.NDArray[Any]:
@@ -363,31 +368,38 @@ def _first_bad_crc(
     whole_count = int(np.count_nonzero(layout.has_property_crc)) if placed else 0
     if not count:
         return 0
+    stride = int(end[0] - start[0]) if layout.topic_index is not None else 0
     body_end = layout.body_start + layout.body_size
     if not whole_count:
-        return _first_false(crcs_of(view, layout.body_start, body_end, source) == head["body_crc"])
+        return _first_false(crcs_of(view, layout.body_start, body_end, source, stride) == head["body_crc"])
     tail_start = end - _TAIL.itemsize
     if whole_count == count:
-        return _first_false(digits_of(crcs_of(view, start, tail_start, source)) == layout.tail["digits"])
+        return _first_false(digits_of(crcs_of(view, start, tail_start, source, stride)) == layout.tail["digits"])
     whole = layout.has_property_crc
     crcs = crcs_of(view, np.where(whole, start, layout.body_start), np.where(whole, tail_start, body_end), source)
     return _first_false(np.where(whole, digits_of(crcs) == layout.tail["digits"], crcs == head["body_crc"]))
 
 
-def crcs_of(view: memoryview, start: Integers, end: Integers, source: Source | None = None) -> npt.NDArray[np.uint32]:
-    """CRC-32 with the top bit cleared of each stretch, at least one; stretches are in order and do not overlap."""
+def crcs_of(
+    view: memoryview, start: Integers, end: Integers, source: Source | None = None, stride: int = 0
+) -> npt.NDArray[np.uint32]:
+    """CRC-32 with the top bit cleared of each stretch, at least one; stretches are in order and do not overlap.
+
+    `stride`: they are equally long, and begin so many bytes one after the other.
+    """
     count = len(start)
     size = int(end[0] - start[0])
     found: list[int] = []
-    if count >= _RUN_MIN and size <= _COPIED_SIZE_MAX and all_true(end - start == size):
+    if not stride and count >= _RUN_MIN and all_true(end - start == size):
         step = int(start[1] - start[0])
-        if all_true(start[1:] - start[:-1] == step):
-            position = int(start[0])
-            while count:
-                part = min(count, _STRETCHES_MAX)
-                found += map(crc32, _stretches(size, step - size, part).unpack_from(view, position))
-                position += part * step
-                count -= part
+        stride = step if all_true(start[1:] - start[:-1] == step) else 0
+    if stride and size <= _COPIED_SIZE_MAX:
+        position = int(start[0])
+        while count:
+            part = min(count, _STRETCHES_MAX)
+            found += map(crc32, _stretches(size, stride - size, part).unpack_from(view, position))
+            position += part * stride
+            count -= part
     if not found:
         sliced, base = source or sliceable(view, int(start[0]), int(end[-1]), count)
         found = [crc32(sliced[a:b]) for a, b in zip((start - base).tolist(), (end - base).tolist(), strict=True)]
