@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Final
 
 from aerobee_store.stats import Histogram
 
 MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)  # bytes, RocketMQ's buckets
 RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's, too
-
-
+CREATE_MILLISECONDS_BOUNDS: Final = (10.0, 100.0, 1000.0, 3000.0, 5000.0)  # and these
 LATENCY_MILLISECONDS_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 
 
@@ -45,6 +46,39 @@ class ReceivedCounters:
     changed: int = 0  # invisible times
 
 
+class ExecutionTimes:
+    """How long something took that may fail, in milliseconds."""
+
+    __slots__ = ("histograms",)
+
+    def __init__(self) -> None:
+        self.histograms: dict[tuple[bool, bool], Histogram] = {}
+        """By whether it succeeded, and whether it was about something that belongs to the broker."""
+
+    @contextmanager
+    def measure(self, *, is_system: bool) -> Iterator[None]:
+        """Observe the block; one that raises has failed."""
+        started = perf_counter()
+        succeeded = False
+        try:
+            yield
+            succeeded = True
+        finally:
+            histogram = self.histograms.get((succeeded, is_system))
+            if histogram is None:
+                histogram = self.histograms[succeeded, is_system] = Histogram(CREATE_MILLISECONDS_BOUNDS)
+            histogram.observe((perf_counter() - started) * 1000)
+
+
+class Running:
+    """Calls of one method that have begun and not ended."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 @dataclass(slots=True)
 class BrokerCounters:
     """Since the start. Keys are what the metrics have as labels."""
@@ -55,6 +89,8 @@ class BrokerCounters:
     """By topic and group (stored names)."""
     rpc_milliseconds: dict[tuple[str, str, str], Histogram] = field(default_factory=dict)
     """By service, method and the name of the protocol code."""
+    running_calls: dict[tuple[str, str], Running] = field(default_factory=dict)
+    """By service and method."""
     forgotten_in: int = 0  # messages of counters that are gone
     forgotten_out: int = 0
 
@@ -71,6 +107,10 @@ class BrokerCounters:
         if histogram is None:
             histogram = self.rpc_milliseconds[key] = Histogram(RPC_MILLISECONDS_BOUNDS)
         return histogram
+
+    def running(self, service: str, method: str) -> Running:
+        """To be kept by whoever answers these calls."""
+        return self.running_calls.setdefault((service, method), Running())
 
     def forget(self, is_topic: Callable[[str], bool], is_group: Callable[[str], bool]) -> None:
         """Drop what was counted for topics and groups that do not exist any more."""

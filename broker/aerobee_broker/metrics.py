@@ -17,13 +17,19 @@ from prometheus_client.registry import Collector
 from aerobee_broker.clients import ClientRegistry
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.consumer_groups import is_system_group
-from aerobee_broker.counters import MESSAGE_SIZE_BOUNDS, BrokerCounters
+from aerobee_broker.counters import MESSAGE_SIZE_BOUNDS, BrokerCounters, ExecutionTimes
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.tables import Tables
 from aerobee_broker.timer_metrics import TimerCollector
-from aerobee_broker.topics import RETRY_PREFIX, dead_letter_topic, is_system_topic, split_light_topic_name
+from aerobee_broker.topics import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    dead_letter_topic,
+    is_system_topic,
+    split_light_topic_name,
+)
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
@@ -40,6 +46,24 @@ _CONSUME_MODES: Final = {
     v2.ClientType.LITE_PUSH_CONSUMER: "lite_push",
     v2.ClientType.LITE_SIMPLE_CONSUMER: "lite_simple",
 }
+
+_PROCESSORS: Final = {
+    "SendMessage": "send",
+    "RecallMessage": "send",
+    "ReceiveMessage": "pull",
+    "PullMessage": "pull",
+    "AckMessage": "ack",
+    "ChangeInvisibleDuration": "ack",
+    "ForwardMessageToDeadLetterQueue": "ack",
+    "QueryMessage": "query_message",
+    "Heartbeat": "heartbeat",
+    "NotifyClientTermination": "client_manager",
+    "QueryOffset": "consumer_manager",
+    "GetOffset": "consumer_manager",
+    "UpdateOffset": "consumer_manager",
+    "EndTransaction": "transaction",
+}
+"""RocketMQ's name for who answers a method; all others are `admin`."""
 
 
 class Metrics:
@@ -102,6 +126,8 @@ class _BrokerCollector(Collector):
         yield from self._deliveries_out()
         yield from self._transaction_outcomes()
         yield from self._rpc()
+        yield self._watermark()
+        yield from self._creations()
         flags = self._store.running.flags
         permission = _PERMISSION_READ * flags.readable + _PERMISSION_WRITE * flags.writable
         yield self._gauge("rocketmq_broker_permission", "What the broker may do: 2 write, 4 read.", permission)
@@ -127,15 +153,17 @@ class _BrokerCollector(Collector):
         size = CounterMetricFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
         sizes = HistogramMetricFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
         latency = HistogramMetricFamily(
-            "aerobee_send_milliseconds", "From a send to its messages being stored, by request.", labels=labels
+            "aerobee_send_seconds", "From a send to its messages being stored, by request.", labels=labels
         )
         for (topic, message_type), sent in list(self._counters.sent.items()):
+            if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+                continue  # RocketMQ counts what is new
             values = (*self._base, topic, message_type, _flag(is_system_topic(topic)))
             messages.add_metric(values, sent.messages)
             size.add_metric(values, sent.bytes)
             sizes.add_metric(values, _buckets(MESSAGE_SIZE_BOUNDS, sent.sizes), sent.bytes)
             if sent.milliseconds.count:
-                _add_histogram(latency, values, sent.milliseconds)
+                _add_histogram(latency, values, sent.milliseconds, divisor=1000)
         yield from (messages, size, sizes, latency)
 
     def _deliveries_out(self) -> Iterator[Metric]:
@@ -149,7 +177,7 @@ class _BrokerCollector(Collector):
             "aerobee_changed_invisible_times", "Messages whose invisible time the group changed.", labels=labels
         )
         latency = HistogramMetricFamily(
-            "aerobee_delivery_milliseconds", "From the storing of a message to a delivery of it.", labels=labels
+            "aerobee_delivery_seconds", "From the storing of a message to a delivery of it.", labels=labels
         )
         for (topic, group), received in list(self._counters.received.items()):
             values = (*self._base, topic, group, _flag(_is_retry(topic)), _flag(_is_system(topic, group)))
@@ -158,7 +186,7 @@ class _BrokerCollector(Collector):
             acknowledged.add_metric(values, received.acknowledged)
             changed.add_metric(values, received.changed)
             if received.milliseconds.count:
-                _add_histogram(latency, values, received.milliseconds)
+                _add_histogram(latency, values, received.milliseconds, divisor=1000)
         yield from (messages, size, acknowledged, changed, latency)
 
     def _transaction_outcomes(self) -> Iterator[Metric]:
@@ -200,6 +228,39 @@ class _BrokerCollector(Collector):
                 long_polling = _flag(method in ("ReceiveMessage", "PullMessage"))
                 _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
         yield family
+
+    def _watermark(self) -> Metric:
+        """RocketMQ's lengths of queues: here every call begins at once, so what has begun and not ended."""
+        family = GaugeMetricFamily(
+            "rocketmq_processor_watermark",
+            "Calls that have begun and not ended, without those that wait for messages.",
+            labels=(*_BROKER, "processor"),
+        )
+        counts = dict.fromkeys((*_PROCESSORS.values(), "admin"), 0)
+        for (_, method), running in self._counters.running_calls.items():
+            counts[_PROCESSORS.get(method, "admin")] += running.count
+        counts["pull"] = max(0, counts["pull"] - self._deliveries.long_polling.waiting_count)
+        for processor, count in counts.items():
+            family.add_metric((*self._base, processor), count)
+        return family
+
+    def _creations(self) -> Iterator[Metric]:
+        for what, times in (
+            ("topic", self._tables.topic_creations),
+            ("consumer_group", self._tables.group_creations),
+        ):
+            yield self._execution_times(what, times)
+
+    def _execution_times(self, what: str, times: ExecutionTimes) -> Metric:
+        family = HistogramMetricFamily(
+            f"rocketmq_{what}_create_execution_time",
+            "Milliseconds that creating one took, until it was on disk.",
+            labels=(*_BROKER, "invocation_status", "is_system"),
+        )
+        for (succeeded, is_system), histogram in times.histograms.items():
+            status = "success" if succeeded else "failure"
+            _add_histogram(family, (*self._base, status, _flag(is_system)), histogram)
+        return family
 
     def _connections(self) -> Iterator[Metric]:
         producers: Counter[tuple[str, ...]] = Counter()
@@ -254,6 +315,7 @@ class _BrokerCollector(Collector):
             labels=labels,
         )
         now_ms = self._clock.now_ms()
+        total_inflight = 0
         for group in self._tables.groups:
             sums: dict[str, list[int]] = {}
             for queue in self._deliveries.status(group.name):
@@ -274,11 +336,13 @@ class _BrokerCollector(Collector):
                 key = (*self._base, group.name, topic, _flag(_is_retry(topic)), _flag(_is_system(topic, group.name)))
                 lag.add_metric(key, lag_count)
                 inflight.add_metric(key, inflight_count)
+                total_inflight += inflight_count
                 ready.add_metric(key, ready_count)
                 latency.add_metric(key, age_ms)
                 queueing.add_metric(key, waiting_ms)
         yield from (lag, latency, inflight, ready, queueing)
         yield from self._dead_letters()
+        yield from self._revived(total_inflight)
 
     def _dead_letters(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
@@ -293,6 +357,27 @@ class _BrokerCollector(Collector):
             if count:
                 family.add_metric((*self._base, group.name, topic, _flag(is_system_group(group.name))), count)
         yield family
+
+    def _revived(self, in_flight: int) -> Iterator[Metric]:
+        """What became visible again because nobody acknowledged it in time: RocketMQ's revive."""
+        family = CounterMetricFamily(
+            "rocketmq_pop_revive_retry_messages",
+            "Messages that became visible again, their invisible time being over.",
+            labels=(*_BROKER, "consumer_group", "topic", "put_status"),
+        )
+        for (topic, group), count in list(self._deliveries.stats.expired_of.items()):
+            family.add_metric((*self._base, group, topic, "PUT_OK"), count)
+        yield family
+        late = GaugeMetricFamily(
+            "rocketmq_pop_revive_latency",
+            "Milliseconds for which the next such message should have been visible.",
+            labels=(*_BROKER, "queue_id"),
+        )
+        late.add_metric((*self._base, "0"), self._deliveries.expiry_late_ms)
+        yield late
+        yield self._gauge(
+            "rocketmq_pop_checkpoint_buffer_size", "Deliveries in memory that wait for their end.", in_flight
+        )
 
 
 class _StoreCollector(Collector):
@@ -327,7 +412,6 @@ class _StoreCollector(Collector):
             "Milliseconds since the oldest message was stored.",
             0 if oldest is None else max(0, self._clock.now_ms() - oldest),
         )
-        yield self._gauge("aerobee_store_unsynced_bytes", "Bytes of the log that no sync has covered.", unsynced)
         yield self._counter("aerobee_store_syncs", "Syncs of the log.", stats.sync_seconds.count)
         yield self._counter(
             "aerobee_store_sync_failures", "Syncs that failed; one ends the broker.", stats.sync_failures
@@ -426,8 +510,12 @@ class _StoreCollector(Collector):
         return counter
 
 
-def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
-    family.add_metric(labels, _buckets(histogram.bounds, histogram.counts), histogram.sum)
+def _add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram, *, divisor: int = 1
+) -> None:
+    """`divisor`: how many of the histogram's units are one of the family's."""
+    bounds = histogram.bounds if divisor == 1 else [bound / divisor for bound in histogram.bounds]
+    family.add_metric(labels, _buckets(bounds, histogram.counts), histogram.sum / divisor)
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.consumer_groups import GroupConfig, GroupTable
+from aerobee_broker.consumer_groups import GroupConfig, GroupTable, is_system_group
 from aerobee_broker.consumer_offsets import OffsetTable
+from aerobee_broker.counters import ExecutionTimes
 from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
-from aerobee_broker.topics import TopicConfig, TopicMessageType, TopicTable, check_new_topic_name
+from aerobee_broker.topics import TopicConfig, TopicMessageType, TopicTable, check_new_topic_name, is_system_topic
 from aerobee_store.clock import Clock
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.json_table import JsonTable, TableFiles
@@ -87,6 +88,8 @@ class Tables:
         self.topics = TopicTable.from_json(files["topics"].load(), clock)
         self.groups = GroupTable.from_json(files["subscriptionGroup"].load(), clock)
         self.offsets = OffsetTable.from_json(files["consumerOffset"].load(), clock)
+        self.topic_creations = ExecutionTimes()
+        self.group_creations = ExecutionTimes()
         self._saved_topics = SavedTable(self.topics, files["topics"], in_disk_thread)
         self._saved_groups = SavedTable(self.groups, files["subscriptionGroup"], in_disk_thread)
         self._saved_offsets = SavedTable(self.offsets, files["consumerOffset"], in_disk_thread)
@@ -107,11 +110,14 @@ class Tables:
             return topic
         if not self._config.auto_create_topics:
             raise TopicNotFoundError(stored_name)
-        check_new_topic_name(stored_name)
-        # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we can do.
-        topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=self._config.topics.queue_count)
-        self.topics.create(topic)
-        await self.save_topics()
+        with self.topic_creations.measure(is_system=is_system_topic(stored_name)):
+            check_new_topic_name(stored_name)
+            # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we
+            # can do.
+            count = self._config.topics.queue_count
+            topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
+            self.topics.create(topic)
+            await self.save_topics()
         return topic
 
     def group_or_first_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
@@ -137,9 +143,10 @@ class Tables:
             return group
         if not self._config.auto_create_groups:
             raise GroupNotFoundError(stored_name)
-        group = self.group_or_first_use(stored_name, topics)
-        self.groups.create(group)
-        await self.save_groups()
+        with self.group_creations.measure(is_system=is_system_group(stored_name)):
+            group = self.group_or_first_use(stored_name, topics)
+            self.groups.create(group)
+            await self.save_groups()
         return group
 
     async def save_topics(self) -> None:

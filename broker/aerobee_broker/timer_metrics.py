@@ -13,6 +13,7 @@ from aerobee_broker.delivery.timer import Timer
 from aerobee_store.stats import Histogram
 
 _LABELS: Final = ("cluster", "node_type", "node_id", "storage_type", "storage_medium")
+_BOUNDS_SECONDS: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)  # RocketMQ's
 
 
 class TimerCollector(Collector):
@@ -54,6 +55,14 @@ class TimerCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             gauge.add_metric(self._base, value)
             yield gauge
+        snapshot = GaugeMetricFamily(
+            "rocketmq_timer_message_snapshot",
+            "Delayed messages that fall due between the bound before this one and this one, in seconds from now.",
+            labels=(*_LABELS, "timer_bound_s"),
+        )
+        for bound, pending_count in zip(_BOUNDS_SECONDS, timer.pending_within(_BOUNDS_SECONDS), strict=True):
+            snapshot.add_metric((*self._base, str(bound)), pending_count)
+        yield snapshot
         delays = HistogramMetricFamily(
             "rocketmq_delay_message_latency", "Seconds of delay that were asked for.", labels=(*_LABELS, "topic")
         )

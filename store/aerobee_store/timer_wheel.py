@@ -17,6 +17,7 @@ life, when the store closes in order and when it opens after that, for its check
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -112,6 +113,25 @@ class TimerWheel:
                 return (step + int(matching[0])) * self.precision_ms
             step += count
         return None
+
+    def pending(self, bounds_ms: Sequence[int]) -> list[int]:
+        """How many messages hang on slots that begin in each of the stretches between these ascending times."""
+        counts = [0] * (len(bounds_ms) - 1)
+        if not self.used:
+            return counts
+        self.write()
+        assert self._file is not None
+        for index in range(len(counts)):
+            step, end = (-(-bound // self.precision_ms) for bound in bounds_ms[index : index + 2])
+            end = min(end, step + self.slot_count)
+            while step < end:
+                number = step % self.slot_count
+                count = min(_BLOCK_SLOTS, end - step, self.slot_count - number)
+                slots = np.frombuffer(self._file.read(count * SLOT_SIZE, number * SLOT_SIZE), SLOT_DTYPE)
+                matching = slots["time"] == np.arange(step, step + count)
+                counts[index] += int(slots["pending"][matching].sum())
+                step += count
+        return counts
 
     def write(self) -> None:
         """Move what was put to the page cache."""

@@ -462,6 +462,9 @@ class Deliveries:
     def _forget(self, event: Removed) -> None:
         self._history.append(EventKind.REMOVED, [encode_removed(event)], self._clock.now_ms())
         self._subscriptions.drop(event.topic, event.group)
+        for topic, group in list(self.stats.expired_of):
+            if event.topic in ("", topic) and event.group in ("", group):
+                del self.stats.expired_of[topic, group]
         self.lite.drop(event.topic, event.group)
         if event.topic and event.group:
             self._tables.offsets.remove(event.topic, event.group)
@@ -472,6 +475,11 @@ class Deliveries:
         self.long_polling.end_line(event.topic or None, event.group or None)
         if event.topic:
             self.long_polling.end_line(light_topic_name(event.topic, ""), event.group or None)
+
+    @property
+    def expiry_late_ms(self) -> int:
+        """For how long the next message whose invisible time is over has not been made visible again."""
+        return self._visibility.late_ms
 
     def queue_delivery(self, topic: str, group: str, queue_id: int) -> QueueDelivery | None:
         """What is in flight and what waits, to be looked at; None if the group has not received since the start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -13,6 +13,8 @@ class DeliveryStats:
     redelivered: int = 0
     acknowledged: int = 0
     expired: int = 0
+    expired_of: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Of the expired ones those since the start, by topic and group (stored names; of a lite topic its parent)."""
     dead_letters: int = 0
     lost: int = 0  # skipped, for the log does not have them any more
     snapshots: int = 0

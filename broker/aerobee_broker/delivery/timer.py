@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -236,6 +236,13 @@ class Timer:
             return 0
         due = self._slot.next_due_ms
         return 0 if due is None else max(0, self._clock.now_ms() - due)
+
+    def pending_within(self, bounds_seconds: Sequence[int]) -> list[int]:
+        """How many messages on the wheel are due up to the first bound, counted from now, then from each bound to the
+        next. Requests to take one back count as one less; what is far ahead counts where it is stored again."""
+        now_slot = self._floor(self._clock.now_ms())
+        bounds = [now_slot + seconds * 1000 for seconds in bounds_seconds]
+        return self._files.wheel.pending([min(self._read_time_ms, now_slot), *bounds])
 
     # --- Sending and taking back ------------------------------------------------------------------------------
 

@@ -51,7 +51,14 @@ class Visibility:
             count = queue.delivery.expire(now_ms)
             if count:
                 self._stats.expired += count
+                key = (queue.topic, queue.key.group)
+                self._stats.expired_of[key] = self._stats.expired_of.get(key, 0) + count
                 self.wake_receive(queue)
+
+    @property
+    def late_ms(self) -> int:
+        """For how long the next message that is to become visible should have been."""
+        return max(0, self._clock.now_ms() - self._queues[0][0]) if self._queues else 0
 
     def schedule(self, queue: Queue) -> None:
         """See to it that the timer looks at the queue in time."""

@@ -106,9 +106,11 @@ def _unary(
     name = method.name
     has_status = "status" in method.output_type.fields_by_name
     succeeded = counters.answered(service, name, "OK")
+    running = counters.running(service, name)
 
     async def handle(request: Any, context: Context) -> Message:
         started = perf_counter()
+        running.count += 1
         try:
             if request.__class__ is Unreadable:
                 raise request.error(name)
@@ -123,6 +125,8 @@ def _unary(
             code = status.code
         else:
             code = response.status.code if has_status else _OK  # type: ignore[attr-defined]  # of every such response
+        finally:
+            running.count -= 1
         elapsed = (perf_counter() - started) * 1000
         if code == _OK:
             succeeded.observe(elapsed)
@@ -141,9 +145,12 @@ def _stream(
     counters: BrokerCounters,
     call: StreamCall,
 ) -> Callable[[Any, Context], Awaitable[None]]:
+    running = counters.running(service, name)
+
     async def handle(request: Any, context: Context) -> None:
         started = perf_counter()
         code = _OK
+        running.count += 1
         try:
             if request.__class__ is Unreadable:
                 raise request.error(name)
@@ -160,6 +167,8 @@ def _stream(
             status = status_of(error, name)
             code = status.code
             await context.write(response_type(status=status))
+        finally:
+            running.count -= 1
         counters.answered(service, name, code_name(code)).observe((perf_counter() - started) * 1000)
 
     return handle

@@ -66,8 +66,8 @@ async def test_traffic_is_shown(tmp_path: Path) -> None:
     consumed = labels(topic="orders", consumer_group="billing", is_retry="false", is_system="false")
     assert shown["rocketmq_messages_out_total", consumed] == 2
     assert shown["rocketmq_throughput_out_total", consumed] > 0
-    assert shown["aerobee_send_milliseconds_count", sent] == 3
-    assert shown["aerobee_delivery_milliseconds_count", consumed] == 2
+    assert shown["aerobee_send_seconds_count", sent] == 3
+    assert shown["aerobee_delivery_seconds_count", consumed] == 2
     assert shown["aerobee_acknowledged_messages_total", consumed] == 1
     assert shown["rocketmq_consumer_inflight_messages", consumed] == 1
     assert shown["rocketmq_consumer_ready_messages", consumed] == 1

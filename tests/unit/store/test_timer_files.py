@@ -141,6 +141,18 @@ def test_next_used_slot_is_found_round_the_ring(disk: MemoryFileSystem, written:
     assert wheel.next_used(NOW + 41_000, NOW + 64_000) == NOW + 63_000
 
 
+def test_pending_messages_are_counted_by_when_they_are_due(disk: MemoryFileSystem) -> None:
+    """Each slot once, round the ring and beyond it, and none that is left over from the round before."""
+    wheel = TimerWheel(disk, ROOT / "timerwheel", slot_count=64, precision_ms=1000)
+    assert wheel.pending([NOW, NOW + 10_000]) == [0]
+    wheel.put(Slot(NOW - 30_000, 0, 0, 100))
+    for ahead, count in ((0, 1), (9, 2), (10, 4), (33, 8), (63, 16)):
+        wheel.put(Slot(NOW + ahead * 1000, 0, 0, count))
+    wheel.write()
+    bounds = [NOW + ahead * 1000 for ahead in (0, 10, 30, 60, 1000)]
+    assert wheel.pending(bounds) == [3, 4, 8, 16]
+
+
 def test_nothing_is_written_before_the_first_unit(disk: MemoryFileSystem) -> None:
     """A broker without delayed messages has no timer files."""
     files = timer_files(disk)

@@ -58,25 +58,18 @@ class GroupAdministration:
         self._clock = clock
 
     async def create_group(self, request: admin_v1.CreateGroupRequest, _: Client) -> admin_v1.CreateGroupResponse:
-        wire = request.group
-        check_group_name(wire.name)
-        wanted = GroupConfig(name=wire.name, consume_orderly=wire.fifo)
-        if wire.max_attempts:
-            wanted = dataclasses.replace(wanted, retry_max_times=_retries(wire.max_attempts))
-        if wire.HasField("retry_policy"):
-            wanted = dataclasses.replace(wanted, retry_policy=_policy_from_wire(wire.retry_policy))
-        if wire.HasField("consume_enabled"):
-            wanted = dataclasses.replace(wanted, consume_enabled=wire.consume_enabled)
-        existing = self._tables.groups.get(wanted.name)
-        if existing is None:
-            self._tables.groups.create(wanted)
-        elif dataclasses.replace(wanted, attributes=existing.attributes, extra=existing.extra) != existing:
-            raise InvalidRequestError(
-                v2.Code.BAD_REQUEST,
-                f"group {wanted.name!r} exists with another definition; "
-                f"change it with: aerobee group update {wanted.name}",
-            )
-        await self._tables.save_groups()
+        with self._tables.group_creations.measure(is_system=is_system_group(request.group.name)):
+            wanted = _group_from_wire(request.group)
+            existing = self._tables.groups.get(wanted.name)
+            if existing is None:
+                self._tables.groups.create(wanted)
+            elif dataclasses.replace(wanted, attributes=existing.attributes, extra=existing.extra) != existing:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST,
+                    f"group {wanted.name!r} exists with another definition; "
+                    f"change it with: aerobee group update {wanted.name}",
+                )
+            await self._tables.save_groups()
         return admin_v1.CreateGroupResponse(status=OK, group=group_to_wire(existing or wanted))
 
     async def update_group(self, request: admin_v1.UpdateGroupRequest, _: Client) -> admin_v1.UpdateGroupResponse:
@@ -273,6 +266,18 @@ def _policy_from_wire(wire: v2.RetryPolicy) -> CustomizedRetry | ExponentialRetr
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST, "retry_policy has no strategy; give customized_backoff or exponential_backoff"
             )
+
+
+def _group_from_wire(wire: admin_v1.Group) -> GroupConfig:
+    check_group_name(wire.name)
+    group = GroupConfig(name=wire.name, consume_orderly=wire.fifo)
+    if wire.max_attempts:
+        group = dataclasses.replace(group, retry_max_times=_retries(wire.max_attempts))
+    if wire.HasField("retry_policy"):
+        group = dataclasses.replace(group, retry_policy=_policy_from_wire(wire.retry_policy))
+    if wire.HasField("consume_enabled"):
+        group = dataclasses.replace(group, consume_enabled=wire.consume_enabled)
+    return group
 
 
 def _milliseconds(duration: v2.Duration) -> int:

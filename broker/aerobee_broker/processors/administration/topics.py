@@ -23,7 +23,7 @@ from aerobee_broker.processors.administration.wire import (
 from aerobee_broker.processors.naming import subscribed_topics, topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES, RouteProcessor
 from aerobee_broker.tables import Tables
-from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType, check_topic_name
+from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType, check_topic_name, is_system_topic
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 
@@ -60,17 +60,18 @@ class TopicAdministration:
         self._route = route
 
     async def create_topic(self, request: admin_v1.CreateTopicRequest, _: Client) -> admin_v1.CreateTopicResponse:
-        wanted = self._topic_from_wire(request.topic)
-        existing = self._tables.topics.get(wanted.name)
-        if existing is None:
-            self._tables.topics.create(wanted)
-        elif not _same_topic(existing, wanted):
-            raise InvalidRequestError(
-                v2.Code.BAD_REQUEST,
-                f"topic {wanted.name!r} exists with another definition; "
-                f"change it with: aerobee topic update {wanted.name}",
-            )
-        await self._tables.save_topics()
+        with self._tables.topic_creations.measure(is_system=is_system_topic(request.topic.name)):
+            wanted = self._topic_from_wire(request.topic)
+            existing = self._tables.topics.get(wanted.name)
+            if existing is None:
+                self._tables.topics.create(wanted)
+            elif not _same_topic(existing, wanted):
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST,
+                    f"topic {wanted.name!r} exists with another definition; "
+                    f"change it with: aerobee topic update {wanted.name}",
+                )
+            await self._tables.save_topics()
         return admin_v1.CreateTopicResponse(status=OK, topic=topic_to_wire(existing or wanted))
 
     async def update_topic(self, request: admin_v1.UpdateTopicRequest, _: Client) -> admin_v1.UpdateTopicResponse:
