@@ -204,7 +204,7 @@ def tags_code(tags: str | None) -> int:
     return _cached_hash(tags) if len(tags) <= _TAG_LENGTH_CACHED_MAX else java_hash(tags)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)  # thousands of topics in turn would miss a smaller one every time
 def topic_prefix_hash(topic: str) -> int:
     """Unsigned hash of `topic#`, with which every index key of the topic begins."""
     return _hash_unsigned(topic + "#")

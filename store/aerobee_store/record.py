@@ -342,7 +342,7 @@ def encode_blank(size: int) -> bytes:
     return _BLANK.pack(size, BLANK_MAGIC)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)  # thousands of topics in turn would miss a smaller one every time
 def _encode_topic(topic: str) -> bytes:
     try:
         encoded = topic.encode()
