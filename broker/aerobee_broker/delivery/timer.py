@@ -116,6 +116,7 @@ class Timer:
         self._moved: dict[int, int] = {}
         self._moved_begin = 0  # these copies lie in the log behind here
         self._recovered_until_ms = 0  # slots up to here may have been read before
+        self._delivered_until_ms = 0  # by the clock, which may have gone back since
         self._skip_before = (0, 0)  # (queue offset, slot time): done, although the timer topic is read again
         self._moved_before = 0  # physical offset; pending messages in front of it were stored again
         self._changed = False
@@ -271,7 +272,7 @@ class Timer:
         now_ms = self._clock.now_ms()
         if self._recalls.has_exactly(topic, message_id):
             raise MessageNotPendingError(f"message {message_id!r} was recalled already")
-        if deliver_ms <= now_ms:
+        if deliver_ms <= max(now_ms, self._delivered_until_ms, self._read_time_ms):
             raise MessageNotPendingError(f"message {message_id!r} is due already, and cannot be recalled any more")
         found = False
         for record in self._store.query(TIMER_TOPIC, message_id, max_count=1024):
@@ -282,7 +283,7 @@ class Timer:
                 continue
             if p.TIMER_DELETE_UNIQ_KEY in values:
                 raise MessageNotPendingError(f"message {message_id!r} was recalled already")
-            found = True
+            found = found or record.queue_offset not in self._done
         if not found:
             raise MessageNotPendingError(f"no message {message_id!r} waits to be delivered to topic {topic!r}")
         properties = {
@@ -475,6 +476,7 @@ class Timer:
     async def _deliver_due(self, now_ms: int) -> None:
         """One batch of what is due."""
         assert self._slot is not None
+        self._delivered_until_ms = max(self._delivered_until_ms, now_ms)
         messages: list[Message] = []
         size = taken = 0
         for entry in self._slot.take(now_ms):

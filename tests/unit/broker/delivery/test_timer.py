@@ -393,6 +393,24 @@ async def test_what_cannot_be_recalled(start: Start) -> None:
     assert not await recall(world, "a", due)
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_delivered_is_not_recalled_when_the_clock_went_back(start: Start, crash: bool) -> None:
+    """What was delivered is not taken back, though its time lies ahead once more, and though the broker died since."""
+    world = await start()
+    due = await world.send("a", 1.5)
+    await world.advance(2.25)
+    assert world.bodies() == ["a"]
+    if crash:
+        world = await world.next_life(world.disk.kill())
+    world.clock.advance(-1.0)
+    assert world.clock.now_ms() < due
+    assert not await recall(world, "a", due)
+    world.clock.advance(-1.0)
+    assert not await recall(world, "a", due)
+    later = await world.send("b", 5)
+    assert await recall(world, "b", later)
+
+
 async def test_recall_names_one_message_exactly(start: Start) -> None:
     """RocketMQ joins topic and id without a separator; another pair that joins to the same text is not meant."""
     world = await start()
