@@ -108,47 +108,58 @@ class MessageWriter:
         self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
     ) -> list[Appended]:
         """As MessageStore.append, which has looked whether the store may be written to."""
-        config, queues = self._config, self._queues
+        config = self._config
+        named = False
         for message in messages:
             if message.sys_flag & SYS_FLAG_INNER_BATCH:
                 return self._append_inner_batches(messages)
-        messages, others = self._named_queues(messages)
+            named = named or may_name_queues(message)
+        others: dict[int, dict[QueueKey, int]] = {}
+        if named:
+            messages, others = self._named_queues(messages)
+        queues = self._queues.simple
+        places: list[ConsumeQueue | None] = []
         drafts = []
+        sizes = []
         for message in messages:
             if len(message.body) > config.body_size_max:
                 raise InvalidMessageError(
                     f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
                 )
-            if not message.sys_flag & SYS_FLAG_PREPARED and (message.topic, message.queue_id) not in queues.simple:
-                queues.simple_queue(message.topic, message.queue_id)  # refuses a topic of inner batches, nothing stored
-            drafts.append(
-                Draft(message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch)
+            queue = None
+            if not message.sys_flag & SYS_FLAG_PREPARED:
+                queue = queues.get((message.topic, message.queue_id))
+                if queue is None:  # refuses a topic of inner batches, with nothing stored
+                    queue = self._queues.simple_queue(message.topic, message.queue_id)
+            places.append(queue)
+            draft = Draft(
+                message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch
             )
+            drafts.append(draft)
+            sizes.append(draft.size)
         log = self._log
-        sizes = [draft.size for draft in drafts]
-        self._prepare([sum(sizes)] if split_batch else sizes, essential=essential)
+        total = sum(sizes)
+        self._prepare([total] if split_batch else sizes, essential=essential)
         if split_batch:
-            log.next_offset(sum(sizes))
+            log.next_offset(total)
         now = self._clock.now_ms()
         appended = []
-        entries = []
-        for number, (message, draft) in enumerate(zip(messages, drafts, strict=True)):
-            size = draft.size
+        entries: list[Entry] = []
+        for message, draft, size, queue in zip(messages, drafts, sizes, places, strict=True):
             physical_offset = log.next_offset(size)
-            queue = queue_offset = None
-            if not message.sys_flag & SYS_FLAG_PREPARED:
-                queue = queues.simple[message.topic, message.queue_id]
+            queue_offset = 0
+            if queue is not None:
                 queue_offset = queue.next_offset
                 queue.next_offset = queue_offset + 1
-            log.append(draft.encode(queue_offset or 0, physical_offset, now))
-            entry = _entry(message, queue, queue_offset or 0, physical_offset, size, now)
-            if number in others:
-                entry = entry._replace(others=self._take_offsets(others[number]))
+            log.append(draft.encode(queue_offset, physical_offset, now))
+            entry = _entry(message, queue, queue_offset, physical_offset, size, now)
+            if others and len(entries) in others:
+                entry = entry._replace(others=self._take_offsets(others[len(entries)]))
             entries.append(entry)
-            appended.append(Appended(queue_offset or 0, physical_offset, size, now))
+            appended.append(Appended(queue_offset, physical_offset, size, now))
         stats = self._stats
         stats.messages_appended += len(appended)
-        stats.bytes_appended += sum(sizes)
+        stats.bytes_appended += total
         for size in sizes:
             stats.record_sizes[size.bit_length()] += 1
         self._appended(entries, now)

@@ -199,6 +199,10 @@ class TestAppending:
                 store.append([ordinary, replace(ordinary, topic=TOPIC)])
             with pytest.raises(InvalidMessageError, match="takes no inner batch"):
                 store.append([replace(inner(b"a"), topic="orders")])
+            named = Message("orders", 0, b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+            for others in ([ordinary], [named]):
+                with pytest.raises(InvalidMessageError, match="alone"):
+                    store.append([*others, inner(b"a")])
             assert store.positions[0] == wrote
 
     def test_a_topic_that_is_deleted(self, tmp_path: Path) -> None:
