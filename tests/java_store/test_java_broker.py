@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -155,11 +157,12 @@ def assert_kept(name: str, theirs: object, ours: object) -> None:
 def test_javas_timer_delivers_what_our_broker_has_stored(
     release: Release, java: Open, tmp_path: Path, arguments: list[str]
 ) -> None:
-    """A killed broker's delayed messages are delivered by RocketMQ's timer, once; later ones by whoever is there."""
+    """A killed broker's delayed messages are delivered by RocketMQ's timer, once; later ones wait on."""
     if release.major < 5:
         pytest.skip("release 4 has no timer")
     with run_broker(tmp_path, arguments) as broker:
-        sent, _ = asyncio.run(fill(broker.endpoint, [4.0, 5.0, 6.5, 30.0]))
+        sent, _ = asyncio.run(fill(broker.endpoint, [8.0, 9.0, 10.5, 3600.0]))
+        wait_enqueued(broker.store, 4)  # so that RocketMQ goes on with our wheel and log, and makes none of its own
         broker.kill()
         early = ["late 0", "late 1", "late 2"]
         with java(broker.store, timerWheelEnable=True) as store:
@@ -172,8 +175,12 @@ def test_javas_timer_delivers_what_our_broker_has_stored(
             java_timer_is_verified(broker.store)
         java_timer_is_verified(broker.store)
         broker.start()
-        bodies = asyncio.run(received(broker.endpoint, "late", len(sent) + 4, 60))
-        assert sorted(bodies) == sorted([*sent.values(), *early, "late 3"])
+        bodies = asyncio.run(received(broker.endpoint, "late", len(sent) + 3, 60))
+        assert sorted(bodies) == sorted([*sent.values(), *early])
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=30) as response:
+            metrics = response.read().decode()
+        (waiting,) = re.findall(r'^rocketmq_timing_messages{.*topic="orders".*} (\S+)$', metrics, re.MULTILINE)
+        assert float(waiting) == 1
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -200,10 +207,23 @@ def test_our_broker_delivers_what_javas_timer_has_stored(
             java_timer_is_verified(broker.store)
             if killed:
                 store.kill()
+        in_time = time.time_ns() // 1_000_000 < now_ms + 29_000
         java_timer_is_verified(broker.store)
         broker.start()
         bodies = asyncio.run(received(broker.endpoint, "late", len(before) + 4, 60))
-        assert sorted(bodies) == sorted([*before, *(f"timed {number}" for number in range(4))])
+        assert set(bodies) == {*before, *(f"timed {number}" for number in range(4))}
+        # On a slow machine RocketMQ may have delivered the last two and not have noted it.
+        again = {body for body in bodies if bodies.count(body) > 1}
+        assert again == set() if in_time else again <= {"timed 2", "timed 3"}
+
+
+def wait_enqueued(directory: Path, count: int) -> None:
+    """Until our timer has noted that so many messages are on its wheel, durably."""
+    file = TimerCheckpointFile(DiskFileSystem(), directory / "config" / "timercheck")
+    deadline = time.monotonic() + 15
+    while (checkpoint := file.load()) is None or checkpoint.queue_offset < count:
+        assert time.monotonic() < deadline, checkpoint
+        time.sleep(0.1)
 
 
 def wait_read_time(directory: Path, time_ms: int) -> None:
