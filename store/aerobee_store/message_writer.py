@@ -170,8 +170,6 @@ class MessageWriter:
 
         Nothing has changed yet but that the queues are in the table. LightQueuesFullError, InvalidMessageError.
         """
-        if not any(map(may_name_queues, messages)):
-            return messages, {}
         named = [self._multi_dispatch.named(message) for message in messages]
         queues = self._queues
         queues.make_room({key for keys in named for key in keys if key is not None})
