@@ -13,7 +13,6 @@ from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.report import table
 from tests.benchmarks.store_append import frame
 
-
 _ANY_KEY = b"0102FC00"  # how all keys of a frame begin
 
 
