@@ -112,10 +112,11 @@ class BrokerProcess:
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> re.Match[bytes]:
         assert process.stdout is not None, "started with a pipe"
         written = b""
+        poll = select.poll()  # select itself takes no descriptor above 1023, which a large test run reaches
+        poll.register(process.stdout, select.POLLIN)
         deadline = time.monotonic() + _START_SECONDS
         while (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([process.stdout], [], [], left)
-            if not readable:
+            if not poll.poll(left * 1000):
                 break
             chunk = os.read(process.stdout.fileno(), 4096)
             written += chunk
