@@ -217,7 +217,9 @@ class SegmentAllocation:
         started = time.perf_counter()
         files = self._log.files
         run = files.run
-        usage = run.file_system.usage(run.path(start).parent)
+        directory = run.path(start).parent
+        run.file_system.make_directory(directory)  # there may be none yet, which has no usage
+        usage = run.file_system.usage(directory)
         left = usage.available - run.file_size
         if left < self._config.disk_headroom or usage.total - left > self._config.disk_clean_ratio * usage.total:
             return None

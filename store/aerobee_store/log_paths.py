@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -75,6 +76,7 @@ class LogPaths(FileRun):
         self._where: dict[int, Path] = {}
         self._known: KnownPaths | None = None
         self._mutex = threading.Lock()  # segments are made in a thread, and removed in another
+        self._writing = threading.Lock()
         super().__init__(file_system, self._sorted[0], config.segment_size)
 
     @property
@@ -138,7 +140,14 @@ class LogPaths(FileRun):
         except OSError:
             self.forget([start_offset])
             raise
-        self._remember()  # not before: a path that is said to have segments must have some
+        try:
+            self._remember()  # not before: a path that is said to have segments must have some
+        except OSError:
+            file.close()
+            with suppress(OSError):
+                self.file_system.unlink(self.path(start_offset))
+            self.forget([start_offset])
+            raise
         return file
 
     def before_removal(self, starts: Collection[int]) -> None:
@@ -151,6 +160,10 @@ class LogPaths(FileRun):
 
     def _remember(self, *, without: Collection[int] = ()) -> None:
         """Write the paths down, if that is new. Blocking; OSError."""
+        with self._writing:  # or two threads would write into one another, and the older content could be the last
+            self._write_down(without)
+
+    def _write_down(self, without: Collection[int]) -> None:
         with self._mutex:
             used = frozenset(path for start, path in self._where.items() if start not in without)
         known = KnownPaths(self.paths, self.read_only, used)

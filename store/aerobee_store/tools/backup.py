@@ -97,6 +97,7 @@ def backup(
     Raises StoreDirectoryError for what is no store or no empty target, StoreFullError if the target has no room,
     OSError of the disk. What was copied until then stays in `target`/backup.partial.
     """
+    directory = directory.absolute()  # as the paths of a log in several directories are
     files = StoreFiles.find(directory)
     try:
         _check_target(directory, target)
@@ -215,7 +216,8 @@ class _Backup:
         later = {self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in ("", ".bak")}
         for path in _paths_below(self._source):
             name = path.relative_to(self._source).parts[0]
-            if name not in _COPIED_ELSEWHERE | _NOT_COPIED and path not in later:
+            elsewhere = name in _COPIED_ELSEWHERE | _NOT_COPIED or path.parent in self._files.log_paths.all
+            if not elsewhere and path not in later:
                 self._copy(path)
         deleted = self._deleted_topics()
         whole = load_checkpoint(self._files).derived_offset is None

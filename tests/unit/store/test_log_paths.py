@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,3 +306,70 @@ def test_the_tools_find_every_path(tmp_path: Path) -> None:
     assert repair(directory, apply=True).left == []
     with MessageStore.open(config, clock=ManualClock()) as store:
         compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize("at", ["write", "rename", "sync_directory"])
+def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> None:
+    """The message is refused, and no file of the segment is in the way of the next try."""
+    world = World(A, B)
+    store = world.open()
+    world.fill(store, 0)
+
+    def before(operation: Operation) -> None:
+        if operation.name == at and operation.path in (KNOWN, KNOWN.with_name(f"{KNOWN.name}.tmp"), DIRECTORY):
+            raise OSError(errno.ENOSPC, "as the test wants it", str(operation.path))
+
+    world.sender.append(store, [world.sender.message(3000)])
+    store.flush()
+    world.disk.before_operation = before
+    with pytest.raises(StoreFullError):
+        world.fill(store, 1)
+    world.disk.before_operation = None
+    assert store.state == "open"
+    assert world.numbers(B) == []
+    store.flush()
+    world.fill(store, 1)
+    assert world.numbers(B) == [1]
+    compare(store, world.sender.sent, world.sender.sent)
+    store.close()
+
+
+async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
+    """A path comes into being with its first segment, whoever makes that."""
+    config = replace(
+        StoreConfig.tiny(tmp_path / "store"), commit_log_paths=(tmp_path / "a", tmp_path / "b"), segments_ahead=1
+    )
+    sender = Sender()
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            sender.append(store, [sender.message(5000)])
+            await store.wait_stored(store.positions[0])
+            while not (store.status().segments_prepared or store.stats.allocation_failures):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        services.cancel()
+        with suppress(asyncio.CancelledError):
+            await services
+        assert store.stats.allocation_failures == 0
+        assert [int(path.name) for path in (tmp_path / "b").iterdir()] == [SEGMENT]
+
+
+def test_a_live_copy_of_paths_within_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the log, and no other files of the store: each segment is copied once, and up to the end of the copy.
+    Also if the store is named by a relative path, which the paths of its log never are."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "store"
+    config = replace(StoreConfig.tiny(directory), commit_log_paths=(directory / "log-a", directory / "log-b"))
+    sender = Sender()
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        for _ in range(20):
+            sender.append(store, [sender.message(3000)])
+        store.flush()
+        report = backup(directory, tmp_path / "live", hard_links=True)
+    assert report.linked > 1
+    backup(Path("store"), Path("copy"))
+    for copy in (tmp_path / "live", tmp_path / "copy"):
+        assert [path.name for path in copy.iterdir() if path.name.startswith("log")] == []
+        with MessageStore.open(StoreConfig.tiny(copy), clock=ManualClock()) as store:
+            compare(store, sender.sent, sender.sent)
