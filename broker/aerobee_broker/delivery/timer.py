@@ -9,7 +9,9 @@ A delayed message is stored in the timer topic first, and is as safe there as an
               the millisecond in which it is due
     recall    a message that takes another one back goes the same way to the same slot
 
-One task does all of this, so that a slot is read only when everything that is stored for it is hung on it.
+One task does all of this. What an earlier process left in the timer topic, and what was stored there again, is hung on
+its slots before anything more is delivered: a request that takes a message back may be among it. Of all other requests
+it is known at once, so enqueue and dequeue take turns while more is sent than can be hung: nothing is late for that.
 
 Once and not twice. A slot is done when its time is over and all of it is in the log; the checkpoint says so after the
 log is durable. After a crash everything from the first slot that is not done is due again. What had been delivered of
@@ -35,6 +37,7 @@ from aerobee_broker.delivery.timer_slot import Due, LoadedSlot
 from aerobee_broker.delivery.timer_stats import TimerStats, increment
 from aerobee_broker.errors import BrokerError
 from aerobee_store import (
+    Appended,
     CorruptRecordError,
     InvalidMessageError,
     MessageStore,
@@ -107,6 +110,7 @@ class Timer:
         )
         self.stats = TimerStats()
         self._queue_offset = 0  # next message of the timer topic
+        self._hang_first = 0  # nothing is delivered before the timer topic is on the wheel up to here
         self._read_time_ms = 0  # the slot that is being read; all before it is done
         self._begin = 0  # what this slot and later ones have delivered lies in the log behind here
         self._slot: LoadedSlot | None = None
@@ -307,6 +311,7 @@ class Timer:
             self._wake.set()
 
     async def _run_timer(self) -> None:
+        self._hang_first = self._store.queue_range(TIMER_TOPIC, TIMER_QUEUE_ID)[1]
         while not self._closing.is_set():
             self._wake.clear()
             await self._enqueue()
@@ -316,7 +321,8 @@ class Timer:
                     await self._wake.wait()
 
     async def _enqueue(self) -> None:
-        """Hang all that has arrived in the timer topic on the wheel."""
+        """Hang what has arrived in the timer topic on the wheel: all of it, or until something is due. Then it is to be
+        called again, and `_wake` is set."""
         while not self._closing.is_set():
             result = self._store.read(TIMER_TOPIC, TIMER_QUEUE_ID, self._queue_offset, max_count=_ENQUEUE_BATCH)
             if result.next_offset <= self._queue_offset:
@@ -328,6 +334,10 @@ class Timer:
             self._queue_offset = result.next_offset
             self._changed = True
             await asyncio.sleep(0)
+            next_ms = self.next_look_ms
+            if self._queue_offset >= self._hang_first and next_ms is not None and next_ms <= self._clock.now_ms():
+                self._wake.set()
+                break
 
     def _enqueue_record(self, record: Record, now_ms: int) -> None:
         values = record.properties
@@ -542,6 +552,7 @@ class Timer:
         while True:
             try:
                 appended = self._store.append(messages, essential=True)
+                self._note_stored_again(messages, appended)
                 break
             except StoreFullError as error:
                 if not self._full_logged:
@@ -566,6 +577,12 @@ class Timer:
                 return
             except SyncTimeoutError:
                 continue  # it is in the log: appending it again would deliver it twice
+
+    def _note_stored_again(self, messages: Sequence[Message], appended: Sequence[Appended]) -> None:
+        """Of these some may take back what goes to the same slot, and nobody remembers that but the timer topic."""
+        for message, place in zip(messages, appended, strict=True):
+            if message.topic == TIMER_TOPIC:
+                self._hang_first = place.queue_offset + 1
 
     def _record(self, physical_offset: int) -> Record | None:
         try:
@@ -647,8 +664,9 @@ class Timer:
                     increment(self.stats.pending, record.properties.get(p.REAL_TOPIC, ""), -1)
             if messages:
                 self._begin = min(self._begin, self._moved_begin)
-                end = self._store.append(messages, essential=True)[-1].end
-                await self._store.wait_stored(end, durable=True)
+                appended = self._store.append(messages, essential=True)
+                self._note_stored_again(messages, appended)
+                await self._store.wait_stored(appended[-1].end, durable=True)
         self._moved_before = physical_offset
         return physical_offset
 

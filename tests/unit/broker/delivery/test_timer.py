@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from bisect import bisect_left
 from collections import Counter
@@ -134,6 +135,29 @@ async def test_message_for_the_running_second_is_not_forgotten(start: Start) -> 
     assert world.bodies() == ["late"]
     await world.advance(0.2)
     assert world.bodies() == ["late", "first"]
+
+
+async def test_what_is_due_does_not_wait_for_a_backlog(start: Start) -> None:
+    """While more is sent than the timer can take up, it goes on delivering."""
+    world = await start()
+    await world.send("due", 1.5)
+    far_ms = world.clock.now_ms() + 60_000
+    backlog = [
+        world.timer.delayed(Message(TOPIC, 0, b"far", {p.UNIQ_KEY: f"far-{number}"}), far_ms) for number in range(2000)
+    ]
+    end = world.store.append(backlog)[-1].end
+    world.clock.advance(1.5)
+    await world.store.wait_stored(end)
+    for _ in range(100_000):
+        if world.timer.stats.dequeued:
+            break
+        world.timer.wake()
+        await asyncio.sleep(0)
+    assert world.timer.stats.dequeued == {TOPIC: 1}
+    assert world.timer.enqueue_lag > 1000
+    await world.settle()
+    assert world.timer.enqueue_lag == 0
+    assert world.timer.stats.pending == {TOPIC: 2000}
 
 
 async def test_far_ahead_rolls_and_comes_in_time(start: Start) -> None:
