@@ -236,6 +236,21 @@ class BatchConsumeQueue:
         """The files written since the last call, to be synced in a disk thread."""
         return self._units.take_dirty()
 
+    def end_messages(self) -> None:
+        """As ConsumeQueue's; but what is not dispatched yet is served until its files go."""
+        self._units.min_offset = self._units.max_offset
+        self._moved()
+
+    def ends_before(self, physical_offset: int) -> bool:
+        """As ConsumeQueue's."""
+        return self._units.ends_before(physical_offset)
+
+    def give_up_files(self) -> list[Path]:
+        """As ConsumeQueue's."""
+        paths = self._units.give_up_files()
+        self.begin_at(self.next_offset)
+        return paths
+
     def destroy(self) -> None:
         """Remove all files and the directory."""
         self._units.destroy()

@@ -206,7 +206,7 @@ class ConsumeQueue:
         if not self._starts:
             # The first unit of a queue: fill its file from the beginning, as RocketMQ does.
             first = queue_offset - queue_offset % self.units_per_file
-            self.min_offset = queue_offset
+            self.min_offset = max(self.min_offset, queue_offset)  # higher where all so far was deleted
         if first < queue_offset:
             units = FILLER_UNIT * (queue_offset - first) + units
             queue_offset = first
@@ -266,7 +266,13 @@ class ConsumeQueue:
                 offset += first
                 break
             offset += len(units)
-        self.min_offset = min(offset, self.max_offset)
+        self.min_offset = max(self.min_offset, min(offset, self.max_offset))
+
+    def end_messages(self) -> None:
+        """Serve nothing of what was appended so far: its topic is deleted. What is not dispatched yet is above the end,
+        and below the minimum, until it is.
+        """
+        self.min_offset = self.next_offset
 
     def last_record_end(self) -> int:
         """The physical offset behind the record of the last unit that is no filler; 0 if there is none."""
@@ -356,6 +362,29 @@ class ConsumeQueue:
         files += [file for start in self._dirty if (file := self._file(start)) is not None]
         self._dirty.clear()
         return files
+
+    def ends_before(self, physical_offset: int) -> bool:
+        """Whether every unit in its files, served or not, is of a record before this one."""
+        begin = self._starts[0] // self._unit_size if self._starts else self.max_offset
+        end = self.max_offset
+        while end > begin:
+            first = max(begin, end - 512)
+            units = self.units(first, end - first)
+            real = np.flatnonzero(units["size"] != FILLER_SIZE)
+            if len(real):
+                return int(units["physical_offset"][real[-1]]) < physical_offset
+            end = first
+        return True
+
+    def give_up_files(self) -> list[Path]:
+        """Let go of all files; return their paths, in the order in which the caller has to remove them."""
+        paths = [self._run.path(start) for start in sorted(self._starts, reverse=True)]
+        for start in self._starts.copy():
+            self._forget_file(start)
+        if self.extension is not None:
+            paths += self.extension.give_up_files()
+        self.begin_at(self.next_offset)
+        return paths
 
     def destroy(self) -> None:
         """Remove all files and the directory."""

@@ -197,6 +197,14 @@ class ConsumeQueueExt:
         offset = lowest_address - _ADDRESS_ZERO
         self._dirty.update(start for start in self._starts if start + self._run.file_size > offset)
 
+    def give_up_files(self) -> list[Path]:
+        """As ConsumeQueue's."""
+        starts = sorted(self._starts, reverse=True)
+        for start in starts:
+            self._forget(start)
+        self.end = 0
+        return [self._run.path(start) for start in starts]
+
     def destroy(self) -> None:
         """Remove all files and the directory."""
         gone = self._starts.copy()

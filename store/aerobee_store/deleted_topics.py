@@ -9,10 +9,17 @@ them, queue them again, and mix them with those of a later topic of the same nam
 
 Records of the topic before the physical offset do not count any more. A later topic of that name goes on at the queue
 offsets given, for one offset must not name two messages.
+
+A save leaves out the light queues that were deleted before the log's present beginning: they come and go by the
+thousand, and the table would grow for good. No record is left then that could come back, no position of a group and no
+receipt handle speaks of one, and a lite topic of that name begins at 0 again, as one that never was. It matters to
+nobody but whoever has kept offsets of it outside the broker for longer than the log keeps messages. Of other topics
+that is what pipelines and readers by offset do, and people delete them one by one: these entries stay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -21,6 +28,7 @@ from aerobee_store import java_json
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.file_system import FileSystem
 from aerobee_store.json_table import JsonTable
+from aerobee_store.multi_dispatch import is_light
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +40,13 @@ class DeletedTopic:
 
 
 class DeletedTopics:
-    """The table. Saved at every change, before the queues are removed."""
+    """The table. To be saved after every change, before the queues are removed."""
 
     def __init__(self, file_system: FileSystem, directory: Path) -> None:
         self._file_system = file_system
         self._path = directory / "config" / "deletedTopics.json"
         # The content before this one has a deletion less: its messages would be back.
-        self._table = JsonTable(file_system, self._path, old_content_helps=False)
+        self._table = JsonTable(file_system, self._path, old_content_helps=False, checksum_inside=True)
         self._topics: dict[str, DeletedTopic] = {}
 
     def load(self) -> None:
@@ -77,21 +85,34 @@ class DeletedTopics:
         deleted = self._topics.get(topic)
         return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
 
-    def add(self, topic: str, physical_offset: int, next_offsets: dict[int, int]) -> None:
-        """Note a deletion, durably."""
-        before = self._topics.get(topic)
-        known = dict(before.next_offsets) if before is not None else {}
-        self._topics[topic] = DeletedTopic(physical_offset, {**known, **next_offsets})
-        self._save()
+    def add(self, physical_offset: int, next_offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Note that topics are deleted; `next_offsets`: topic -> queue id -> offset. Counts at once, here."""
+        for topic, offsets in next_offsets.items():
+            before = self._topics.get(topic)
+            known = before.next_offsets if before is not None else {}
+            self._topics[topic] = DeletedTopic(physical_offset, {**known, **offsets})
 
-    def _save(self) -> None:
+    def forget(self, log_begin: int) -> None:
+        """Leave out the light queues that nothing is left of in a log that begins there."""
+        gone = [
+            topic for topic, deleted in self._topics.items() if deleted.physical_offset <= log_begin and is_light(topic)
+        ]
+        for topic in gone:
+            del self._topics[topic]
+
+    def content(self) -> dict[str, DeletedTopic]:
+        """What there is to save now."""
+        return dict(self._topics)
+
+    def save(self, content: Mapping[str, DeletedTopic]) -> None:
+        """Make this the content, durably. Blocking; in one thread at a time. OSError."""
         self._file_system.make_directory(self._path.parent)
         topics = {
             topic: {
                 "physicalOffset": deleted.physical_offset,
                 "queues": {str(key): value for key, value in deleted.next_offsets.items()},
             }
-            for topic, deleted in self._topics.items()
+            for topic, deleted in content.items()
         }
         self._table.save({"topics": topics, "crc32": _checksum(topics)})
 

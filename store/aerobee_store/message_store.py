@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
@@ -21,7 +21,6 @@ from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import QueueMisalignedError
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
@@ -43,6 +42,7 @@ from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
 from aerobee_store.store_directory import lock_directory, open_error
 from aerobee_store.store_status import StoreState, StoreStatus
+from aerobee_store.topic_removal import TopicRemoval
 from aerobee_store.write_modes import BufferPool, segments_of
 
 _log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class MessageStore:
         )
         self._deleted = DeletedTopics(file_system, directory)
         self._queues = QueueTable(file_system, config, self._deleted, is_batch_topic)
+        self._removal = TopicRemoval(file_system, directory, self._queues, self._deleted)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         room = DispatchRoom(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
         self._dispatch = Dispatch(self._index, clock, self.stats, room)
@@ -244,6 +245,7 @@ class MessageStore:
             multi_dispatch=MultiDispatch(self.config.light_queues, self.config.multi_dispatch),
             whole_log=whole_log,
         ).run()
+        self._removal.remove_interrupted()
         self.stats.recovered_records = self.recovery.records
         self.stats.recovered_bytes = self.recovery.end - self.recovery.begin
         self._dispatch.dispatched = self._log.wrote
@@ -285,7 +287,7 @@ class MessageStore:
         try:
             if self.state == "open":
                 self._close_orderly()
-        except (OSError, QueueMisalignedError) as error:
+        except (OSError, StoreError) as error:
             raise self._fail(error) from error
         finally:
             self.state = "closed"
@@ -389,7 +391,7 @@ class MessageStore:
         self._check_open()
         try:
             self._flush_all()
-        except (OSError, QueueMisalignedError) as error:
+        except (OSError, StoreError) as error:
             raise self._fail(error) from error
 
     def _flush_all(self) -> None:
@@ -475,19 +477,36 @@ class MessageStore:
         """The queue ids of one topic, as `queues` has them, without a look at all others."""
         return self._queues.ids_of(topic)
 
-    def delete_topic(self, topic: str) -> None:
-        """Remove the queues of a topic; its records stay in the log until they expire, and count no more.
+    async def delete_topics(self, topics: Collection[str]) -> None:
+        """Remove the queues of topics; their records stay in the log until they expire, and count no more.
 
-        A topic of that name that comes later goes on at the queue offsets where this one ended. Blocking, and durable
-        when it returns.
+        Their messages cannot be read any more as soon as this is called, before it awaits anything; what is appended
+        later is kept. A topic of that name that comes later goes on at the queue offsets where this one ended; for a
+        light queue the log must still have had messages of that time.
+
+        When it returns that is durable, with all that was appended before. The work is that of one topic and some
+        microseconds for each further one, and the disk's part runs in its thread. Raises StoreFailedError,
+        StoreClosedError, and SyncTimeoutError: the topics may be back after a start then, and can be deleted again.
+        So it is for who cancels.
         """
         self._check_open()
-        queues = self._queues.of_topic(topic)
-        if not queues:
+        ended = self._removal.end(topics, self._log.min_offset, self._log.wrote)
+        if ended is not None:
+            try:
+                await self._removal.run(ended, lambda end: self.wait_stored(end, durable=True), self.in_disk_thread)
+            except OSError as error:
+                raise self._fail(error) from error
+
+    def delete_topic(self, topic: str) -> None:
+        """The same for one topic, blocking. For tools and tests that run no services."""
+        self._check_open()
+        if not self._queues.of_topics([topic]):
             return
         self.flush()  # what waits for dispatch belongs to the topic that goes
+        ended = self._removal.end([topic], self._log.min_offset, self._log.wrote)
+        assert ended is not None, "there are queues"
         try:
-            self._queues.destroy(queues, self._log.wrote)
+            self._removal.run_blocking(ended)
         except OSError as error:
             raise self._fail(error) from error
 

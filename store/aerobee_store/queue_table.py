@@ -6,7 +6,10 @@ again goes on where it ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
@@ -21,6 +24,35 @@ from aerobee_store.multi_dispatch import QueueKey, is_light
 SIMPLE_DIRECTORY: Final = "consumequeue"
 BATCH_DIRECTORY: Final = "batchconsumequeue"
 EXTENSION_DIRECTORY: Final = "consumequeue_ext"
+
+
+class QueueFiles:
+    """The files and directories of a topic's queues that are out of the table. Removed by whoever comes first."""
+
+    def __init__(self, file_system: FileSystem, topic: str, paths: Sequence[Path], directories: Sequence[Path]) -> None:
+        """`paths` in the order in which they go; `directories` of queues, each in one of the topic."""
+        self.topic = topic
+        self.roots = list(dict.fromkeys(directory.parent.parent for directory in directories))
+        """To be synced, for the removal to be durable."""
+        self._file_system = file_system
+        self._lock = threading.Lock()
+        self._paths = list(reversed(paths))
+        self._directories = list(directories)
+
+    def remove(self) -> None:
+        """Remove what has not been removed; when it returns the names are free. Blocking, any thread. OSError."""
+        file_system = self._file_system
+        with self._lock:
+            while self._paths:
+                with suppress(FileNotFoundError):  # by retention
+                    file_system.unlink(self._paths[-1])
+                self._paths.pop()
+            for directory in self._directories:
+                for each in (directory, directory.parent):
+                    file_system.remove_directory(each)
+                    if file_system.exists(each):  # something is in it; otherwise its going is synced with the root
+                        file_system.sync_directory(each)
+            self._directories.clear()
 
 
 class QueueTable:
@@ -41,6 +73,7 @@ class QueueTable:
         self.light_count = 0  # of the simple ones, those whose names begin with %LMQ%
         self.simple: dict[tuple[str, int], ConsumeQueue] = {}
         self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._going: dict[str, QueueFiles] = {}  # topic -> what may still be there of its former queues
 
     def __len__(self) -> int:
         return len(self.simple) + len(self.batch)
@@ -67,9 +100,10 @@ class QueueTable:
         key = topic, queue_id
         return self.simple.get(key) or self.batch.get(key)
 
-    def of_topic(self, topic: str) -> list[AnyQueue]:
-        """The queues of one topic."""
-        return [queue for queue in self.all() if queue.topic == topic]
+    def of_topics(self, topics: Collection[str]) -> list[AnyQueue]:
+        """The queues of these topics."""
+        wanted = frozenset(topics)
+        return [queue for queue in self.all() if queue.topic in wanted]
 
     def ids(self) -> dict[str, list[int]]:
         """Topic -> queue ids, of every queue that has ever had a message."""
@@ -120,26 +154,44 @@ class QueueTable:
             return None
         return self._batch_queue(topic, queue_id)
 
-    def destroy(self, queues: Sequence[AnyQueue], log_end: int) -> None:
-        """Remove all queues of one topic, after noting where they ended. OSError."""
-        topic = queues[0].topic
-        self._deleted.add(topic, log_end, {queue.queue_id: queue.next_offset for queue in queues})
+    def take_out(self, queues: Iterable[AnyQueue]) -> list[QueueFiles]:
+        """Take queues out of the table, and their files from them, by topic. Where they ended is noted already."""
+        topics: dict[str, list[AnyQueue]] = {}
         for queue in queues:
-            next_offset = queue.next_offset
-            queue.destroy()
-            queue.begin_at(next_offset)
-        self._file_system.remove_directory(queues[0].directory.parent)
-        self._file_system.remove_directory(self._config.directory / EXTENSION_DIRECTORY / topic)
-        if is_light(topic):
-            # They come and go by the thousand. Where they ended is noted, if one comes back.
-            for queue in queues:
-                del self.simple[topic, queue.queue_id]
-            self.light_count -= len(queues)
-        if topic in self._batch_topics:
-            # A topic of that name that comes later may be of the other kind.
-            self._batch_topics.remove(topic)
-            for queue in queues:
-                del self.batch[topic, queue.queue_id]
+            topics.setdefault(queue.topic, []).append(queue)
+        found = []
+        for topic, members in topics.items():
+            self._finish_removal(topic)
+            paths: list[Path] = []
+            directories: list[Path] = []
+            for queue in members:
+                directories.append(queue.directory)
+                if isinstance(queue, ConsumeQueue):
+                    if queue.extension is not None:
+                        directories.append(queue.extension.directory)
+                    del self.simple[topic, queue.queue_id]
+                    self.light_count -= is_light(topic)
+                else:
+                    del self.batch[topic, queue.queue_id]
+                paths += queue.give_up_files()
+            if topic in self._batch_topics and not any(name == topic for name, _ in self.batch):
+                self._batch_topics.remove(topic)  # one of that name that comes later may be of the other kind
+            self._going[topic] = QueueFiles(self._file_system, topic, paths, directories)
+            found.append(self._going[topic])
+        return found
+
+    def removed(self, going: Iterable[QueueFiles]) -> None:
+        """The files of these are gone."""
+        for files in going:
+            if self._going.get(files.topic) is files:
+                del self._going[files.topic]
+
+    def _finish_removal(self, topic: str) -> None:
+        """A new queue of the topic may need the names of what is going."""
+        files = self._going.pop(topic, None)
+        if files is not None:
+            with suppress(OSError):  # the disk thread meets it as well, and the store fails
+                files.remove()
 
     def close(self) -> None:
         """Close every queue."""
@@ -147,6 +199,7 @@ class QueueTable:
             queue.close()
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        self._finish_removal(topic)
         directory = self._config.directory / SIMPLE_DIRECTORY / topic / str(queue_id)
         queue = ConsumeQueue(
             self._file_system,
@@ -176,6 +229,7 @@ class QueueTable:
     def _batch_queue(self, topic: str, queue_id: int) -> BatchConsumeQueue:
         queue = self.batch.get((topic, queue_id))
         if queue is None:
+            self._finish_removal(topic)
             directory = self._config.directory / BATCH_DIRECTORY / topic / str(queue_id)
             queue = BatchConsumeQueue(self._file_system, directory, topic, queue_id, self._config.batch_queue_file_size)
             self.batch[topic, queue_id] = queue

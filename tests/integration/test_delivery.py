@@ -696,7 +696,6 @@ async def test_deleted_topic_is_forgotten(start: Start) -> None:
     [message] = await world.receive(1)
     world.tables.topics.delete(TOPIC)
     await world.deliveries.delete_topic(TOPIC)
-    world.store.delete_topic(TOPIC)
     assert await world.acknowledge(message) == [False]
     assert world.deliveries.status(GROUP) == []
     await world.tables.save()

@@ -37,7 +37,7 @@ from aerobee_broker.delivery.journal import (
     encode_removed,
 )
 from aerobee_broker.delivery.lanes import Lanes
-from aerobee_broker.delivery.lite import LiteConsumers, LiteSource, expired, lite_topics_of
+from aerobee_broker.delivery.lite import LiteConsumers, LiteSource, lite_topics_of
 from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.delivery.receiving import DeliveredMessage, Receiving, Wish, handle_of, new_nonce
@@ -47,8 +47,8 @@ from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueSt
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.topics import TopicMessageType, dead_letter_topic, light_topic_name
-from aerobee_store import MessageStore
+from aerobee_broker.topics import LIGHT_PREFIX, TopicMessageType, dead_letter_topic, light_topic_name
+from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -56,8 +56,7 @@ _log = logging.getLogger(__name__)
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
 _ATTEMPTS_WITHOUT_END: Final = 1 << 30
 _LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
-_LITE_EXPIRY_COUNT_MAX: Final = 16  # at a time: each costs the disk some milliseconds, and everybody waits for them
-_LITE_EXPIRY_PAUSE_SECONDS: Final = 1.0
+_DELETED_PER_STEP_MAX: Final = 512  # topics that go in one step of the event loop, and with one save of their note
 LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 
@@ -422,30 +421,33 @@ class Deliveries:
             await self._tables.save()
 
     async def delete_topic(self, topic: str) -> None:
-        """Forget everything about a topic, its lite topics, and offsets; durable in the journal when this returns."""
-        await self._delete_lite_topics(lite_topics_of(self._store, topic))
-        await self._remove(Removed("", topic))
+        """Delete the messages of a topic and of its lite topics, and forget all positions in them.
 
-    async def expire_lite_topics(self, count_max: int | None = None) -> int:
-        """Delete the lite topics whose time is over, so many at most; returns how many."""
-        names = (await expired(self._store, self._tables.topics, self._clock.now_ms()))[:count_max]
-        await self._delete_lite_topics(names)
+        Durable when this returns. Raises StoreError; some are gone then, and the others can be deleted again.
+        """
+        await self._delete([*lite_topics_of(self._store, topic), topic])
+
+    async def expire_lite_topics(self) -> int:
+        """Delete the lite topics whose time is over; returns how many. Raises StoreError."""
+        names = await self.lite.expired(self._tables.topics, self._clock.now_ms())
+        await self._delete(names)
         return len(names)
 
-    async def _delete_lite_topics(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._forget(Removed("", name))
-            self._store.delete_topic(name)  # in the same step: nothing arrives between the two
-            await asyncio.sleep(0)  # that was several milliseconds
+    async def _delete(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), _DELETED_PER_STEP_MAX):
+            some = names[first : first + _DELETED_PER_STEP_MAX]
+            self._forget(*(Removed("", name) for name in some))
+            await self._store.delete_topics(some)  # in the same step: nothing arrives between the two
         if names:
             await self._history.wait_stored()
 
     async def _run_lite_expiry(self) -> None:
-        seconds = _LITE_EXPIRY_SECONDS
         while True:
-            await asyncio.sleep(seconds)
-            count = await self.expire_lite_topics(_LITE_EXPIRY_COUNT_MAX)
-            seconds = _LITE_EXPIRY_PAUSE_SECONDS if count == _LITE_EXPIRY_COUNT_MAX else _LITE_EXPIRY_SECONDS
+            await asyncio.sleep(_LITE_EXPIRY_SECONDS)
+            try:
+                await self.expire_lite_topics()
+            except (StoreFullError, SyncTimeoutError) as error:
+                _log.warning("lite topics not expired, tried again later cause=%s", error)
 
     async def delete_group(self, group: str) -> None:
         """Forget everything about a group, and its offsets; durable in the journal when this returns."""
@@ -459,8 +461,12 @@ class Deliveries:
         self._forget(event)
         await self._history.wait_stored()
 
-    def _forget(self, event: Removed) -> None:
-        self._history.append(EventKind.REMOVED, [encode_removed(event)], self._clock.now_ms())
+    def _forget(self, *events: Removed) -> None:
+        self._history.append(EventKind.REMOVED, [encode_removed(event) for event in events], self._clock.now_ms())
+        for event in events:
+            self._forget_one(event)
+
+    def _forget_one(self, event: Removed) -> None:
         self._subscriptions.drop(event.topic, event.group)
         for topic, group in list(self.stats.expired_of):
             if event.topic in ("", topic) and event.group in ("", group):
@@ -472,6 +478,8 @@ class Deliveries:
             self._tables.offsets.remove_topic(event.topic)
         else:
             self._tables.offsets.remove_group(event.group)
+        if event.topic.startswith(LIGHT_PREFIX):
+            return  # receives wait in the parent topic's lines
         self.long_polling.end_line(event.topic or None, event.group or None)
         if event.topic:
             self.long_polling.end_line(light_topic_name(event.topic, ""), event.group or None)

@@ -92,6 +92,7 @@ class LiteConsumers:
         self._consumers: dict[tuple[str, str, str], LiteConsumer] = {}  # parent, group, client id
         self._of_client: dict[str, dict[LiteConsumer, None]] = {}
         self._of_queue: dict[str, dict[LiteConsumer, None]] = {}
+        self._last_messages: dict[str, tuple[int, int]] = {}  # light queue -> end, and when its last message was stored
         self.unsubscribed_listeners: list[Callable[[str, str], None]] = []
         """Hear the client id and the lite topic when one was taken from a client, for it was deleted."""
 
@@ -179,6 +180,36 @@ class LiteConsumers:
             for consumer in list(self._consumers.values()):
                 if group in ("", consumer.group) and topic in ("", consumer.parent):
                     self._forget(consumer)
+
+    async def expired(self, topics: Iterable[TopicConfig], now_ms: int) -> list[str]:
+        """The names of light queues whose last message is older than their parent topic lets lite topics be.
+
+        One whose last message the log does not have any more is older. Of each message the log is asked once.
+        """
+        minutes = {topic.name: topic.lite_expiry_minutes for topic in topics if topic.lite_expiry_minutes}
+        found: list[str] = []
+        last_messages: dict[str, tuple[int, int]] = {}
+        names = self._store.queues() if minutes else ()
+        for number, name in enumerate(names):
+            if number % _LOOKED_PER_STEP_MAX == 0:
+                await asyncio.sleep(0)
+            split = split_light_topic_name(name)
+            if split is None or (limit := minutes.get(split[0])) is None:
+                continue
+            low, high = self._store.queue_range(name, LITE_QUEUE_ID)
+            known = self._last_messages.get(name)
+            if low >= high:
+                last = None
+            elif known is not None and known[0] == high:
+                last = known[1]
+            else:
+                last = self._store.store_timestamp_at(name, LITE_QUEUE_ID, high - 1)
+            if last is None or now_ms - last > limit * 60_000:
+                found.append(name)
+            else:
+                last_messages[name] = high, last
+        self._last_messages = last_messages
+        return found
 
     def _note(self, name: str, group: str | None) -> None:
         for consumer in self._of_queue.get(name, ()):
@@ -289,22 +320,3 @@ def _lite_topic(name: str) -> str:
 def lite_topics_of(store: MessageStore, parent: str) -> list[str]:
     """The names of the light queues of a parent topic."""
     return [name for name in store.queues() if (split := split_light_topic_name(name)) and split[0] == parent]
-
-
-async def expired(store: MessageStore, topics: Iterable[TopicConfig], now_ms: int) -> list[str]:
-    """The names of light queues whose last message is older than their parent topic lets lite topics be."""
-    minutes = {topic.name: topic.lite_expiry_minutes for topic in topics if topic.lite_expiry_minutes}
-    found: list[str] = []
-    if not minutes:
-        return found
-    for number, name in enumerate(store.queues()):
-        if number % _LOOKED_PER_STEP_MAX == 0:
-            await asyncio.sleep(0)
-        split = split_light_topic_name(name)
-        if split is None or (limit := minutes.get(split[0])) is None:
-            continue
-        low, high = store.queue_range(name, LITE_QUEUE_ID)
-        last = store.store_timestamp_at(name, LITE_QUEUE_ID, high - 1) if low < high else None
-        if last is None or now_ms - last > limit * 60_000:  # the log does not have it any more, or it is too old
-            found.append(name)
-    return found

@@ -13,7 +13,7 @@ from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.queue_delivery import QueueDelivery
 from aerobee_broker.delivery.receipt_handle import owner_of
-from aerobee_broker.topics import TopicTable, split_light_topic_name
+from aerobee_broker.topics import LIGHT_PREFIX, TopicTable, split_light_topic_name
 from aerobee_store import MessageStore, Record
 
 _log = logging.getLogger(__name__)
@@ -131,8 +131,12 @@ class Subscriptions:
         for group_name, topics in list(self._groups.items()):
             if group not in ("", group_name):
                 continue
-            for topic_name in [name for name in topics if topic in ("", name) or _is_lite_topic_of(name, topic)]:
-                for queue in topics.pop(topic_name).queues.values():
+            if topic.startswith(LIGHT_PREFIX):  # by the thousand
+                names = [topic] if topic in topics else []
+            else:
+                names = [name for name in topics if topic in ("", name) or _is_lite_topic_of(name, topic)]
+            for name in names:
+                for queue in topics.pop(name).queues.values():
                     queue.dropped = True
             if not topics:
                 del self._groups[group_name]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreError
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 
 
 def fill(store: MessageStore, topic: str, count: int) -> list[int]:
@@ -72,3 +78,152 @@ def test_deleting_an_unknown_topic_does_nothing(tmp_path: Path) -> None:
     with MessageStore.open(config) as store:
         store.delete_topic("nothing")
     assert not (config.directory / "config").exists()
+
+
+def say(room: str, text: str) -> Message:
+    return Message("rooms", 0, text.encode(), {"INNER_MULTI_DISPATCH": f"%LMQ%{room}"})
+
+
+def bodies(store: MessageStore, topic: str) -> list[bytes]:
+    low, _ = store.queue_range(topic, 0)
+    return [record.body for record in store.read(topic, 0, low).records]
+
+
+@asynccontextmanager
+async def running(store: MessageStore) -> AsyncIterator[MessageStore]:
+    """The store with its services, closed in the end."""
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(20):
+            yield store
+    finally:
+        services.cancel()
+        with suppress(asyncio.CancelledError):
+            await services
+        store.close()
+
+
+async def test_many_topics_cost_one_save_and_one_sync_of_a_directory() -> None:
+    """However many go together; nothing of them can be read from the first step on, and others lose nothing."""
+    disk = MemoryFileSystem()
+    config = StoreConfig.tiny(Path("/store"))
+    rooms = [f"%LMQ%room{number}" for number in range(40)]
+    async with running(MessageStore.open(config, file_system=disk)) as store:
+        store.append([say(room.removeprefix("%LMQ%"), room) for room in rooms])
+        await store.wait_stored(store.append([Message("orders", 0, b"stays")])[0].end)
+        operations: list[Operation] = []
+        disk.before_operation = operations.append
+        deletion = asyncio.create_task(store.delete_topics(rooms))
+        await asyncio.sleep(0)
+        assert [bodies(store, room) for room in rooms] == [[]] * 40
+        await deletion
+        disk.before_operation = None
+        assert set(store.queues()) == {"rooms", "orders"}
+        assert bodies(store, "orders") == [b"stays"]
+        saves = [each for each in operations if each.name == "rename" and each.path.name.startswith("deletedTopics")]
+        assert len(saves) == 1
+        queues = [each for each in operations if each.name == "sync_directory" and "consumequeue" in each.path.parts]
+        assert [each.path.name for each in queues] == ["consumequeue"]
+    with MessageStore.open(config, file_system=disk.kill()) as store:
+        assert set(store.queues()) == {"rooms", "orders"}
+
+
+async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
+    """It is kept, at the next offset, whether it comes before the note is on the disk or while the files go."""
+    disk = MemoryFileSystem()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def stop_at(name: str, part: str) -> None:
+        reached.clear()
+        go_on.clear()
+
+        def wait(operation: Operation) -> None:
+            if operation.name == name and part in str(operation.path):
+                disk.before_operation = None
+                reached.set()
+                assert go_on.wait(20)
+
+        disk.before_operation = wait
+
+    config = StoreConfig.tiny(Path("/store"))
+    async with running(MessageStore.open(config, file_system=disk)) as store:
+        await store.wait_stored(store.append([say("a", "a0"), say("b", "b0"), say("b", "b1")])[-1].end)
+        for name, part, texts in (("rename", "deletedTopics", ["b2"]), ("unlink", "consumequeue/%LMQ%a", ["b3"])):
+            stop_at(name, part)
+            deletion = asyncio.create_task(store.delete_topics(["%LMQ%a", "%LMQ%b"]))
+            await asyncio.to_thread(reached.wait, 20)
+            appended = store.append([say("b", text) for text in texts])
+            go_on.set()
+            await deletion
+            await store.wait_stored(appended[-1].end)
+            assert bodies(store, "%LMQ%b") == [text.encode() for text in texts]
+            await store.wait_stored(store.append([say("a", "again")])[-1].end)
+        assert store.queue_range("%LMQ%b", 0) == (3, 4)
+        assert store.queue_range("%LMQ%a", 0) == (2, 3)
+    with MessageStore.open(config, file_system=disk.kill()) as store:
+        assert (bodies(store, "%LMQ%a"), bodies(store, "%LMQ%b")) == ([b"again"], [b"b3"])
+
+
+async def test_whoever_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
+    """The deletion goes on as far as it got; a second one ends it, and the topic can come back at once."""
+    config = StoreConfig.tiny(tmp_path / "store")
+    async with running(MessageStore.open(config)) as store:
+        await store.wait_stored(store.append([say("a", "a0")])[-1].end)
+        for turns in range(6):
+            deletion = asyncio.create_task(store.delete_topics(["%LMQ%a"]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            deletion.cancel()
+            with suppress(asyncio.CancelledError):
+                await deletion
+            await store.wait_stored(store.append([say("a", f"after{turns}")])[-1].end)
+            assert bodies(store, "%LMQ%a")[-1:] == [f"after{turns}".encode()]
+        await store.delete_topics(["%LMQ%a"])
+        assert "%LMQ%a" not in store.queues()
+    with MessageStore.open(config) as store:
+        assert fill_room(store) == 7
+
+
+def fill_room(store: MessageStore) -> int:
+    """The queue offset that the next message of the light queue gets."""
+    store.append([say("a", "next")])
+    store.flush()
+    return store.queue_range("%LMQ%a", 0)[0]
+
+
+async def test_light_queues_are_forgotten_with_the_log_of_their_time(tmp_path: Path) -> None:
+    """Retention has removed all of that time: the next save leaves them out, and keeps ordinary topics."""
+    clock = ManualClock()
+    config = replace(StoreConfig.tiny(tmp_path / "store"), delete_when_hours=tuple(range(24)), retention_hours=1)
+    note = config.directory / "config" / "deletedTopics.json"
+    async with running(MessageStore.open(config, clock=clock)) as store:
+        await store.wait_stored(store.append([say("old", "x"), Message("orders", 0, b"x")])[-1].end)
+        await store.delete_topics(["%LMQ%old", "orders"])
+        while store.positions[0] < 3 * config.segment_size:
+            await store.wait_stored(store.append([Message("filler", 0, bytes(1000))])[0].end)
+        await store.wait_stored(store.append([say("kept", "x"), say("young", "x")])[-1].end)
+        await store.delete_topics(["%LMQ%kept"])
+        assert "%LMQ%old" in note.read_text()
+        clock.advance(7200)
+        await store.retention.clean()
+        await store.delete_topics(["%LMQ%young"])
+        assert "%LMQ%old" not in note.read_text()
+        assert all(name in note.read_text() for name in ("orders", "%LMQ%kept", "%LMQ%young"))
+
+
+async def test_a_queue_of_later_messages_that_have_expired_keeps_its_end(tmp_path: Path) -> None:
+    """A start removes what an interrupted deletion has left, and takes nothing for that which came later."""
+    clock = ManualClock()
+    config = replace(StoreConfig.tiny(tmp_path / "store"), delete_when_hours=tuple(range(24)), retention_hours=1)
+    async with running(MessageStore.open(config, clock=clock)) as store:
+        await store.wait_stored(store.append([Message("orders", 0, b"x")] * 3)[-1].end)
+        await store.delete_topics(["orders"])
+        await store.wait_stored(store.append([Message("orders", 0, b"x")] * 2)[-1].end)
+        while store.positions[0] < 3 * config.segment_size:
+            await store.wait_stored(store.append([Message("filler", 0, bytes(1000))])[0].end)
+        clock.advance(7200)
+        await store.retention.clean()
+        assert store.queue_range("orders", 0) == (5, 5)
+    with MessageStore.open(config, clock=clock) as store:
+        assert fill(store, "orders", 1) == [5]

@@ -102,7 +102,6 @@ class TopicAdministration:
         self._tables.topics.delete(request.name)
         await self._tables.save_topics()
         await self._deliveries.delete_topic(request.name)
-        self._store.delete_topic(request.name)
         return admin_v1.DeleteTopicResponse(status=OK)
 
     async def list_topics(self, request: admin_v1.ListTopicsRequest, _: Client) -> admin_v1.ListTopicsResponse:

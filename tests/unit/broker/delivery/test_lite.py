@@ -225,7 +225,6 @@ async def test_a_parent_topic_is_deleted(world: World) -> None:
     await asyncio.sleep(0)
     world.tables.topics.delete(ROOMS)
     await world.deliveries.delete_topic(ROOMS)
-    world.store.delete_topic(ROOMS)
     for each in (waiting, without):
         with pytest.raises(TopicNotFoundError):
             await asyncio.wait_for(each, 5)

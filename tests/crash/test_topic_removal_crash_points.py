@@ -1,0 +1,174 @@
+"""A power cut at every operation of the disk while topics are deleted, many at a time, and sent to meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from aerobee_store import Message, MessageStore, StoreConfig
+from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from tests.support.stored_messages import DIRECTORY
+
+pytestmark = pytest.mark.crash
+
+CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "0"))
+SEEDS = range(CYCLES or 1)
+STEP = 1 if CYCLES else 3
+"""Without the long run, each third operation."""
+
+CONFIG = replace(
+    StoreConfig.tiny(DIRECTORY),
+    queue_extensions=True,
+    queue_extension_file_size=256,
+    queue_file_size=4 * 20,
+)
+LIGHT = ("%LMQ%room", "%LMQ%hall", "%LMQ%yard")
+TOPICS = ("orders", "bills", *LIGHT)
+"""All light queues have the messages of `orders`, and `bills` has its own."""
+
+
+@dataclass
+class World:
+    """What was sent to each topic, by queue offset; where each begins, and will once a deletion is over."""
+
+    disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
+    sent: dict[str, dict[int, int]] = field(default_factory=lambda: {topic: {} for topic in TOPICS})
+    begin: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOPICS, 0))
+    deleting: dict[str, int] = field(default_factory=dict)
+    next_number: int = 0
+    durable: int = 0
+
+    def copy(self, disk: MemoryFileSystem) -> World:
+        sent = {topic: dict(queue) for topic, queue in self.sent.items()}
+        return World(disk, sent, dict(self.begin), dict(self.deleting), self.next_number, self.durable)
+
+    def open(self, *, whole_log: bool = False) -> MessageStore:
+        return MessageStore.open(CONFIG, file_system=self.disk, clock=ManualClock(), whole_log=whole_log)
+
+    def append(self, store: MessageStore, count: int, light: tuple[str, ...] = LIGHT) -> int:
+        """Messages to `orders` and these light queues, and as many to `bills`; returns the end of the last."""
+        messages = []
+        for _ in range(count):
+            for topic, others in (("orders", light), ("bills", ())):
+                number, self.next_number = self.next_number, self.next_number + 1
+                properties = {"INNER_MULTI_DISPATCH": ",".join(others)} if others else {}
+                messages.append(Message(topic, 0, b"%d" % number, properties))
+                for name in (topic, *others):
+                    self.sent[name][self.end_of(name)] = number
+        return store.append(messages)[-1].end
+
+    def end_of(self, topic: str) -> int:
+        return max(max(self.sent[topic], default=-1) + 1, self.begin[topic], self.deleting.get(topic, 0))
+
+    async def send(self, store: MessageStore, count: int, light: tuple[str, ...] = LIGHT) -> None:
+        number = self.next_number + 2 * count
+        await store.wait_stored(self.append(store, count, light), durable=True)
+        self.durable = max(self.durable, number)
+
+    async def delete(self, store: MessageStore, *topics: str) -> None:
+        self.deleting = {topic: self.end_of(topic) for topic in topics}
+        await store.delete_topics(topics)
+        self.begin.update(self.deleting)
+        self.deleting = {}
+
+    async def live(self) -> None:
+        """Topics go, while they are sent to and while they are not, and come again."""
+        store = self.open()
+        services = asyncio.create_task(store.run())
+        try:
+            async with asyncio.timeout(20):
+                await self.send(store, 6)
+                await self.delete(store, *LIGHT)
+                await self.send(store, 2, LIGHT[:1])
+                self.append(store, 1)  # not dispatched when its queues end
+                going = asyncio.create_task(self.delete(store, "bills", *LIGHT[:2]))
+                await asyncio.sleep(0)
+                await self.send(store, 2, LIGHT[1:])
+                await going
+                await self.send(store, 3, LIGHT[:1])
+                await self.delete(store, "bills", LIGHT[0])
+        finally:
+            services.cancel()
+            with suppress(asyncio.CancelledError):
+                await services
+        store.close()
+
+
+def check(store: MessageStore, world: World) -> None:
+    """Each topic has what was sent to it since it was deleted, at its offsets; a deletion counts for all its topics, or
+    for none.
+    """
+    found = {}
+    for topic in TOPICS:
+        result = store.read(topic, 0, store.queue_range(topic, 0)[0], max_count=1000)
+        found[topic] = {record.queue_offset: int(record.body) for record in result.records}
+    orders = set(found["orders"].values())
+    assert orders.issuperset(number for number in world.sent["orders"].values() if number < world.durable)
+    # What was not durable may be lost, one message and not the other; a light queue has what `orders` has.
+    held = orders | set(found["bills"].values())
+    held |= {number for number in world.sent["bills"].values() if number < world.durable}
+    possible = []
+    for begin in (world.begin, world.begin | world.deleting):
+        wanted = {
+            topic: {offset: number for offset, number in queue.items() if number in held and offset >= begin[topic]}
+            for topic, queue in world.sent.items()
+        }
+        if found == wanted:
+            possible.append((begin, wanted))
+    assert possible, str((found, world.sent, world.begin, world.deleting, sorted(held)))
+    begin, wanted = possible[-1]
+    for topic in TOPICS:
+        low, high = store.queue_range(topic, 0)
+        assert high == (max(found[topic]) + 1 if found[topic] else low), topic
+    world.begin, world.deleting = dict(begin), {}
+    world.sent = wanted
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def power_cuts(seed: int) -> list[World]:
+    """What the disk is, and what was promised, at every operation of one life, or at each third."""
+    world = World()
+    taken: list[World] = []
+
+    def take(operation: Operation) -> None:
+        if operation.name in CHANGES and operation.number % STEP == seed % STEP:
+            # First what was promised: a promise that comes later is kept as well by a disk that is looked at then.
+            copy = world.copy(world.disk)
+            copy.disk = world.disk.crash(seed * 10_000 + operation.number)
+            taken.append(copy)
+
+    world.disk.before_operation = take
+    asyncio.run(world.live())
+    assert len(taken) > 60
+    return taken
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_power_cut_at_every_operation(seed: int) -> None:
+    """Nothing that was deleted comes back, all that came later is there, and no offset is given to two messages."""
+    for number, world in enumerate(power_cuts(seed)):
+        try:
+            with world.open() as store:
+                check(store, world)
+                world.append(store, 2)
+                store.flush()
+                world.durable = world.next_number
+                check(store, world)
+            with world.open(whole_log=True) as store:
+                assert (store.recovery.units_added, store.recovery.units_corrected) == (0, 0)
+                check(store, world)
+        except BaseException as problem:
+            problem.add_note(f"seed {seed}, power cut {number}")
+            raise
