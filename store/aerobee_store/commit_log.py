@@ -196,7 +196,8 @@ class CommitLog:
             elif file.committed == file.size:
                 file.end_writing()
         self._uncommitted = uncommitted
-        self.committed = max(self.committed, end)
+        # With nothing left it is all of it, also what was written for somebody who did not wait to the end.
+        self.committed = max(self.committed, end) if uncommitted else self.wrote
 
     def unsynced_files(self) -> list[MappedFile]:
         """The segments with committed bytes that are not flushed, oldest first."""

@@ -28,6 +28,7 @@ import numpy as np
 from aerobee_store.batch_consume_queue import BATCH_UNIT, NOT_COMPACTED, AnyQueue
 from aerobee_store.clock import Clock
 from aerobee_store.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
+from aerobee_store.errors import StoreError
 from aerobee_store.index_file import IndexService, IntArray
 from aerobee_store.properties import index_hashes
 from aerobee_store.record_batch import RecordBatch
@@ -90,7 +91,9 @@ class EntryBatch:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRoom:
-    """What may wait for dispatch. `count`: of messages, a batch in store layout being one; `size`: bytes of the log."""
+    """What may wait for dispatch. `count`: of messages, each further queue of one counting as one, a batch in store
+    layout as one, too; `size`: bytes of the log.
+    """
 
     count: int
     size: int
@@ -210,19 +213,24 @@ class Dispatch:
         self._at_work: Dispatcher | None = None
         self.dispatched = 0  # physical offset up to which queues and index are complete
         self.last_timestamp = 0  # store time of the last record that was dispatched
-        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch]] = deque()
+        self._failure: OSError | StoreError | None = None
+        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch, int]] = deque()
         self._waiting_items = 0  # what of it takes memory one by one
         self.waiting_count = 0  # messages that were appended and not dispatched
 
-    def add(self, end: int, entries: Sequence[Entry] | EntryBatch) -> None:
-        """Note what lies in the log before physical offset `end` and behind what was added before."""
-        self._waiting.append((end, entries))
+    def add(self, end: int, entries: Sequence[Entry] | EntryBatch, further: int = 0) -> None:
+        """Note what lies in the log before physical offset `end` and behind what was added before.
+
+        `further`: how many queues the entries are in besides their own.
+        """
         if isinstance(entries, EntryBatch):
             self.waiting_count += entries.count
-            self._waiting_items += 1
+            items = 1
         else:
             self.waiting_count += len(entries)
-            self._waiting_items += len(entries)
+            items = len(entries) + further
+        self._waiting.append((end, entries, items))
+        self._waiting_items += items
 
     def has_room(self, wrote: int, *, essential: bool) -> bool:
         """Whether another append may wait here, with a log that ends at `wrote`. Essential ones have twice the room."""
@@ -236,13 +244,25 @@ class Dispatch:
         return self._at_work.error_flag if self._at_work is not None else RunningFlags.NONE
 
     def follow(self, confirm_offset: int) -> None:
-        """Dispatch all that the log is sure of. OSError and QueueMisalignedError are final."""
+        """Dispatch all that the log is sure of. OSError and StoreError are final: every later call raises it, too."""
+        if self._failure is not None:
+            raise self._failure  # what comes now would leave a gap behind what is lost
+        try:
+            self._put_until(confirm_offset)
+        except (OSError, StoreError) as error:
+            self._failure = error
+            raise
+        if self._queues.grown:
+            self._notify()
+
+    def _put_until(self, confirm_offset: int) -> None:
         waiting = self._waiting
         ready: list[Entry] = []
         end = self.dispatched
-        count = items = 0
+        count = waiting_items = 0
         while waiting and waiting[0][0] <= confirm_offset:
-            end, entries = waiting.popleft()
+            end, entries, items = waiting.popleft()
+            waiting_items += items
             if isinstance(entries, EntryBatch):
                 self._put_entries(ready)
                 ready = []
@@ -251,19 +271,15 @@ class Dispatch:
                     dispatcher.put_batch(entries)
                 self.last_timestamp = entries.store_timestamp
                 count += entries.count
-                items += 1
             else:
                 ready += entries
                 count += len(entries)
-                items += len(entries)
         self._put_entries(ready)
         self._at_work = None
         self.dispatched = end
         self.waiting_count -= count
-        self._waiting_items -= items
+        self._waiting_items -= waiting_items
         self._stats.messages_dispatched += count
-        if self._queues.grown:
-            self._notify()
 
     def _put_entries(self, entries: Sequence[Entry]) -> None:
         if not entries:

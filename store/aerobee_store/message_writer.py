@@ -145,6 +145,7 @@ class MessageWriter:
         now = self._clock.now_ms()
         appended = []
         entries: list[Entry] = []
+        further = 0
         for message, draft, size, queue in zip(messages, drafts, sizes, places, strict=True):
             physical_offset = log.next_offset(size)
             queue_offset = 0
@@ -155,6 +156,7 @@ class MessageWriter:
             entry = _entry(message, queue, queue_offset, physical_offset, size, now)
             if others and len(entries) in others:
                 entry = entry._replace(others=self._take_offsets(others[len(entries)]))
+                further += len(entry.others)
             entries.append(entry)
             appended.append(Appended(queue_offset, physical_offset, size, now))
         stats = self._stats
@@ -162,7 +164,7 @@ class MessageWriter:
         stats.bytes_appended += total
         for size in sizes:
             stats.record_sizes[size.bit_length()] += 1
-        self._appended(entries, now)
+        self._appended(entries, now, further)
         return appended
 
     def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
@@ -376,8 +378,8 @@ class MessageWriter:
             f"later"
         )
 
-    def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int) -> None:
-        self._dispatch.add(self._log.wrote, entries)
+    def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int, further: int = 0) -> None:
+        self._dispatch.add(self._log.wrote, entries, further)
         self._group_commit.last_appended_timestamp = now
         if self.loop is None:
             return  # no services: `flush` or `close` does it

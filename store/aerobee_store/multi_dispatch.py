@@ -8,7 +8,8 @@ A record lies in the log once. Two of its properties name the other queues that 
 The second has the queue offset in each of the first, in the same order; nothing stands between the commas for a name
 that has no queue. A name that begins with `%LMQ%` is that of a *light queue*, whose queue id is 0. Any other is a
 topic's, and the queue id that of the record (`StoreConfig.multi_dispatch`, off unless asked for). Records of retry
-topics, of the broker's own topics and of transactions that are not committed are in no queue but their own.
+topics, of the broker's own topics, of transactions that are not committed, and inner batches are in no queue but their
+own.
 
 An offset that cannot be is not believed: before the message with offset n there are n records of `RECORD_SIZE_MIN`
 bytes at least in the log.
@@ -23,7 +24,7 @@ from typing import Final
 from aerobee_store import properties
 from aerobee_store.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.errors import InvalidMessageError
-from aerobee_store.record import RECORD_SIZE_MIN, SYS_FLAG_PREPARED, Message, Record
+from aerobee_store.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message, Record
 from aerobee_store.record_batch import RecordBatch
 
 LMQ_PREFIX: Final = "%LMQ%"
@@ -166,9 +167,9 @@ def as_read_from(record: Record, queue_id: int, queue_offset: int) -> Record:
 
 
 def _is_dispatched(topic: str, sys_flag: int) -> bool:
-    return not (sys_flag & SYS_FLAG_PREPARED or topic.startswith((_RETRY_PREFIX, _SYSTEM_PREFIX))) and (
-        topic != SCHEDULE_TOPIC
-    )
+    if sys_flag & (SYS_FLAG_PREPARED | SYS_FLAG_INNER_BATCH):
+        return False
+    return topic != SCHEDULE_TOPIC and not topic.startswith((_RETRY_PREFIX, _SYSTEM_PREFIX))
 
 
 def _is_queue_name(name: str) -> bool:

@@ -217,3 +217,52 @@ def test_bounds_that_cannot_be() -> None:
     for name in ("dispatch_waiting_count_max", "dispatch_waiting_bytes_max"):
         with pytest.raises(ConfigError, match=rf"store\.{name}"):
             replace(StoreConfig.tiny(DIRECTORY), **{name: 0})  # type: ignore[arg-type] # sizes are integers
+
+
+def test_nothing_is_dispatched_after_a_failure() -> None:
+    """What the failed round had begun is missing: units behind it would leave a gap, as if all was well. And the stop
+    is no orderly one."""
+
+    class FailingOnce(Follower):
+        failed = False
+
+        def put_entries(self, entries: Sequence[Entry]) -> None:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.EIO, "no")
+            super().put_entries(entries)
+
+    disk = MemoryFileSystem()
+    store = MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=disk, clock=ManualClock())
+    follower = FailingOnce(store)
+    store.dispatchers.insert(0, follower)
+    for body in (b"x", b"y"):
+        store.append([Message("orders", 0, body)])
+        store.commit()
+        with pytest.raises(OSError, match="no"):
+            store.dispatch()
+    assert (follower.found, store.queue_range("orders", 0), store.positions[3]) == ([], (0, 0), 0)
+    with pytest.raises(StoreFailedError):
+        store.close()
+    assert disk.exists(DIRECTORY / "abort")
+
+
+async def test_each_queue_that_a_message_names_counts() -> None:
+    """A message in a thousand queues takes the memory of a thousand while it waits."""
+    config = replace(StoreConfig.tiny(DIRECTORY), dispatch_waiting_count_max=5)
+    message = Message("chat", 0, b"x", {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b,%LMQ%c"})
+    with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
+        running = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        store.append([message])
+        store.append([message])
+        with pytest.raises(StoreBusyError):
+            store.append([message])
+        assert store.waiting_count == 2
+        async with asyncio.timeout(10):
+            await store.wait_stored(store.positions[0])
+        assert store.waiting_count == 0
+        store.append([message])
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from aerobee_store import (
     StoreConfig,
 )
 from aerobee_store.multi_dispatch import NAMES_MAX, MultiDispatch
-from aerobee_store.record import SYS_FLAG_PREPARED, Draft
+from aerobee_store.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.verify import verify
@@ -262,3 +263,16 @@ def test_settings() -> None:
         assert set(store.queues()) == {"chat"}
         (found,) = store.read("chat", 3, 0).records
         assert found.properties == {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL}", "__CRC32#": found.properties["__CRC32#"]}
+
+
+def test_an_inner_batch_is_in_its_own_queue_alone(disk: MemoryFileSystem) -> None:
+    """As in RocketMQ: recovery and the tools find no other queues in it than dispatch does, whatever it names."""
+    names = {"INNER_MULTI_DISPATCH": ROOM, "INNER_MULTI_QUEUE_OFFSET": "0", "INNER_NUM": "1"}
+    body = struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + struct.pack(">h", 0)
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock(), is_batch_topic=lambda t: t == "m") as store:
+        store.append([Message("m", 0, body, names, sys_flag=SYS_FLAG_INNER_BATCH)])
+        store.flush()
+        assert store.queue_range(ROOM, 0) == (0, 0)
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock(), whole_log=True) as store:
+        assert store.queue_range("m", 0) == (0, 1)
+        assert store.queue_range(ROOM, 0) == (0, 0)

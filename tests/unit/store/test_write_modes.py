@@ -292,3 +292,24 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> No
     """By their full names."""
     with pytest.raises(ConfigError, match=rf"store\.{next(iter(changes))}: "):
         replace(StoreConfig.tiny(DIRECTORY), **changes)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
+    """Of two at a time, one asked for by a sync that was cancelled, the other tells of all that was written: nobody would
+    ever write it again, and who waits for it would wait for ever."""
+    disk, config = MemoryFileSystem(), replace(config_of("pool"), segment_size=4096)
+    log = CommitLog(
+        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
+        write_ahead=True,
+        disk_headroom=0,
+    )
+    rounds = []
+    for _ in range(2):
+        log.prepare([100])
+        log.next_offset(100)
+        log.append(b"x" * 100)
+        rounds.append(log.begin_commit())
+    for parts, _ in rounds:
+        log.commit_beside(parts)
+    log.end_commit(rounds[0][1])
+    assert (log.wrote, log.committed) == (200, 200)
