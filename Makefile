@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-crash test-java-store bench bench-store clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-crash test-chaos test-java-store bench bench-broker bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -51,11 +51,19 @@ test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says
 test-crash: .venv/.dev ## the long crash tests (about an hour)
 	AEROBEE_CRASH_CYCLES=300 $(BIN)/python -m pytest -q -m crash --timeout=7200
 
+test-chaos: .venv/.dev ## an hour of producers, consumers and disturbances, checked; then hostile clients for minutes
+	AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos
+	AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
+		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py
+
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store
 
 bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=--large: also 10 GiB; ARGS=--short: seconds
 	$(BIN)/python -m tests.benchmarks.store $(ARGS)
+
+bench-broker: .venv/.dev ## the benchmarks of the broker alone, five minutes; ARGS=--short: seconds; ARGS=delays: one part
+	$(BIN)/python -m tests.benchmarks.broker $(ARGS)
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks

@@ -51,3 +51,12 @@ def rate(count: float, seconds: float) -> str:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"
+
+
+def mebibytes(size: float) -> str:
+    """MiB, of 2^20 bytes."""
+    return f"{size / (1 << 20):,.0f} MiB"

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-from tests.benchmarks.report import percentile, table
-from tests.benchmarks.unary_send import broker
-
-_STARTS = 5
+from tests.benchmarks.processes import broker
+from tests.benchmarks.report import mebibytes, percentile, table
 
 
-def run(directory: Path) -> None:
+def run(directory: Path, starts: int = 5) -> None:
     """Start the broker a few times as a user does; the time includes the interpreter's start and all imports."""
-    seconds = []
-    resident = 0
-    for _ in range(_STARTS):
+    seconds, interpreter, grpc = [], [], []
+    resident = own = 0
+    for _ in range(starts):
         started = time.perf_counter()
-        with broker(directory, "sync") as (_, _, pid):
+        with broker(directory, "sync") as running:
             seconds.append(time.perf_counter() - started)
             time.sleep(0.5)
-            resident = max(resident, _resident_kib(pid))
+            resident, own = max(resident, running.resident()), max(own, running.memory())
+        interpreter.append(_python("pass"))
+        grpc.append(_python("import grpc.aio, numpy, uvloop"))
     rows = [
-        ("start to ready, empty store", f"{percentile(seconds, 0.5):.2f} s (median of {_STARTS})"),
-        ("resident memory, idle", f"{resident / 1024:.0f} MiB"),
+        ("start to ready, empty store", f"{percentile(seconds, 0.5):.2f} s (median of {starts})"),
+        ("an interpreter that does nothing", f"{percentile(interpreter, 0.5):.2f} s"),
+        ("the same with grpc.aio, numpy and uvloop", f"{percentile(grpc, 0.5):.2f} s"),
+        ("resident memory, idle", f"{mebibytes(resident)}, without files and libraries {mebibytes(own)}"),
     ]
     table("The process", ("what", "figure"), rows)
 
 
-def _resident_kib(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1])
-    raise AssertionError("no VmRSS")
+def _python(code: str) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - started

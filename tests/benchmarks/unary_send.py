@@ -7,29 +7,23 @@ over and does not parse replies: what is measured is the server.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import grpc.aio
-import uvloop
 
 from aerobee_proto import v2
+from tests.benchmarks import loop
+from tests.benchmarks.processes import FLUSH_MODES, Server, broker, empty_server
 from tests.benchmarks.report import microseconds, percentile, rate, table
 
 _METHOD = "/apache.rocketmq.v2.MessagingService/SendMessage"
 _METADATA = (("x-mq-client-id", "bench@1@0@0"), ("x-mq-language", "PYTHON"), ("x-mq-protocol", "GRPC_V2"))
 BODY_SIZE = 256
 IN_FLIGHT = (1, 16, 64)
-_SECONDS = 4.0
 
 
 def request_bytes() -> bytes:
@@ -74,72 +68,47 @@ async def _load(endpoint: str, in_flight: int, seconds: float) -> tuple[int, lis
     return len(latencies), latencies
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+def measure(server: Server, in_flight: int, seconds: float) -> Measured:
+    """Load the server for so long, after a short warm-up."""
+    loop.run(_load(server.endpoint, in_flight, seconds / 8))
+    cpu = server.cpu_seconds()
+    count, latencies = loop.run(_load(server.endpoint, in_flight, seconds))
+    cpu = server.cpu_seconds() - cpu
+    return Measured(count / seconds, percentile(latencies, 0.5), percentile(latencies, 0.99), cpu / count)
 
 
-def measure(endpoint: str, pid: int, in_flight: int) -> Measured:
-    """Load the server for a few seconds, after a short warm-up."""
-    uvloop.run(_load(endpoint, in_flight, 0.5))
-    cpu = _cpu_seconds(pid)
-    count, latencies = uvloop.run(_load(endpoint, in_flight, _SECONDS))
-    cpu = _cpu_seconds(pid) - cpu
-    return Measured(count / _SECONDS, percentile(latencies, 0.5), percentile(latencies, 0.99), cpu / count)
-
-
-@contextlib.contextmanager
-def server(arguments: list[str]) -> Iterator[tuple[str, str, int]]:
-    """Run a server as a child; give its gRPC endpoint, metrics endpoint and pid."""
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.match(r"ready grpc=(\S+)(?: metrics=(\S+))?", line)
-        assert found, f"the server did not start: {line!r}"
-        try:
-            yield found[1], found[2] or "", process.pid
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-@contextlib.contextmanager
-def broker(directory: Path, flush: str) -> Iterator[tuple[str, str, int]]:
-    """A broker as a user starts it."""
-    with tempfile.TemporaryDirectory(dir=directory) as store:
-        arguments = ["serve", "--dev", "--store", store, "--flush", flush]
-        arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-        with server([sys.executable, "-m", "aerobee_broker", *arguments]) as running:
-            yield running
-
-
-def messages_per_sync(metrics: str) -> float:
-    """From the broker's own metrics, over its life."""
-    text = urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5).read().decode()
-    values = dict(re.findall(r"^aerobee_store_messages_per_sync_(sum|count)\S* (\S+)$", text, re.MULTILINE))
-    return float(values["sum"]) / max(1.0, float(values["count"]))
-
-
-def run(directory: Path) -> None:
+def run(
+    directory: Path,
+    seconds: float = 3.0,
+    levels: Sequence[int] = IN_FLIGHT,
+    flush_modes: Sequence[str] = FLUSH_MODES,
+) -> None:
     """Print the empty server, then the broker in both flush modes, at each number of calls in flight."""
     rows: list[tuple[object, ...]] = []
     reference: dict[int, Measured] = {}
-    with server([sys.executable, "-m", "tests.benchmarks.empty_server"]) as (endpoint, _, pid):
-        for in_flight in IN_FLIGHT:
-            reference[in_flight] = measured = measure(endpoint, pid, in_flight)
-            rows.append(("empty server", *_row(in_flight, measured), "1.00", "-"))
+    with empty_server() as empty:
+        for in_flight in levels:
+            reference[in_flight] = measured = measure(empty, in_flight, seconds)
+            rows.append(("empty server", *_row(in_flight, measured), "1.00", "1.00", "-"))
     throughput: dict[str, float] = {}
-    for flush in ("sync", "async"):
-        for in_flight in IN_FLIGHT:
-            with broker(directory, flush) as (endpoint, metrics, pid):
-                measured = measure(endpoint, pid, in_flight)
+    for flush in flush_modes:
+        for in_flight in levels:
+            with broker(directory, flush) as running:
+                measured = measure(running, in_flight, seconds)
                 share = measured.calls_per_second / reference[in_flight].calls_per_second
-                per_sync = f"{messages_per_sync(metrics):.1f}"
-                rows.append((f"broker, {flush} flush", *_row(in_flight, measured), f"{share:.2f}", per_sync))
+                cpu = measured.cpu_per_call / reference[in_flight].cpu_per_call
+                syncs = max(1.0, running.metric("aerobee_store_messages_per_sync_count"))
+                per_sync = running.metric("aerobee_store_messages_per_sync_sum") / syncs
+                shares = (f"{share:.2f}", f"{cpu:.2f}", f"{per_sync:.1f}")
+                rows.append((f"broker, {flush} flush", *_row(in_flight, measured), *shares))
             throughput[flush] = measured.calls_per_second
-    head = ("server", "in flight", "calls", "p50", "p99", "server CPU a call", "of empty", "messages a sync")
+    head = (
+        *("server", "in flight", "calls", "p50", "p99", "server CPU a call"),
+        *("calls of empty", "CPU of empty", "messages a sync"),
+    )
     table(f"Unary SendMessage, {BODY_SIZE}-byte body", head, rows)
-    print(f"  sync / async at {IN_FLIGHT[-1]} in flight: {throughput['sync'] / throughput['async']:.2f}")
+    if len(throughput) == len(FLUSH_MODES):
+        print(f"  sync / async at {levels[-1]} in flight: {throughput['sync'] / throughput['async']:.2f}")
 
 
 def _row(in_flight: int, measured: Measured) -> tuple[object, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,4 +37,32 @@ def test_the_short_form_of_the_store_goes_through_everything(
         assert all(re.search(r"\d", row) for row in rows)
     for mode in ("gathered", "mapped", "pool"):
         assert sum(mode in row for printed in tables for row in printed.splitlines()) == 12
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)  # it starts twenty processes
+def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) -> None:
+    """It ends, each table has figures in all its rows, and neither a store nor a server is left behind."""
+    command = [sys.executable, "-m", "tests.benchmarks.broker", "--short", "--directory", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    tables = result.stdout.split("\n\n")[1:]
+    titles = [printed.splitlines()[0] for printed in tables]
+    for part in (
+        "fdatasync",
+        "Unary SendMessage",
+        "aerobee_client",
+        "the official Python SDK",
+        "Idle latency",
+        "delayed messages",
+        "topics of 8 queues",
+        "receives that wait",
+        "The process",
+    ):
+        assert sum(part in title for title in titles) == 1, f"{part}: {titles}"
+    for printed in tables:
+        _, _, *rows = printed.splitlines()
+        assert rows
+        assert all(re.search(r"\d", row) for row in rows)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,61 @@
+"""`python -m tests.benchmarks.broker [--short] [NAME ...]`: a broker as clients see it, beside what gRPC costs alone.
+
+The normal form takes five minutes and needs about 2 GiB of disk; `--short` goes through all of it in seconds, with
+sizes of which no figure says anything. Brokers and empty servers are child processes; the load is in this one, or one
+more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import (
+    broker_delays,
+    broker_end_to_end,
+    broker_latency,
+    broker_long_polls,
+    broker_topics,
+    disk,
+    startup,
+    unary_send,
+)
+from tests.benchmarks.report import machine
+
+PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
+    "unary-send": (unary_send.run, {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",)}),
+    "end-to-end": (broker_end_to_end.run, {"messages": 64, "sdk_messages": 32, "flush_modes": ("async",)}),
+    "latency": (broker_latency.run, {"messages": 5, "flush_modes": ("async",)}),
+    "delays": (broker_delays.run, {"pending": 400, "near": 20, "near_seconds": 0.2}),
+    "topics": (broker_topics.run, {"topics": 20, "clients": 10, "hold_seconds": 0.2}),
+    "long-polls": (broker_long_polls.run, {"polls": 100, "messages": 5, "idle_seconds": 0.2}),
+    "startup": (startup.run, {"starts": 1}),
+}
+"""Each part, and what it is given for the short form."""
+
+
+def run(directory: Path, names: Sequence[str] = (), *, short: bool = False) -> None:
+    """Print the parts of these names, or all."""
+    for name in names or PARTS:
+        part, sizes = PARTS[name]
+        part(directory, **(sizes if short else {}))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.broker", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *PARTS], help="which parts (all)")
+    parser.add_argument("--short", action="store_true", help="seconds instead of minutes; the figures mean nothing")
+    parser.add_argument("--directory", type=Path, default=Path("build"), help="where the stores go (./build)")
+    options = parser.parse_args(arguments)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    print(machine())
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        disk.fdatasync(Path(directory), 4 if options.short else 2000)
+        run(Path(directory), options.names, short=options.short)
+
+
+if __name__ == "__main__":
+    main()

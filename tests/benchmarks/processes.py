@@ -1,0 +1,99 @@
+"""The servers that are measured, each a child process with what it uses of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FLUSH_MODES = ("sync", "async")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: `endpoint` for gRPC, `metrics` (HOST:PORT, empty if it has none)."""
+
+    endpoint: str
+    metrics: str
+    process: subprocess.Popen[str]
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads since it was started."""
+        # Of those that live: a server's do. The sum in /proc/PID/stat is in hundredths.
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+    def memory(self) -> int:
+        """Resident bytes that are its own: without pages of files, which the kernel takes back when it wants to."""
+        return self._status("RssAnon") << 10
+
+    def resident(self) -> int:
+        """Resident bytes, files and libraries included."""
+        return self._status("VmRSS") << 10
+
+    def _status(self, name: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+        raise AssertionError(f"no {name}")
+
+    def metric(self, name: str) -> float:
+        """The sum of all samples of this name."""
+        text = urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30).read().decode()
+        return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
+
+    def wait_for(self, name: str, at_least: float) -> None:
+        """Return when the metric is there."""
+        while self.metric(name) < at_least:
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End it without a chance to do anything."""
+        self.process.kill()
+        self.process.wait(30)
+
+
+@contextlib.contextmanager
+def server(arguments: Sequence[str]) -> Iterator[Server]:
+    """Run `python ARGUMENTS`, which prints where it serves."""
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.match(r"ready grpc=(\S+)(?: metrics=(\S+))?", line)
+        assert found, f"the server did not start: {line!r}"
+        try:
+            yield Server(found[1], found[2] or "", process)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@contextlib.contextmanager
+def empty_server() -> Iterator[Server]:
+    """What gRPC itself costs: see empty_server.py."""
+    with server(["-m", "tests.benchmarks.empty_server"]) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def broker_on(store: Path, flush: str) -> Iterator[Server]:
+    """A broker as a user starts it, on this store."""
+    arguments = ["serve", "--dev", "--store", str(store), "--flush", flush]
+    arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    with server(["-m", "aerobee_broker", *arguments]) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def broker(directory: Path, flush: str) -> Iterator[Server]:
+    """The same on an empty store that is gone afterwards."""
+    with tempfile.TemporaryDirectory(dir=directory) as store, broker_on(Path(store), flush) as running:
+        yield running
