@@ -63,7 +63,7 @@ class SegmentAllocation:
         self._making: tuple[int, Future[MappedFile | None]] | None = None
         self._needed = threading.Event()  # somebody waits for the one that is being made, or nobody wants it any more
         self._waited = False  # ... and has waited for it for long
-        self._giving_back: Future[None] | None = None
+        self._giving_back: tuple[list[MappedFile], Future[None]] | None = None
         self._locked: list[MappedFile] = []
         self._begin_at = 0
         self._no_room_said = False
@@ -100,17 +100,19 @@ class SegmentAllocation:
             self._needed.set()
 
     async def give_back(self) -> int:
-        """Remove the segments that nobody has written to; return how many. What cannot be removed is logged."""
+        """Remove the segments that nobody has written to; return how many. What cannot be removed is logged, and stays
+        in the log.
+        """
         self._needed.set()
         await self._made()
         unused = self._log.take_unused()
         if unused:
-            self._giving_back = self._disk.submit(self._log.files.discard, unused)
-            try:
-                await asyncio.wrap_future(self._giving_back)
-            except OSError as error:
-                _log.error("segments made in advance could not be removed cause=%s", error)
-        return len(unused)
+            giving_back = self._disk.submit(self._log.files.discard, unused)
+            self._giving_back = unused, giving_back
+            with suppress(OSError):
+                await asyncio.wrap_future(giving_back)
+            self._given_back()
+        return sum(file not in self._log.files.files for file in unused)
 
     def close(self, *, orderly: bool) -> None:
         """End what is under way, blocking; after an orderly stop remove what was not used.
@@ -121,6 +123,7 @@ class SegmentAllocation:
         self._needed.set()
         self._disk.shutdown(wait=True)
         self._collect()
+        self._given_back()
         if orderly and self._ran and (unused := self._log.take_unused()):
             try:
                 self._log.files.discard(unused)
@@ -190,8 +193,10 @@ class SegmentAllocation:
     def _take(self, start: int) -> MappedFile:
         """The segment that begins here, for an append that needs it now. OSError, StoreBusyError."""
         if self._giving_back is not None:
-            self._wait_for(self._giving_back)
-            self._giving_back = None
+            self._wait_for(self._giving_back[1])
+            self._given_back()
+            if (left := self._log.files.find(start)) is not None:
+                return left
         if self._making is not None and self._making[0] == start:
             self._needed.set()
             self._wait_for(self._making[1])
@@ -199,6 +204,18 @@ class SegmentAllocation:
             if file is not None:
                 return file
         return self._log.files.append_new(start)
+
+    def _given_back(self) -> None:
+        """Take back what the thread could not remove, once."""
+        if self._giving_back is None:
+            return
+        (files, future), self._giving_back = self._giving_back, None
+        if future.cancelled() or future.exception() is not None:
+            if not future.cancelled():
+                _log.error("segments made in advance could not be removed cause=%s", future.exception())
+            for file in files:
+                if self._log.files.run.file_system.exists(file.path):
+                    self._log.files.add(file)
 
     def _wait_for(self, future: Future[Any]) -> None:
         wait([future], 0 if self._waited else _WAIT_SECONDS_MAX)
@@ -265,10 +282,10 @@ class SegmentAllocation:
             self._stats.segment_locks_refused += 1
 
     async def _unlock_full(self) -> None:
-        """Those that were full a quarter of a segment ago: nobody writes to them, and they are synced."""
+        """Those that are full: nobody writes to them. What was closed meanwhile is not locked any more."""
         full = [file for file in self._locked if file.committed == file.size]
+        self._locked = [file for file in self._locked if file.is_locked and file not in full]
         if full:
-            self._locked = [file for file in self._locked if file not in full]
             await asyncio.wrap_future(self._disk.submit(_unlock, full))
 
 

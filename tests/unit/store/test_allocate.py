@@ -306,6 +306,37 @@ async def test_an_append_waits_for_the_removal_of_the_segment_that_it_needs() ->
         compare(store, sender.sent, sender.sent)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_segments_that_cannot_be_given_back_are_used(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Their files are still there, so they stay in the log; also for an append that comes before anybody knows."""
+    disk, sender = FillingDisk(), Sender()
+    thread = Thread(disk)
+    config = config_of(disk_clean_ratio=0.75, disk_force_clean_ratio=0.8, disk_full_ratio=0.9)
+    async with serving(config, disk) as store:
+        for _ in range(3):
+            await send(store, sender, QUARTER)
+        await prepared(store, 2)
+        disk.foreign = 0.74
+        thread.at, thread.error = "unlink", errno.EIO
+        removal = asyncio.create_task(store.retention.clean())
+        if at_once:
+            assert await asyncio.to_thread(thread.reached.wait, 5)
+        else:
+            await removal
+            assert store.status().segments_prepared == 2
+        for _ in range(3):
+            await send(store, sender, QUARTER)
+        await removal
+        assert store.state == "open"
+        assert any("could not be removed" in line for line in caplog.messages)
+        thread.error, thread.at = 0, ""
+        for _ in range(6):
+            await send(store, sender, QUARTER)
+        compare(store, sender.sent, sender.sent)
+    with MessageStore.open(config, file_system=disk, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
+
+
 async def test_a_failed_store_leaves_them_to_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is removed by a store that does not know what is on its disk."""
     caplog.set_level(logging.CRITICAL + 1)

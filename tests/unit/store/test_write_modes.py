@@ -295,8 +295,8 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> No
 
 
 def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
-    """Of two at a time, one asked for by a sync that was cancelled, the other tells of all that was written: nobody would
-    ever write it again, and who waits for it would wait for ever."""
+    """Of two at a time, one for a sync that was cancelled, the other tells of all that was written: nobody would ever
+    write it again, and who waits for it would wait for ever."""
     disk, config = MemoryFileSystem(), replace(config_of("pool"), segment_size=4096)
     log = CommitLog(
         MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
