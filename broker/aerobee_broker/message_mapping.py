@@ -26,6 +26,7 @@ EMPTY_PROPERTIES: Final = "__AEROBEE_EMPTY"
 RESENT_FROM: Final = "__AEROBEE_RESENT"  # of a dead letter that was sent again: topic and offset of the dead letter
 
 _LIST_SEPARATOR: Final = "\n"
+_TIME_MAX: Final = (1 << 63) - 1
 _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, and of what a protobuf Timestamp may say
 
 COMPRESSION_ZLIB: Final = 0x300
@@ -183,6 +184,12 @@ def to_wire_message(
 def delivery_ms(timestamp: v2.Timestamp) -> int:
     """When a message with this delivery timestamp is due: never before it, so parts of a millisecond count as one."""
     return timestamp.seconds * 1000 + -(-timestamp.nanos // 1_000_000)
+
+
+def timestamp_ms(timestamp: v2.Timestamp) -> int:
+    """A time that somebody asks for, in whole milliseconds: any value can be sent, what is out of range is brought into
+    0 to 2^63 - 1."""
+    return min(max(timestamp.seconds * 1000 + timestamp.nanos // 1_000_000, 0), _TIME_MAX)
 
 
 def message_keys(properties: dict[str, str]) -> list[str]:

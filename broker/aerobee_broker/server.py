@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from aerobee_broker.accounts import Accounts
 from aerobee_broker.broker_stats import BrokerStats
@@ -52,15 +50,13 @@ from aerobee_broker.services import admin_service, aerobee_admin_service, messag
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_handler
 from aerobee_broker.services.messaging_service import MessagingService
+from aerobee_broker.services.standard_services import health_handler, reflection_handlers
 from aerobee_broker.tables import BatchTopics, Tables
-from aerobee_proto.pool import reflection_pool
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
 
-HEALTH: Final = "grpc.health.v1.Health"
-REFLECTION: Final = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 _SERVICES: Final = (messaging_service.SERVICE, admin_service.SERVICE, aerobee_admin_service.SERVICE)
 _GRPC_OPTIONS: Final = (
     # RocketMQ's limit; a body above 4 MiB then gets a clear answer instead of a broken call.
@@ -70,6 +66,13 @@ _GRPC_OPTIONS: Final = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # RocketMQ's: a connection without calls is closed after two minutes. A Telemetry stream is a call.
+    ("grpc.max_connection_idle_ms", 120_000),
+    # Who connects has so long to speak HTTP/2 (or TLS); by default 120 s.
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    # Who vanished without a word holds its streams no longer than that.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     # Otherwise a second broker on the same port would take half of the connections instead of failing.
     ("grpc.so_reuseport", 0),
 )
@@ -127,7 +130,7 @@ async def run(
         store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
         ready.store = store
         try:
-            settings = RuntimeSettings.load(config, store.file_system, store.in_disk_thread)
+            settings = RuntimeSettings.load(config, store.file_system, store.in_disk_thread, store.stats)
             await _serve(
                 config,
                 settings,
@@ -165,7 +168,7 @@ async def _serve(
     metrics_address: Address,
     ready: _Readiness,
 ) -> None:
-    tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+    tables = Tables.load(config, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
     deliveries = Deliveries(
@@ -333,31 +336,20 @@ async def _listen(
         administration=administration,
         query=QueryProcessor(store, tables, deliveries),
     )
+    health = HealthServicer()
     server.add_generic_rpc_handlers(
         (
             messaging.handler(),
             admin.handler(),
             aerobee_admin_handler(administration, counters, accounts),
-            *_reflection_handlers(),
+            health_handler(health),
+            *reflection_handlers(_SERVICES),
         )
     )
-    health = HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     for service in _SERVICES:
         await health.set(service, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     return server, health, listening
-
-
-def _reflection_handlers() -> list[grpc.GenericRpcHandler[Any, Any]]:
-    """Reflection under both of its names; grpcio ships v1alpha only, and v1 has the same messages."""
-    servicer = ReflectionServicer((*_SERVICES, HEALTH, *REFLECTION), pool=reflection_pool())
-    method = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in REFLECTION]
 
 
 def _warn(config: BrokerConfig) -> None:

@@ -16,15 +16,17 @@ import random
 import resource
 import struct
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 Buffer = bytes | bytearray | memoryview
+_Result = TypeVar("_Result")
 
 # No room for more bytes: the disk is full, or a quota or the file size limit of the process is reached.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,6 +37,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN_FILES_SHARE = 0.875
 _WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
 _c_library = ctypes.CDLL(None, use_errno=True)
+_limit_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,8 @@ class DiskFile:
 
     def map(self, *, writable: bool = False) -> memoryview:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return memoryview(mmap.mmap(self._open(), self._size, access=access))
+        descriptor = self._open()
+        return memoryview(_with_spare(lambda: mmap.mmap(descriptor, self._size, access=access)))  # it keeps a copy
 
     def reserve(self, position: int, size: int) -> None:
         os.posix_fallocate(self._open(), position, size)
@@ -211,7 +215,7 @@ class DiskFile:
                 os.fdatasync(self._open())
             return
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _open_descriptor(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return  # removed meanwhile, with its topic or by retention: nothing is left that could be lost
         try:
@@ -231,7 +235,9 @@ class DiskFile:
 
     def _open(self) -> int:
         if self._descriptor < 0:
-            self._descriptor = os.open(self.path, (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC)
+            self._descriptor = _open_descriptor(
+                self.path, (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC
+            )
             if self._evictable:
                 self._disk.remember(self)
         return self._descriptor
@@ -267,7 +273,7 @@ def is_locked(path: Path) -> bool:
         return False
     if (status.st_dev, status.st_ino) in _held_locks:
         return True
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         answer: bytes = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
@@ -294,12 +300,12 @@ class DiskFileSystem:
         if evictable:
             size = path.stat().st_size
             return DiskFile(self, path, writable=writable, evictable=True, descriptor=-1, size=size)
-        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        descriptor = _open_descriptor(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         size = os.fstat(descriptor).st_size
         return DiskFile(self, path, writable=writable, evictable=False, descriptor=descriptor, size=size)
 
     def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(descriptor, size)
         except OSError:
@@ -334,7 +340,7 @@ class DiskFileSystem:
 
     def list(self, directory: Path) -> list[str]:
         try:
-            return sorted(os.listdir(directory))
+            return sorted(_with_spare(lambda: os.listdir(directory)))
         except FileNotFoundError:
             return []
 
@@ -360,7 +366,7 @@ class DiskFileSystem:
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -372,11 +378,11 @@ class DiskFileSystem:
             path.rmdir()
 
     def read_bytes(self, path: Path) -> bytes:
-        return path.read_bytes()
+        return _with_spare(path.read_bytes)
 
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file from the beginning and sync it; an older one of this name is overwritten."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = _open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             view = memoryview(data)
             while view:
@@ -400,7 +406,7 @@ class DiskFileSystem:
             status = os.stat(path)
             if (status.st_dev, status.st_ino) in _held_locks:  # to open and close it would already drop the lock
                 raise BlockingIOError(errno.EAGAIN, "the lock is held by this process", str(path))
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             if os.fstat(descriptor).st_size == 0:
@@ -429,6 +435,31 @@ class DiskFileSystem:
         mapping = memory.obj
         if isinstance(mapping, mmap.mmap):
             mapping.madvise(mmap.MADV_WILLNEED)
+
+
+def _open_descriptor(path: Path, flags: int, mode: int = 0o644) -> int:
+    return _with_spare(lambda: os.open(path, flags, mode))
+
+
+def _with_spare(call: Callable[[], _Result]) -> _Result:
+    """The result of what needs a descriptor.
+
+    If the process has no more, one above its soft limit is taken, up to the hard limit. Whoever connects gets none of
+    these, so no number of connections can keep the store from its files.
+    """
+    try:
+        return call()
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+    with _limit_lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            return call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _call(name: str, memory: memoryview) -> None:

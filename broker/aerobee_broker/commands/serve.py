@@ -85,21 +85,23 @@ def run(arguments: argparse.Namespace) -> int:
         rocketmq_conf=arguments.rocketmq_conf,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _raise_descriptor_limit()
+    _share_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 
 
-def _raise_descriptor_limit() -> None:
-    """Use what the process may have: the usual first limit, 1,024, is for programs that call `select`.
+def _share_descriptors() -> None:
+    """Use the descriptors that the process may have: the usual limit, 1,024, is for programs that call `select`.
 
-    Connections and the files of queues share it; the store keeps as many of these open as fit.
+    Half of them is for connections, and for files of queues while there are fewer: the soft limit. The other half only
+    the store takes, when the first is used up (see DiskFileSystem). So whoever opens connections without end is not
+    served at some point, but the store can open the file that it needs next.
     """
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a sandbox may forbid it; there are fewer then
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard == resource.RLIM_INFINITY else hard // 2, hard))
 
 
 async def _serve(config: BrokerConfig) -> int:

@@ -19,7 +19,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
-from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables import Tables
@@ -29,7 +29,6 @@ from aerobee_store import MessageStore, Record
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
-_TIME_MAX: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -140,8 +139,7 @@ class PullProcessor:
                     raise InvalidRequestError(
                         v2.Code.BAD_REQUEST, "policy TIMESTAMP needs a timestamp; give the time to begin at"
                     )
-                timestamp = request.timestamp.seconds * 1000 + request.timestamp.nanos // 1_000_000
-                offset = self._store.offset_by_time(topic, queue_id, min(max(timestamp, 0), _TIME_MAX))
+                offset = self._store.offset_by_time(topic, queue_id, timestamp_ms(request.timestamp))
             case other:
                 raise InvalidRequestError(
                     v2.Code.BAD_REQUEST, f"query_offset_policy {other} is none; choose BEGINNING, END or TIMESTAMP"

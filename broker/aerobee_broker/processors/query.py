@@ -10,7 +10,7 @@ from typing import Final, assert_never
 from aerobee_broker.clients import Client
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import message_keys, to_wire_message
+from aerobee_broker.message_mapping import message_keys, timestamp_ms, to_wire_message
 from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables import Tables
 from aerobee_broker.topics import light_topic_name
@@ -40,8 +40,8 @@ class QueryProcessor:
     def process(self, request: v2.ListMessageRequest, client: Client) -> v2.ListMessageResponse:
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
         count = min(max(request.max_message_nums or request.page_size or COUNT_DEFAULT, 1), COUNT_MAX)
-        begin = request.begin_timestamp.ToMilliseconds() if request.HasField("begin_timestamp") else 0
-        end = request.end_timestamp.ToMilliseconds() if request.HasField("end_timestamp") else _TIME_MAX
+        begin = timestamp_ms(request.begin_timestamp) if request.HasField("begin_timestamp") else 0
+        end = timestamp_ms(request.end_timestamp) if request.HasField("end_timestamp") else _TIME_MAX
         if begin > end:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
         scroll_id = ""

@@ -88,7 +88,7 @@ class TelemetryProcessor:
         alone = group.consume_orderly and client.language == "GO"
         subscription.receive_batch_size = 1 if alone else self._config.delivery.receive_count_max
         own = received.subscription.long_polling_timeout
-        if received.client_type not in _SIMPLE_TYPES or own.ToMilliseconds() <= 0:
+        if received.client_type not in _SIMPLE_TYPES or (own.seconds, own.nanos) <= (0, 0):
             subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)
         if received.client_type in _LITE_TYPES:
             subscription.lite_subscription_quota = self._config.delivery.lite_subscriptions_max

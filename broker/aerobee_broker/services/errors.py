@@ -11,6 +11,7 @@ from aerobee_store import errors as store
 
 _log = logging.getLogger(__name__)
 _Code = v2.Code
+_TEXT_MAX: Final = 900  # characters
 
 # The first class of an error's bases that is here decides.
 CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
@@ -40,13 +41,18 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
 }
 
 
+def _shortened(text: str) -> str:
+    """Messages repeat names, and a name that is refused may be megabytes long; what to do next stands at the end."""
+    return text if len(text) <= _TEXT_MAX else f"{text[: _TEXT_MAX // 2]} ... {text[-_TEXT_MAX // 2 :]}"
+
+
 def status_of(error: Exception, method: str) -> v2.Status:
     """The status that answers `error`. What nobody expected is logged with its traceback and not told to the client."""
     if isinstance(error, broker.InvalidRequestError):
-        return v2.Status(code=v2.Code.ValueType(error.code), message=str(error))
+        return v2.Status(code=v2.Code.ValueType(error.code), message=_shortened(str(error)))
     for kind in type(error).__mro__:
         code = CODES.get(kind)
         if code is not None:
-            return v2.Status(code=code, message=str(error))
+            return v2.Status(code=code, message=_shortened(str(error)))
     _log.error("call failed method=%s", method, exc_info=error)
     return v2.Status(code=_Code.INTERNAL_SERVER_ERROR, message="the broker failed at this call; its log has the reason")

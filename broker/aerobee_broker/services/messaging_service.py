@@ -26,7 +26,16 @@ from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
-from aerobee_broker.services.rpc import ClientIdentity, Context, Unreadable, claim, introduce, readable, service_handler
+from aerobee_broker.services.rpc import (
+    ClientIdentity,
+    ClientWentAwayError,
+    Context,
+    Unreadable,
+    claim,
+    introduce,
+    readable,
+    service_handler,
+)
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
@@ -167,6 +176,8 @@ class MessagingService:
             try:
                 while (command := await stream.next()) is not None:
                     await context.write(command)
+            except ClientWentAwayError:
+                return
             finally:
                 reading.cancel()
                 self._clients.close_stream(client, stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any, Final
 from urllib.parse import unquote
@@ -32,6 +32,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[Context], Client]
 UnaryCall = Callable[[Any, Client], Awaitable[Message]]
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Message, None]]
+
+ClientWentAwayError: Final = grpc.aio.InternalError
+"""What `write` raises on a stream whose connection is gone, or that its client has cancelled."""
 
 _OK: Final = v2.Code.OK
 
@@ -163,10 +166,13 @@ def _stream(
                     if response.HasField("status"):
                         code = response.status.code  # type: ignore[attr-defined]  # of every stream of the protocol
                     await context.write(response)
+        except ClientWentAwayError:
+            pass  # while it was written to, before gRPC has cancelled this call
         except Exception as error:
             status = status_of(error, name)
             code = status.code
-            await context.write(response_type(status=status))
+            with suppress(ClientWentAwayError):
+                await context.write(response_type(status=status))
         finally:
             running.count -= 1
         counters.answered(service, name, code_name(code)).observe((perf_counter() - started) * 1000)

@@ -22,3 +22,11 @@ def test_the_code_of_an_error(error: StoreError, code: v2.Code.ValueType) -> Non
     """One code each, and the error's own words."""
     status = status_of(error, "SendMessage")
     assert (status.code, status.message) == (code, str(error))
+
+
+def test_a_long_message_keeps_its_ends() -> None:
+    """What repeats a name of megabytes is no answer for people; what to do next stands at the end."""
+    status = status_of(StoreFullError(f"no {'x' * 5000}; wait"), "SendMessage")
+    assert len(status.message) < 1000
+    assert status.message.startswith("no xxx")
+    assert status.message.endswith("; wait")

@@ -14,7 +14,7 @@ from aerobee_broker.clients import Client
 from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.timer import TIMER_ORIGIN
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
-from aerobee_broker.message_mapping import RESENT_FROM, to_wire_message
+from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.processors.send import jump_hash
@@ -78,8 +78,8 @@ class DeadLetterAdministration:
         self, request: admin_v1.ListDeadLettersRequest, _: Client
     ) -> admin_v1.ListDeadLettersResponse:
         topic = self._topic(request.group)
-        begin = request.begin_timestamp.ToMilliseconds() if request.HasField("begin_timestamp") else 0
-        end = request.end_timestamp.ToMilliseconds() if request.HasField("end_timestamp") else _TIME_MAX
+        begin = timestamp_ms(request.begin_timestamp) if request.HasField("begin_timestamp") else 0
+        end = timestamp_ms(request.end_timestamp) if request.HasField("end_timestamp") else _TIME_MAX
         if begin > end:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
         if request.message_id:

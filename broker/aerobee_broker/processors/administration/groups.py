@@ -19,6 +19,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.message_mapping import timestamp_ms
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import connection_to_wire
 from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
@@ -207,7 +208,7 @@ class GroupAdministration:
 
         match request.WhichOneof("position"):
             case "timestamp":
-                time_ms = max(request.timestamp.ToMilliseconds(), 0)
+                time_ms = timestamp_ms(request.timestamp)
                 return lambda queue: self._offset_at(queue, time_ms)
             case "offset":
                 if request.offset < 0:

@@ -1,0 +1,274 @@
+"""Connections without end, streams that nobody reads, ends, or wanted: the broker serves the others, and forgets these.
+
+AEROBEE_HOSTILE_ROUNDS (1) says how often, and with how much; `make test-chaos` has more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from aerobee_client import ClientError, Message, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+from tests.support.hostile_clients import resident, works
+
+pytestmark = pytest.mark.timeout(3600)
+
+ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
+STREAMS = 100 if ROUNDS == 1 else 1000  # of each kind, a round
+CONNECTIONS = 300 if ROUNDS == 1 else 3000
+GROWTH_MAX = 32 << 20  # bytes; between the first rounds and the last
+Code = v2.Code
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for nearly all of it."""
+    with unharmed_broker(tmp_path_factory.mktemp("aerobee")) as running:
+        yield running
+
+
+@contextmanager
+def unharmed_broker(directory: Path) -> Iterator[BrokerProcess]:
+    """A broker that has logged no failure at the end, and stops in order."""
+    with run_broker(directory) as running:
+        yield running
+        assert running.stop() == 0
+        log = running.log_text()
+        assert "Traceback" not in log, log[-6000:]
+        assert " ERROR " not in log, log[-6000:]
+
+
+def greeted(broker: BrokerProcess) -> socket.socket:
+    """A connection that has begun to speak HTTP/2, and says no more."""
+    host, _, port = broker.endpoint.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0")
+    return connection
+
+
+def own_channel(broker: BrokerProcess) -> Any:
+    """A channel with a connection of its own."""
+    return grpc.aio.insecure_channel(broker.endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def headers(client_id: str) -> Any:
+    return (("x-mq-client-id", client_id), ("x-mq-language", "JAVA"))
+
+
+async def test_no_number_of_connections_keeps_the_store_from_its_files(tmp_path: Path) -> None:
+    """Who is connected is served, also with new topics, each of which needs files; later everybody is, again."""
+    with unharmed_broker(tmp_path) as broker:
+        async with connect(broker.endpoint) as client:
+            producer = client.producer()
+            await producer.send(Message(topic="before", body=b"1"))
+            used = len(os.listdir(f"/proc/{broker.pid}/fd"))
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (used + 40, used + 400))
+            with ExitStack() as connections:
+                for _ in range(200):
+                    connections.enter_context(greeted(broker))
+                await asyncio.sleep(0.5)
+                assert len(os.listdir(f"/proc/{broker.pid}/fd")) >= used + 39, "the connections take all that they may"
+                async with asyncio.timeout(30):
+                    for number in range(10):
+                        await producer.send(Message(topic=f"during-{number}", body=b"2"))
+            async with asyncio.timeout(30):
+                received = await client.simple_consumer("all", "during-9").receive(wait_seconds=10)
+        assert [message.body for message in received] == [b"2"]
+        async with asyncio.timeout(30):  # gRPC looks once a second whether it may accept again
+            while True:
+                try:
+                    await works(broker)
+                    return
+                except ClientError:
+                    await asyncio.sleep(0.2)
+
+
+async def test_thousands_of_connections(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is greeted and says nothing more; the others are served meanwhile, and their memory comes back."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sizes = []
+    try:
+        for _ in range(max(3, ROUNDS // 2)):
+            with ExitStack() as connections:
+                for _ in range(CONNECTIONS):
+                    connections.enter_context(greeted(broker))
+                await works(broker)
+            await works(broker)
+            sizes.append(resident(broker))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, soft)
+    with capsys.disabled():
+        print(
+            f"\nhostile: {CONNECTIONS} connections a round, resident MiB: {[size >> 20 for size in sizes]}", flush=True
+        )
+    assert sizes[-1] - sizes[1] < GROWTH_MAX
+
+
+async def test_abandoned_streams(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """Telemetry, ReceiveMessage, PullMessage and health's Watch, left as they are: cut or cancelled."""
+    await works(broker)
+    sizes = []
+    for round_ in range(max(4, ROUNDS)):
+        await abandon(broker, STREAMS, round_)
+        await works(broker)
+        sizes.append(resident(broker))
+    with capsys.disabled():
+        print(f"\nhostile: {4 * STREAMS} streams a round, resident MiB: {[size >> 20 for size in sizes]}", flush=True)
+    assert sizes[-1] - min(sizes[1:3]) < GROWTH_MAX
+
+
+async def abandon(broker: BrokerProcess, count: int, round_: int) -> None:
+    """`count` streams of each kind, half of them cancelled; the connection is cut under the others."""
+    async with own_channel(broker) as channel:
+        stub: Any = v2.MessagingServiceStub(channel)
+        calls = []
+        wait = v2.Duration(seconds=20)
+        for number in range(count):
+            metadata = headers(f"gone-{round_}@{number}")
+            receive = v2.ReceiveMessageRequest(
+                group=v2.Resource(name="gone"), auto_renew=True, long_polling_timeout=wait, batch_size=32
+            )
+            receive.message_queue.topic.name = "nothing"
+            calls.append(stub.ReceiveMessage(receive, metadata=metadata, timeout=25))
+            pull = v2.PullMessageRequest(group=v2.Resource(name="gone"), batch_size=32, long_polling_timeout=wait)
+            pull.message_queue.topic.name = "nothing"
+            calls.append(stub.PullMessage(pull, metadata=metadata, timeout=25))
+            telemetry = stub.Telemetry(metadata=metadata)
+            settings = v2.Settings(publishing=v2.Publishing(topics=[v2.Resource(name="nothing")]))
+            await telemetry.write(v2.TelemetryCommand(settings=settings))
+            calls.append(telemetry)
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=25)
+            calls.append(watch)
+        async with asyncio.timeout(60):
+            await calls[-2].read()
+            await calls[-1].read()
+        for call in calls[::2]:
+            call.cancel()
+
+
+async def test_who_does_not_read_keeps_nobody_waiting(broker: BrokerProcess) -> None:
+    """Receives of megabytes that nobody reads hold their messages and no more; when they end, others get these."""
+    async with connect(broker.endpoint) as client:
+        producer = client.producer()
+        sent = set()
+        for number in range(64):
+            receipt = await producer.send(Message(topic="large", body=bytes([number]) * 200_000))
+            sent.add(receipt.message_id)
+        async with own_channel(broker) as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            request = v2.ReceiveMessageRequest(group=v2.Resource(name="slow"), batch_size=32)
+            request.message_queue.topic.name = "large"
+            request.invisible_duration.FromSeconds(2)
+            calls = [stub.ReceiveMessage(request, metadata=headers(f"slow-{n}"), timeout=60) for n in range(6)]
+            await asyncio.sleep(0.5)
+            await works(broker)
+            assert not all(call.done() for call in calls)
+        consumer = client.simple_consumer("slow", "large")
+        found: set[str] = set()
+        async with asyncio.timeout(30):
+            while found != sent:
+                received = await consumer.receive(wait_seconds=5)
+                await consumer.ack(received)
+                found |= {message.message_id for message in received}
+
+
+async def ask(channel: Any, method: str, kind: str, request: bytes) -> None:
+    """One call with these bytes, until its first answer."""
+    if kind == "unary":
+        await channel.unary_unary(method)(request)
+        return
+    if kind == "answers":
+        call = channel.unary_stream(method)(request)
+    else:
+        call = channel.stream_stream(method)()
+        await call.write(request)
+    await call.read()
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("/grpc.health.v1.Health/Check", "unary"),
+        ("/grpc.health.v1.Health/Watch", "answers"),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "stream"),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "stream"),
+    ],
+)
+async def test_health_and_reflection_get_garbage(broker: BrokerProcess, method: str, kind: str) -> None:
+    """What is no request ends with INVALID_ARGUMENT and a text for people; what asks for odd things gets an answer."""
+    garbage = (b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\xff\xff", b"\x0a\x05abc", b"\x0f")
+    odd = (b"", b"\x0a\x03abc", b"\x1a\x03abc", b"\x2a\x05\x0a\x01a\x10\x05", b"\x0a\x80\x80\x40" + b"x" * (1 << 20))
+    async with own_channel(broker) as channel:
+        for request in (*garbage, *odd):
+            failure: grpc.aio.AioRpcError | None = None
+            try:
+                async with asyncio.timeout(10):
+                    await ask(channel, method, kind, request)
+            except grpc.aio.AioRpcError as error:
+                failure = error
+            if failure is None or failure.code() == grpc.StatusCode.NOT_FOUND:  # health knows no such service
+                assert request in odd, request
+            else:
+                assert failure.code() == grpc.StatusCode.INVALID_ARGUMENT, (request, failure.details())
+                assert "cannot be read; send a message of grpc." in (failure.details() or "")
+                assert request in garbage, request
+    await works(broker)
+
+
+async def test_restarts_under_load(broker: BrokerProcess) -> None:
+    """SIGTERM again and again: it ends with 0 each time, clients go on by themselves, and nothing is lost."""
+    acknowledged: set[str] = set()
+    consumed: set[str] = set()
+    ended, progress = asyncio.Event(), asyncio.Event()
+
+    async def produce(number: int) -> None:
+        async with connect(broker.endpoint) as client:
+            producer = client.producer()
+            while not ended.is_set():
+                try:
+                    receipt = await producer.send(Message(topic="steady", body=b"%d" % number))
+                    acknowledged.add(receipt.message_id)
+                    progress.set()
+                except ClientError:  # it has tried several times; a start may take longer
+                    await asyncio.sleep(0.1)
+
+    async def consume() -> None:
+        async with connect(broker.endpoint) as client:
+            consumer = client.simple_consumer("all", "steady")
+            while not (ended.is_set() and acknowledged <= consumed):
+                try:
+                    received = await consumer.receive(wait_seconds=1)
+                    await consumer.ack(received)
+                    consumed.update(message.message_id for message in received)
+                except ClientError:
+                    await asyncio.sleep(0.1)
+
+    tasks = [*(asyncio.create_task(produce(number)) for number in range(4)), asyncio.create_task(consume())]
+    for _ in range(ROUNDS):
+        before = len(acknowledged)
+        async with asyncio.timeout(30):
+            while len(acknowledged) < before + 20:
+                await progress.wait()
+                progress.clear()
+        code = await asyncio.to_thread(broker.stop)
+        assert code == 0
+        await asyncio.to_thread(broker.start)
+    ended.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*tasks)
+    assert acknowledged <= consumed
+    await works(broker)
