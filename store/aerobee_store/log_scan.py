@@ -75,18 +75,16 @@ class LogScan:
                 yield DamagedRange(position, found, SEGMENT_MISSING)
                 position = found
                 continue
-            batch = RecordBatch.parse(
-                file.view,
-                base_physical_offset=file.start_offset,
-                start=position - file.start_offset,
-                check_crc=True,
-                record_size_max=self._record_size_max,
-                count_max=_BATCH_RECORDS,
-            )
+            batch = self._parse(file, position - file.start_offset)
             if len(batch):
                 yield batch
                 position = file.start_offset + batch.end
             stop = batch.stop
+            if stop.reason is StopReason.TRUNCATED:
+                found_here = self.peek(file, position - file.start_offset)
+                if not isinstance(found_here, ScanStop):
+                    continue  # another process was just writing it
+                stop = found_here
             if stop.reason is StopReason.LIMIT:
                 continue
             if stop.reason is StopReason.BLANK and position + stop.size == file.end_offset:
@@ -111,6 +109,20 @@ class LogScan:
             yield DamagedRange(position, found, f"{stop.reason.value}: {stop.detail}")
             position = found
 
+    def _parse(self, file: MappedFile, begin: int) -> RecordBatch:
+        """As many records as one batch takes. Nothing behind the last data of the file is looked at: on a file system
+        in memory a look at a hole takes a page, and where there is none left, ends the process.
+        """
+        return RecordBatch.parse(
+            file.view,
+            base_physical_offset=file.start_offset,
+            start=begin,
+            end=max(file.file.data_end(begin), begin),
+            check_crc=True,
+            record_size_max=self._record_size_max,
+            count_max=_BATCH_RECORDS,
+        )
+
     def find(self, physical_offset: int) -> MappedFile | None:
         """The segment that holds this offset."""
         number = bisect_right(self._segments, physical_offset, key=lambda segment: segment.start_offset)
@@ -122,7 +134,7 @@ class LogScan:
         return record.peek(
             file.view,
             position,
-            file.size,
+            file.size if position < file.file.data_end(position) else position,
             physical_offset=file.start_offset + position,
             record_size_max=self._record_size_max,
         )
