@@ -447,6 +447,11 @@ class _StoreCollector(Collector):
         yield self._counter(
             "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
         )
+        yield self._counter(
+            "aerobee_store_tables_changed",
+            "Configuration files that were edited or damaged since they were saved.",
+            stats.tables_changed,
+        )
         yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
         yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
         yield self._gauge(

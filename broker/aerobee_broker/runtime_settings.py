@@ -28,6 +28,7 @@ from aerobee_broker.json_fields import JsonFields
 from aerobee_store import java_json
 from aerobee_store.errors import ConfigError
 from aerobee_store.json_table import JsonTable, TableFiles
+from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
@@ -76,11 +77,15 @@ class RuntimeSettings:
 
     @classmethod
     def load(
-        cls, config: BrokerConfig, file_system: TableFiles, in_disk_thread: Callable[..., Awaitable[object]]
+        cls,
+        config: BrokerConfig,
+        file_system: TableFiles,
+        in_disk_thread: Callable[..., Awaitable[object]],
+        stats: StoreStats | None = None,
     ) -> Self:
         """Bring what was saved into `config`. Raises ConfigError, TableFormatError, UnreadableTableError, OSError."""
         path = config.store.directory / "config" / FILE_NAME
-        file = JsonTable(file_system, path)
+        file = JsonTable(file_system, path, stats=stats)
         settings = cls(config, file, in_disk_thread)
         content = file.load()
         if content is not None:

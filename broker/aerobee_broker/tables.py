@@ -16,6 +16,7 @@ from aerobee_broker.topics import TopicConfig, TopicMessageType, TopicTable, che
 from aerobee_store.clock import Clock
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.json_table import JsonTable, TableFiles
+from aerobee_store.stats import StoreStats
 
 SAVE_INTERVAL_SECONDS: Final = 5.0  # as RocketMQ saves consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
@@ -55,7 +56,8 @@ class SavedTable:
 class BatchTopics:
     """Which topics take inner batches: what the store asks, first while it recovers, when there are no tables yet.
 
-    It has the lock of the directory then, so topics.json is read for that.
+    It has the lock of the directory then, so topics.json is read for that. `Tables` reads it, too, and
+    says what is wrong with it.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -67,7 +69,7 @@ class BatchTopics:
     def __call__(self, stored_name: str) -> bool:
         """Raises TableFormatError, UnreadableTableError, OSError of the file, until the table is attached."""
         if self._topics is None:
-            self._topics = TopicTable.from_json(self._file.load(), self._clock)
+            self._topics = TopicTable.from_json(self._file.load(report=False), self._clock)
         topic = self._topics.get(stored_name)
         return topic is not None and topic.takes_batches
 
@@ -95,12 +97,19 @@ class Tables:
         self._saved_offsets = SavedTable(self.offsets, files["consumerOffset"], in_disk_thread)
 
     @classmethod
-    def load(cls, config: BrokerConfig, clock: Clock, file_system: TableFiles, in_disk_thread: InDiskThread) -> Self:
+    def load(
+        cls,
+        config: BrokerConfig,
+        clock: Clock,
+        file_system: TableFiles,
+        in_disk_thread: InDiskThread,
+        stats: StoreStats | None = None,
+    ) -> Self:
         """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
         directory: Path = config.store.directory / "config"
         directory.mkdir(exist_ok=True)
         names = ("topics", "subscriptionGroup", "consumerOffset")
-        files = {name: JsonTable(file_system, directory / f"{name}.json") for name in names}
+        files = {name: JsonTable(file_system, directory / f"{name}.json", stats=stats) for name in names}
         return cls(config, clock, files, in_disk_thread)
 
     async def topic_in_use(self, stored_name: str) -> TopicConfig:

@@ -1,4 +1,4 @@
-"""Bits that flip and files that lose their end, in what the broker keeps in a store: timer files, delivery journal."""
+"""Bits that flip and files that lose their end, in what the broker keeps in a store: timer files, journal, tables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from aerobee_broker.consumer_groups import GroupConfig, GroupTable
+from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.errors import BrokerError
+from aerobee_broker.topics import TopicConfig, TopicTable
 from aerobee_store import MessageStore, StoreError
+from aerobee_store.java_json import IntegerMap, dumps
+from aerobee_store.json_table import JsonTable
+from aerobee_store.stats import StoreStats
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.bit_flips import SEED, Damage, Done, Table, WrongError
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
@@ -24,7 +30,7 @@ from tests.support.stored_messages import DIRECTORY
 from tests.support.timer_world import START_MS, STORE, TimerWorld
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-TIMER_COUNT, JOURNAL_COUNT = (6_000, 4_000) if IS_LONG else (150, 100)
+TIMER_COUNT, JOURNAL_COUNT, TABLE_COUNT = (6_000, 4_000, 60_000) if IS_LONG else (150, 100, 2_400)
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if IS_LONG else 240)]
 
@@ -220,6 +226,83 @@ async def test_flipped_bits_of_the_delivery_journal(tmp_path: Path) -> None:
             table.add(done, table.wrong(done, error))
         shutil.rmtree(directory)
     table.show("killed")
+    assert not table.wrongs, "\n".join(table.wrongs[:20])
+
+
+# --- tables
+
+
+CONFIG = DIRECTORY / "config"
+CLOCK = ManualClock(START_MS)
+TABLES: dict[str, Callable[[object | None], object]] = {
+    "topics.json": lambda value: TopicTable.from_json(value, CLOCK).snapshot(),
+    "subscriptionGroup.json": lambda value: GroupTable.from_json(value, CLOCK).snapshot(),
+    "consumerOffset.json": lambda value: OffsetTable.from_json(value, CLOCK).snapshot(),
+    "delayOffset.json": lambda value: value,
+    "aerobeeSettings.json": lambda value: value,
+}
+"""What a start makes of each file."""
+
+
+def tables() -> MemoryFileSystem:
+    """A disk on which each table was saved three times, so that it has a copy and two checksums."""
+    topics, groups, offsets = TopicTable(CLOCK), GroupTable(CLOCK), OffsetTable(CLOCK)
+    levels: dict[int, int] = {}
+    disk = MemoryFileSystem()
+    disk.make_directory(CONFIG)
+    files = {name: JsonTable(disk, CONFIG / name) for name in TABLES}
+    for number in range(3):
+        CLOCK.advance(7.919)
+        topics.create(TopicConfig.of_type(f"orders-{number}", queue_count=4))
+        groups.create(GroupConfig(name=f"billing-{number}"))
+        for queue_id in range(4):
+            offsets.commit("orders-0", f"billing-{number}", queue_id, 1205 + 77 * number + queue_id)
+        levels[number + 1] = 31 + number
+        files["topics.json"].save(topics.snapshot())
+        files["subscriptionGroup.json"].save(groups.snapshot())
+        files["consumerOffset.json"].save(offsets.snapshot())
+        files["delayOffset.json"].save({"offsetTable": IntegerMap.of(levels)})
+        files["aerobeeSettings.json"].save({"settings": {"store.retention_hours": str(24 * (number + 1))}})
+    return disk
+
+
+def judge_table(disk: MemoryFileSystem, name: str, before: bytes) -> str:
+    """What a start makes of one table of a damaged disk."""
+    stats = StoreStats()
+    with listening() as heard:
+        try:
+            after = dumps(TABLES[name](JsonTable(disk, CONFIG / name, stats=stats).load()))
+        except (StoreError, BrokerError):
+            return "refused"
+    if stats.tables_changed and not heard:
+        raise WrongError("what is counted is not said")
+    if after == before:
+        return "detected" if heard else "harmless"
+    if not heard:
+        raise WrongError(f"{after!r} is believed, not {before!r}")
+    return "detected"
+
+
+def test_flipped_bits_of_the_tables() -> None:
+    """What is not what was saved is never believed without a word; damage of copy or checksums changes nothing."""
+    source = random.Random(f"{SEED} tables")
+    disk = tables()
+    contents = {name: dumps(TABLES[name](JsonTable(disk, CONFIG / name).load())) for name in TABLES}
+    damage = Damage(disk, source)
+    table = Table()
+    for _ in range(TABLE_COUNT):
+        damaged = disk.kill()
+        done = damage.do(damaged)
+        name = done.path.name.removesuffix(".bak").removesuffix(".crc")
+        try:
+            verdict = judge_table(damaged, name, contents[name])
+            if done.path.name != name and verdict == "refused":
+                raise WrongError("the table itself is whole")
+        except WrongError as error:
+            verdict = table.wrong(done, error)
+        table.add(done, verdict)
+    table.show("tables")
+    assert table.kinds().keys() == {f"config/{name}{suffix}" for name in TABLES for suffix in ("", ".bak", ".crc")}
     assert not table.wrongs, "\n".join(table.wrongs[:20])
 
 

@@ -40,12 +40,20 @@ class Delays:
     async def move_to(self, now_ms: int) -> None:
         """Set the clock, and wait until all is done that is due."""
         self.clock.advance((now_ms - self.clock.now_ms()) / 1000)
-        before = -1
-        while before != self.store.positions[0]:
-            before = self.store.positions[0]
-            self.levels.wake()
-            self.timer.wake()
-            await asyncio.sleep(0.02)
+        self.levels.wake()
+        self.timer.wake()
+        for _ in range(30_000):
+            if self.is_done(now_ms):
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError(f"what is due at {now_ms} is not delivered after 30 s or more")
+
+    def is_done(self, now_ms: int) -> bool:
+        """Whether both have looked at this time, and what they delivered is in its queues."""
+        wrote, _, _, dispatched = self.store.positions
+        due_ms = self.timer.next_look_ms
+        timer_is_done = self.timer.enqueue_lag == 0 and (due_ms is None or due_ms > now_ms)
+        return self.levels.looked_ms == now_ms and timer_is_done and wrote == dispatched
 
     def has(self, message: GoldenMessage) -> bool:
         """Whether a copy is in the queue that the message is for."""

@@ -28,7 +28,7 @@ class UnseenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One damage. `kind`: the first part of the path within the store."""
+    """One damage. `kind`: the first part of the path within the store; files of `config` are kinds of their own."""
 
     path: Path
     how: str
@@ -36,7 +36,8 @@ class Done:
 
     @property
     def kind(self) -> str:
-        return self.path.relative_to(DIRECTORY).parts[0]
+        parts = self.path.relative_to(DIRECTORY).parts
+        return "/".join(parts if parts[0] == "config" else parts[:1])
 
 
 class Damage:

@@ -41,13 +41,14 @@ class LevelDelay:
         self._store = store
         self._clock = clock
         path = store.config.directory / "config" / "delayOffset.json"
-        self._table = JsonTable(store.file_system, path)
+        self._table = JsonTable(store.file_system, path, stats=store.stats)
         self._version = DataVersion()
         self._extra: dict[str, object] = {}
         self._offsets: dict[int, int] = {}  # by level
         self._wake = asyncio.Event()
         self.delivered = 0  # since the start
         self.lost = 0  # the log does not have them, or they can be no message
+        self.looked_ms = -1  # all that was due at this time is in the log
         store.arrival_listeners.append(self._arrived)
 
     def open(self) -> None:
@@ -68,11 +69,13 @@ class LevelDelay:
         """Deliver what is due, until cancelled. Raises StoreError, OSError: the store is dead then."""
         while True:
             self._wake.clear()
+            now_ms = self._clock.now_ms()
             next_ms: int | None = None
             for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
                 due_ms = await self._deliver(queue_id)
                 if due_ms is not None:
                     next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
+            self.looked_ms = now_ms
             seconds = None if next_ms is None else max(0, next_ms - self._clock.now_ms()) / 1000
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

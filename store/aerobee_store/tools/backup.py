@@ -11,7 +11,8 @@ they are copied, so the order counts. What is copied earlier must never speak of
     5. queues and index as they come: they may be ahead of that end, or half written behind the checkpoint's offset,
        which is what recovery expects of a crash
     6. topics and groups: those of all messages in the copy exist by now
-    7. `abort`, so that the first start recovers: it reads the log from the checkpoint's offset on
+    7. tables that were saved between the copying of their file and that of its checksums, again
+    8. `abort`, so that the first start recovers: it reads the log from the checkpoint's offset on
 
 If the deletion of a topic falls into this, or the checkpoint is one of RocketMQ's, which does not say up to which
 offset the derived files are synced, the copy gets no checkpoint: its first start then reads the whole log.
@@ -39,11 +40,13 @@ from aerobee_store.log_scan import LogEnd
 from aerobee_store.mapped_file import MappedFile
 from aerobee_store.record import ScanStop
 from aerobee_store.record_batch import RecordBatch
+from aerobee_store.table_checksums import SUFFIX
 from aerobee_store.tools.actions import locked
 from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.log_walk import log_scan
 from aerobee_store.tools.rebuild import NEW, OLD
 from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
+from aerobee_store.tools.table_check import table_problem
 
 PARTIAL: Final = "backup.partial"
 
@@ -52,6 +55,7 @@ _AFTER_THE_LOG: Final = ("topics.json", "subscriptionGroup.json")
 _NOT_COPIED: Final = frozenset({"lock", FILE_NAME, "lost+found", NEW, OLD})
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
 _STEP: Final = 1 << 20
+_TABLE_COPIES_MAX: Final = 20
 _FICLONE: Final = 0x40049409  # Linux: share the blocks of a file; file systems that cannot do it say so
 
 
@@ -213,12 +217,14 @@ class _Backup:
     # --- one in use -------------------------------------------------------------------------------------------
 
     def _copy_live(self) -> tuple[int, int, bool]:
-        later = {self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in ("", ".bak")}
+        suffixes = ("", ".bak", SUFFIX)
+        later = {self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in suffixes}
         for path in _paths_below(self._source):
             name = path.relative_to(self._source).parts[0]
             elsewhere = name in _COPIED_ELSEWHERE | _NOT_COPIED or path.parent in self._files.log_paths.all
             if not elsewhere and path not in later:
                 self._copy(path)
+        self._match_checksums()
         deleted = self._deleted_topics()
         whole = load_checkpoint(self._files).derived_offset is None
         if not whole:
@@ -230,11 +236,28 @@ class _Backup:
                 self._copy(path)
         for path in sorted(later):
             self._copy(path)
+        self._match_checksums()
         if self._deleted_topics() != deleted and not whole:
             whole = True
             (self._partial / "checkpoint").unlink()
         self._disk.write_new(self._partial / "abort", b"")
         return begin, end, whole
+
+    def _match_checksums(self) -> None:
+        """A table that was saved twice between the copying of its file and of its checksums would seem damaged."""
+        config = self._partial / "config"
+        if not config.exists():
+            return
+        for name in self._disk.list(config):
+            table, source = config / name.removesuffix(SUFFIX), self._source / "config" / name.removesuffix(SUFFIX)
+            if not name.endswith(SUFFIX):
+                continue
+            for _ in range(_TABLE_COPIES_MAX):
+                data, problem = table_problem(self._disk, table)
+                if problem is None or source.read_bytes() == data:
+                    break  # as it should be, or as wrong as in the store
+                self._copy(source)
+                self._copy(source.with_name(name))
 
     def _deleted_topics(self) -> bytes:
         try:

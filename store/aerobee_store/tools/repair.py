@@ -56,7 +56,7 @@ from aerobee_store.tools.verify import verify_files
 
 LOST_FOR_GOOD: Final = frozenset({"log-damaged", "segment-missing", "queue-offset-gap", "checksum-damaged"})
 """Kinds of findings that no repair mends."""
-LEFT_TO_PEOPLE: Final = frozenset({"configuration-file", "segment-file"})
+LEFT_TO_PEOPLE: Final = frozenset({"configuration-file", "configuration-changed", "segment-file"})
 """Kinds of findings that only somebody who knows what happened should mend."""
 
 _QUEUE_BEYOND_OPENING: Final = frozenset({"unit-stray", "unit-invalid"})

@@ -31,7 +31,9 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     index-entry-wrong       error     an entry that names no message with such a key, or another time
     index-ahead             error     entries of messages behind the end of the log
     index-chain             error     entries that a search would not reach
-    configuration-file      error     config/deletedTopics.json cannot be read; a broker would not start
+    configuration-file      error     a table in config cannot be read: a broker would not start (deletedTopics.json) or
+                                      take the copy of the save before
+    configuration-changed   warning   a table in config has another checksum than was saved: edited, or damaged
     checkpoint              both      a checkpoint that cannot be, or says that more was synced than there is
     timer-...               both      the files of the timer: timer_check.py
     quarantine              warning   segments that a recovery has set aside
@@ -61,6 +63,7 @@ from aerobee_store.tools.index_layout import IndexCounts
 from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
 from aerobee_store.tools.queue_check import BatchQueueCheck, QueueCheck
 from aerobee_store.tools.store_files import Progress, StoreFiles, StoreState
+from aerobee_store.tools.table_check import check_tables
 from aerobee_store.tools.timer_check import TimerCheck
 
 # Clocks are set back by milliseconds all the time, and a batch of release 4.3 is dated before it gets its place.
@@ -208,6 +211,8 @@ class _Verification:
                     count=self._steps_back,
                 )
             )
+        for finding in check_tables(self._files):
+            self._findings.add(finding)
         for finding in check_checkpoint(self._files, self._latest, end.position):
             self._findings.add(finding)
         aside = self._files.disk.list(self._files.directory / "quarantine")

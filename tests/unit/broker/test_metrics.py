@@ -150,3 +150,17 @@ async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
     assert shown["aerobee_timer_lateness_seconds_count", labels(**store)] == 1
     assert shown["aerobee_timer_lost_total", labels(**store)] == 0
     assert shown["rocketmq_messages_in_total", labels(topic="later", message_type="delay", is_system="false")] == 2
+
+
+async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
+    """Of every table that was edited while the broker was down, a start takes the content, and counts the file."""
+    name = "aerobee_store_tables_changed_total"
+    async with in_process_broker(tmp_path) as broker:
+        samples = await scrape(broker)
+        assert [value for (sample, _), value in samples.items() if sample == name] == [0]
+        await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA, timeout=5)
+    (path,) = tmp_path.rglob("topics.json")
+    path.write_bytes(path.read_bytes() + b"\n")
+    async with in_process_broker(tmp_path) as broker:
+        samples = await scrape(broker)
+        assert [value for (sample, _), value in samples.items() if sample == name] == [1]

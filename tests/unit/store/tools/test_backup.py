@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import MessageStore, StoreDirectoryError, StoreFullError
+from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.json_table import JsonTable
 from aerobee_store.tools import backup as module
 from aerobee_store.tools.backup import PARTIAL, backup
 from aerobee_store.tools.verify import verify
@@ -204,6 +206,39 @@ class TestStoreInUse:
         assert changed
         assert (tmp_path / "copy" / "config" / "consumerOffset.json").read_text() == "before"
         assert (tmp_path / "copy" / "config" / "topics.json").read_text() == "after"
+
+    @pytest.mark.parametrize("name", ["consumerOffset.json", "topics.json"])
+    @pytest.mark.parametrize("times", [1, 2, 5])
+    def test_a_table_that_is_saved_meanwhile(
+        self, stored: Stored, tmp_path: Path, name: str, times: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its checksums in the copy are those of its content in the copy, and damage of the original is not hidden."""
+        path = stored.directory / "config" / name
+        path.parent.mkdir()
+        table = JsonTable(DiskFileSystem(), path)
+        table.save({"number": 0})
+        numbers = iter(range(1, 100))
+        real = module._Backup._copy
+        saves = 3
+
+        def copy(self: module._Backup, source: Path, *, link: bool = False) -> bool:
+            nonlocal saves
+            there = real(self, source, link=link)
+            if source == path and saves:
+                saves -= 1
+                for _ in range(times):
+                    table.save({"number": next(numbers), "rest": "x" * 50})
+            return there
+
+        monkeypatch.setattr(module._Backup, "_copy", copy)
+        with MessageStore.open(stored.config):
+            backup(stored.directory, tmp_path / "copy")
+            assert saves < 3
+            assert verify(tmp_path / "copy").findings == []
+            path.write_text('{"number": 7}')
+            saves = 0
+            backup(stored.directory, tmp_path / "other")
+        assert [finding.kind for finding in verify(tmp_path / "other").findings] == ["configuration-changed"]
 
 
 class TestTarget:

@@ -16,6 +16,7 @@ from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryErro
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.index_file import IndexService, file_size
+from aerobee_store.json_table import JsonTable
 from aerobee_store.properties import index_hash
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import VerifyReport, verify
@@ -555,3 +556,40 @@ fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+class TestConfigurationFiles:
+    @pytest.fixture
+    def path(self, stored: Stored) -> Path:
+        """A table that was saved three times."""
+        path = stored.directory / "config" / "subscriptionGroup.json"
+        path.parent.mkdir()
+        table = JsonTable(DiskFileSystem(), path)
+        for number in range(3):
+            table.save({"counter": number, "timestamp": 7919 * number})
+        return path
+
+    def test_as_saved(self, stored: Stored, path: Path) -> None:
+        """Nothing is found, with or without checksums."""
+        assert verify(stored.directory).findings == []
+        path.write_text("{}")
+        path.with_name(path.name + ".crc").unlink()
+        assert verify(stored.directory).findings == []
+
+    def test_changed(self, stored: Stored, path: Path) -> None:
+        """A file that is not what was saved is named, as a warning: it may have been edited. No repair touches it."""
+        path.write_text(path.read_text().replace("2", "3", 1))
+        report = verify(stored.directory)
+        (finding,) = report.findings
+        assert report.ok
+        assert (finding.kind, finding.severity) == ("configuration-changed", "warning")
+        assert finding.path == "config/subscriptionGroup.json"
+        before = snapshot(stored.directory)
+        repair(stored.directory, apply=True)
+        assert snapshot(stored.directory) == before
+
+    def test_unreadable(self, stored: Stored, path: Path) -> None:
+        """A file that is no JSON any more is an error: a start takes the copy, which is older."""
+        path.write_text("{")
+        report = verify(stored.directory)
+        assert (report.ok, kinds(report)) == (False, ["configuration-file"])

@@ -1,0 +1,57 @@
+"""The configuration files against the checksums beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from aerobee_store import java_json
+from aerobee_store.file_system import FileSystem
+from aerobee_store.table_checksums import SUFFIX, Content, TableChecksums
+from aerobee_store.tools.findings import Finding
+from aerobee_store.tools.store_files import StoreFiles
+
+_READS_MAX: Final = 10  # a broker in use may save between the reading of a file and that of its checksums
+
+
+def check_tables(files: StoreFiles) -> Iterator[Finding]:
+    """What is wrong with those that have checksums; RocketMQ's own have none, and nothing is known of them."""
+    directory = files.directory / "config"
+    if not files.disk.is_directory(directory):
+        return
+    for name in sorted(files.disk.list(directory)):
+        if not name.endswith(SUFFIX):
+            continue
+        path = directory / name.removesuffix(SUFFIX)
+        relative = f"config/{path.name}"
+        data, problem = table_problem(files.disk, path)
+        if data is None:
+            continue  # moved away, to begin with an empty table
+        try:
+            java_json.loads(data)
+        except java_json.JsonFormatError as error:
+            detail = f"{error}: a start takes {path.name}.bak instead, the content of the save before"
+            yield Finding(kind="configuration-file", path=relative, detail=detail)
+            continue
+        if problem is not None:
+            detail = f"not what was saved ({problem}): edited, or damaged; a start takes it as it is, and says so"
+            yield Finding(kind="configuration-changed", severity="warning", path=relative, detail=detail)
+
+
+def table_problem(disk: FileSystem, path: Path) -> tuple[bytes | None, str | None]:
+    """The content of a configuration file, None without one, and why it is not known to be what was saved."""
+    checksums = TableChecksums(disk, path)
+    before: bytes | None = None
+    problem: str | None = None
+    for _ in range(_READS_MAX):
+        try:
+            data = disk.read_bytes(path)
+        except FileNotFoundError:
+            return None, None
+        checksums.load()
+        problem = checksums.problem_of(Content.of(data))
+        if problem is None or data == before:
+            return data, problem
+        before = data  # wrong, but it may have been saved twice since it was read
+    return before, problem
