@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from aerobee_store import properties
@@ -87,23 +88,7 @@ def placed(message: Message, base_offset: int) -> tuple[Message, int]:
         raw = None
     elif base != str(base_offset):
         raise InvalidMessageError(f"an inner batch for queue offset {base}, but the queue goes on at {base_offset}")
-    return (
-        Message(
-            topic=message.topic,
-            queue_id=message.queue_id,
-            body=message.body,
-            properties=values,
-            raw_properties=raw,
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            born_timestamp=message.born_timestamp,
-            born_host=message.born_host,
-            store_host=message.store_host,
-            reconsume_times=message.reconsume_times,
-            prepared_transaction_offset=message.prepared_transaction_offset,
-        ),
-        count,
-    )
+    return replace(message, properties=values, raw_properties=raw), count
 
 
 def unpack(record: Record) -> list[Record]:

@@ -69,13 +69,8 @@ class MessageReader:
                 return self._read_inner_batches(batch_queue, queue_offset, max_count, max_bytes, tags)
             return ReadResult("empty", [], 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
-        if queue_offset < low:
-            return ReadResult("offset-too-small", [], low, low, high)
-        if queue_offset >= high:
-            if not high:
-                return ReadResult("empty", [], 0, 0, 0)
-            status: ReadStatus = "offset-at-end" if queue_offset == high else "offset-too-large"
-            return ReadResult(status, [], high, low, high)
+        if not low <= queue_offset < high:
+            return _outside(queue_offset, low, high)
         units = queue.units(queue_offset, max(_SCAN_UNITS_MAX, max_count) if tags is not None else max_count)
         codes = None if tags is None else {properties.tags_code(tag) for tag in tags}
         records: list[Record] = []
@@ -133,13 +128,8 @@ class MessageReader:
     ) -> ReadResult:
         """As `read`, each message of a batch for itself. Filtered by its own tag: the unit's is that of the record."""
         low, high = queue.min_offset, queue.max_offset
-        if queue_offset < low:
-            return ReadResult("offset-too-small", [], low, low, high)
-        if queue_offset >= high:
-            if not high:
-                return ReadResult("empty", [], 0, 0, 0)
-            status: ReadStatus = "offset-at-end" if queue_offset == high else "offset-too-large"
-            return ReadResult(status, [], high, low, high)
+        if not low <= queue_offset < high:
+            return _outside(queue_offset, low, high)
         records: list[Record] = []
         size = lost = 0
         position = queue_offset
@@ -240,6 +230,15 @@ class MessageReader:
         if not len(unit) or int(unit[0]["size"]) == FILLER_SIZE:
             return None
         return int(unit[0]["physical_offset"])
+
+
+def _outside(queue_offset: int, low: int, high: int) -> ReadResult:
+    """What a read of a queue offset answers that is not in low..high-1."""
+    if queue_offset < low:
+        return ReadResult("offset-too-small", [], low, low, high)
+    if not high:
+        return ReadResult("empty", [], 0, 0, 0)
+    return ReadResult("offset-at-end" if queue_offset == high else "offset-too-large", [], high, low, high)
 
 
 def _is_also_at(found: Record, place: tuple[str, int, int]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import StoreLockedError
 from aerobee_store.file_system import DiskFileSystem, is_locked
-from aerobee_store.tools.findings import json_name
+from aerobee_store.tools.findings import json_name, known_fields
 from aerobee_store.tools.index_layout import DEFAULT_COUNTS, IndexCounts, IndexFileReader, open_index
 from aerobee_store.tools.store_files import StoreFiles
 
@@ -31,9 +31,7 @@ class Action:
 
     def to_json(self) -> dict[str, object]:
         """The fields that are known, under the names of the findings."""
-        return {
-            json_name(field.name): value for field in fields(self) if (value := getattr(self, field.name)) is not None
-        }
+        return known_fields(self)
 
     def __str__(self) -> str:
         where = f" {self.path}" if self.path is not None else ""

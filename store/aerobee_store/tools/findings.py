@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Severity = Literal["error", "warning"]
 
@@ -31,9 +34,7 @@ class Finding:
 
     def to_json(self) -> dict[str, object]:
         """The fields that are known, under the names of the golden manifests."""
-        return {
-            json_name(field.name): value for field in fields(self) if (value := getattr(self, field.name)) is not None
-        }
+        return known_fields(self)
 
     def __str__(self) -> str:
         places = []
@@ -76,6 +77,11 @@ class Findings:
             self.add(finding)
         self.errors += others.errors - sum(finding.severity == "error" for finding in others.kept)
         self.left_out += others.left_out
+
+
+def known_fields(item: DataclassInstance) -> dict[str, object]:
+    """The fields of a dataclass that are not None, as in JSON."""
+    return {json_name(field.name): value for field in fields(item) if (value := getattr(item, field.name)) is not None}
 
 
 def json_name(name: str) -> str:

@@ -6,8 +6,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from aerobee_store.testing import BLOCK_SIZE, ManualClock, MemoryFileSystem, Ope
 from aerobee_store.tools.backup import backup
 from aerobee_store.tools.inspect import inspect
 from aerobee_store.tools.verify import verify
+from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
 SEGMENT = 16384
@@ -36,21 +36,6 @@ QUARTER = 4200  # a body that makes more than a quarter of a segment
 
 def config_of(directory: Path = DIRECTORY, **changes: object) -> StoreConfig:
     return replace(StoreConfig.tiny(directory), **{"segments_ahead": 2, **changes})  # type: ignore[arg-type]  # of many
-
-
-@asynccontextmanager
-async def serving(config: StoreConfig, disk: MemoryFileSystem | DiskFileSystem) -> AsyncIterator[MessageStore]:
-    async with asyncio.timeout(20):
-        store = MessageStore.open(config, file_system=disk, clock=ManualClock())
-        services = asyncio.create_task(store.run())
-        await asyncio.sleep(0)
-        try:
-            yield store
-        finally:
-            services.cancel()
-            with suppress(asyncio.CancelledError, StoreFailedError):
-                await services
-            store.close()
 
 
 async def prepared(store: MessageStore, count: int) -> None:

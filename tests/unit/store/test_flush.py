@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, flush
 from aerobee_store.config import FlushMode
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 from tests.support.travelling_clock import TravellingClock
 
@@ -41,20 +40,6 @@ class HangingDisk:
     def release(self) -> None:
         self.hanging = False
         self.go.set()
-
-
-@asynccontextmanager
-async def serving(config: StoreConfig, disk: MemoryFileSystem) -> AsyncIterator[MessageStore]:
-    store = MessageStore.open(config, file_system=disk, clock=ManualClock())
-    services = asyncio.create_task(store.run())
-    await asyncio.sleep(0)
-    try:
-        yield store
-    finally:
-        services.cancel()
-        with suppress(asyncio.CancelledError, StoreFailedError):
-            await services
-        store.close()
 
 
 def log_syncs(disk: MemoryFileSystem) -> int:
@@ -261,7 +246,7 @@ async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> No
     clock = TravellingClock()
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
-    async with asyncio.timeout(5000), serving(config, MemoryFileSystem(clock=ManualClock())) as store:
+    async with asyncio.timeout(5000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
         await clock.advance(0)  # the services begin
         sender.append(store, [sender.message(100)])
         await clock.advance(101)
@@ -280,7 +265,7 @@ async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() ->
     hanging = HangingDisk()
     sender = Sender()
     config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=4000.0)
-    async with asyncio.timeout(5000), serving(config, hanging.disk) as store:
+    async with asyncio.timeout(5000), serving(config, hanging.disk, seconds=None) as store:
         sender.append(store, [sender.message(100)])
         hanging.hanging = True
         store.request_flush()

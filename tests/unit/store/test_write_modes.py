@@ -7,8 +7,6 @@ import errno
 import logging
 import resource
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.mapped_file import FileRun, MappedFileQueue
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from aerobee_store.write_modes import BufferPool, segments_of
+from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
 MODES: list[WriteMode] = ["gathered", "mapped", "pool"]
@@ -31,21 +30,6 @@ def config_of(write_mode: WriteMode, **changes: object) -> StoreConfig:
     tiny = StoreConfig.tiny(DIRECTORY)
     settings = {"flush_interval_seconds": 60.0, "derived_flush_interval_seconds": 60.0, "pool_buffer_count": 2}
     return replace(tiny, write_mode=write_mode, **{**settings, **changes})  # type: ignore[arg-type]  # of many types
-
-
-@asynccontextmanager
-async def serving(config: StoreConfig, disk: MemoryFileSystem) -> AsyncIterator[MessageStore]:
-    async with asyncio.timeout(20):
-        store = MessageStore.open(config, file_system=disk, clock=ManualClock())
-        services = asyncio.create_task(store.run())
-        await asyncio.sleep(0)
-        try:
-            yield store
-        finally:
-            services.cancel()
-            with suppress(asyncio.CancelledError, StoreFailedError):
-                await services
-            store.close()
 
 
 class Gate:
