@@ -148,21 +148,23 @@ async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
 
     config = StoreConfig.tiny(Path("/store"))
     async with running(MessageStore.open(config, file_system=disk)) as store:
-        await store.wait_stored(store.append([say("a", "a0"), say("b", "b0"), say("b", "b1")])[-1].end)
-        for name, part, texts in (("rename", "deletedTopics", ["b2"]), ("unlink", "consumequeue/%LMQ%a", ["b3"])):
+        for name, part, first, second in (
+            ("rename", "deletedTopics", "a", "b"),
+            ("unlink", "consumequeue/%LMQ%c", "c", "d"),
+        ):
+            rooms = [f"%LMQ%{first}", f"%LMQ%{second}"]
+            await store.wait_stored(store.append([say(first, "0"), say(second, "0"), say(second, "1")])[-1].end)
             stop_at(name, part)
-            deletion = asyncio.create_task(store.delete_topics(["%LMQ%a", "%LMQ%b"]))
-            await asyncio.to_thread(reached.wait, 20)
-            appended = store.append([say("b", text) for text in texts])
+            deletion = asyncio.create_task(store.delete_topics(rooms))
+            assert await asyncio.to_thread(reached.wait, 20)
+            await store.wait_stored(store.append([say(second, "2")])[-1].end)
             go_on.set()
             await deletion
-            await store.wait_stored(appended[-1].end)
-            assert bodies(store, "%LMQ%b") == [text.encode() for text in texts]
-            await store.wait_stored(store.append([say("a", "again")])[-1].end)
-        assert store.queue_range("%LMQ%b", 0) == (3, 4)
-        assert store.queue_range("%LMQ%a", 0) == (2, 3)
+            assert bodies(store, rooms[1]) == [b"2"]
+            await store.wait_stored(store.append([say(first, "again")])[-1].end)
+            assert [store.queue_range(room, 0) for room in rooms] == [(1, 2), (2, 3)]
     with MessageStore.open(config, file_system=disk.kill()) as store:
-        assert (bodies(store, "%LMQ%a"), bodies(store, "%LMQ%b")) == ([b"again"], [b"b3"])
+        assert [bodies(store, f"%LMQ%{room}") for room in "abcd"] == [[b"again"], [b"2"]] * 2
 
 
 async def test_whoever_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
