@@ -1,8 +1,8 @@
 """The store's face: open, append, wait, read, query, close. It owns the log, what is derived from it, and the services.
 
-Threads: everything runs in the event loop's thread, the only writer of the log, but for what may block. One disk thread
-syncs the log; a second one syncs derived files and does whatever the broker gives it (`in_disk_thread`), so that
-neither delays a group commit.
+Threads: everything runs in the event loop's thread, the only writer of the log, but for what may block. One thread
+syncs the log, one makes segments in advance, one writes the pool's buffers if there is one, and one syncs derived files
+and does whatever the broker gives it (`in_disk_thread`): none of them delays a group commit.
 """
 
 from __future__ import annotations

@@ -22,21 +22,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
 
 from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.deleted_topics import DeletedTopic, DeletedTopics
 from aerobee_store.file_system import FileSystem
 from aerobee_store.queue_table import QueueFiles, QueueTable
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class InDiskThread(Protocol):
-    """`MessageStore.in_disk_thread`."""
-
-    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+from aerobee_store.retention import InDiskThread
 
 
 @dataclass(frozen=True, slots=True)
