@@ -5,6 +5,7 @@
     topics.json.crc    the checksums of both: table_checksums.py
     topics.json.tmp, .bak.tmp, .crc.tmp     left by a crash; without meaning, replaced by the next save
     topics.json.damaged                     a main file that could not be read, kept for whoever wants to look
+    topics.json.changed, .changed.bak       a main file that was not what had been saved, and its .bak: kept likewise
 
 A save goes
 
@@ -88,6 +89,7 @@ class JsonTable:
         self._checksums = None if checksum_inside else TableChecksums(files, path)
         self._stats = stats
         self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
+        self._is_changed = False  # the main file was read, but is not what was saved
         self._present: Content | None = None  # what load gave, or the last save made
 
     def load(self, *, report: bool = True) -> object | None:
@@ -103,7 +105,7 @@ class JsonTable:
         main = self._read(self.path)
         self._main_state, self._present = main.state, main.content
         if main.state == "good":
-            self._check(self.path, main, report)
+            self._is_changed = self._check(self.path, main, report)
             return main.value
         backup = self._read(self._backup)
         if backup.state == "good" and (self._old_content_helps or main.state == "absent"):
@@ -133,6 +135,8 @@ class JsonTable:
             self._main_state, self._present = main.state, main.content
         temporary = self._free_name(".tmp")
         self._files.write_new(temporary, data)
+        if self._is_changed:
+            self._keep_changed()
         if self._main_state == "good":
             # Where .bak is the same file already, rename does nothing and leaves both names; the next save clears up.
             second_name = self._free_name(".bak.tmp")
@@ -144,15 +148,22 @@ class JsonTable:
         if self._checksums is not None:
             self._checksums.note(content, self._present)
         self._files.rename(temporary, self.path)
-        self._main_state, self._present = "good", content
+        self._main_state, self._present, self._is_changed = "good", content, False
         self._files.sync_directory(self.path.parent)
 
-    def _check(self, path: Path, copy: _Copy, report: bool) -> None:
-        """Say it if the file is not what was saved."""
+    def _keep_changed(self) -> None:
+        """Give what cannot be told from damage names that no save takes away; of these files the latest are kept."""
+        for source, suffix in ((self.path, ".changed"), (self._backup, ".changed.bak")):
+            target = self._free_name(suffix)
+            if self._files.exists(source):
+                self._files.link(source, target)
+
+    def _check(self, path: Path, copy: _Copy, report: bool) -> bool:
+        """Say it if the file is not what was saved; return whether it is not."""
         assert copy.content is not None
         problem = self._checksums.problem_of(copy.content) if self._checksums is not None else None
         if problem is None or not report:
-            return
+            return problem is not None
         _log.warning(
             "configuration file is not what was saved, it is taken as it is: if nobody edited it, compare it with its "
             "copy or a backup path=%s cause=%r",
@@ -161,6 +172,7 @@ class JsonTable:
         )
         if self._stats is not None:
             self._stats.tables_changed += 1
+        return True
 
     def _read(self, path: Path) -> _Copy:
         try:
