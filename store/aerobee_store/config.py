@@ -69,7 +69,8 @@ class StoreConfig:
     store_host: tuple[str, int] = ("127.0.0.1", 8081)  # written into every record and into offset message ids
 
     def __post_init__(self) -> None:
-        if self.read_only_commit_log_paths and not set(self.commit_log_paths) - set(self.read_only_commit_log_paths):
+        paths = {path.absolute() for path in self.commit_log_paths or (self.directory / "commitlog",)}
+        if paths.issubset(path.absolute() for path in self.read_only_commit_log_paths):
             raise ConfigError(
                 "store.commit_log_paths: every path is read-only; name one that new segments can be made in"
             )

@@ -64,10 +64,8 @@ class LogPaths(FileRun):
     """The segments of the log, wherever they are."""
 
     def __init__(self, file_system: FileSystem, config: StoreConfig) -> None:
-        default = config.directory / "commitlog"
-        paths = tuple(path.absolute() for path in config.commit_log_paths)
-        if paths in ((), (default.absolute(),)):
-            paths = (default,)
+        default = (config.directory / "commitlog").absolute()
+        paths = tuple(path.absolute() for path in config.commit_log_paths) or (default,)
         self.read_only = tuple(path.absolute() for path in config.read_only_commit_log_paths)
         self.paths = tuple(path for path in dict.fromkeys(paths) if path not in self.read_only)
         self._sorted = sorted(self.paths, key=str)
@@ -90,7 +88,7 @@ class LogPaths(FileRun):
     def load(self) -> list[int]:
         """As a run of one directory. StoreDirectoryError, too, for a path that is missing or not configured."""
         known = known_paths(self.file_system, self._file.parent)
-        configured = {path.absolute() for path in self.directories}
+        configured = set(self.directories)
         for path in known.all:
             if path.absolute() not in configured and self.file_system.list(path):
                 raise StoreDirectoryError(

@@ -269,6 +269,8 @@ def test_every_path_may_not_be_read_only() -> None:
     """New segments need a place."""
     with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
         replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A,), read_only_commit_log_paths=(A,))
+    with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
+        replace(StoreConfig.tiny(DIRECTORY), read_only_commit_log_paths=(DIRECTORY / "commitlog",))
 
 
 def test_the_tools_find_every_path(tmp_path: Path) -> None:
@@ -373,3 +375,20 @@ def test_a_live_copy_of_paths_within_the_store(tmp_path: Path, monkeypatch: pyte
         assert [path.name for path in copy.iterdir() if path.name.startswith("log")] == []
         with MessageStore.open(StoreConfig.tiny(copy), clock=ManualClock()) as store:
             compare(store, sender.sent, sender.sent)
+
+
+def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is named by a relative path, opened from elsewhere the next time."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    read_only = (tmp_path / "a",)
+    sender = Sender()
+    config = replace(StoreConfig.tiny(Path("store")), read_only_commit_log_paths=read_only)
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        sender.append(store, [sender.message(3000)])
+    known = json.loads((tmp_path / "store" / "commitlog.paths").read_text())
+    assert known["used"] == known["paths"] == [str(tmp_path / "store" / "commitlog")]
+    monkeypatch.chdir("/")
+    config = replace(StoreConfig.tiny(tmp_path / "store"), read_only_commit_log_paths=read_only)
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
