@@ -29,20 +29,25 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aerobee_store.file_system import Buffer, DiskUsage, File, Lock
+from aerobee_store.memory_inodes import (
+    BLOCK_SIZE,
+    SECTOR_SIZE,
+    Directory,
+    Entry,
+    HoleWrittenError,
+    Inode,
+    NameChange,
+    has_data,
+)
 
-SECTOR_SIZE: Final = 512
-BLOCK_SIZE: Final = 4096
-"""Room on the disk is taken in blocks of this size."""
+__all__ = ["BLOCK_SIZE", "CHANGES", "SECTOR_SIZE", "HoleWrittenError", "ManualClock", "MemoryFile", "MemoryFileSystem"]
+__all__ += ["Operation"]
 
 CHANGES: Final = frozenset(
     {"create", "write", "reserve", "sync", "make_directory", "sync_directory", "remove_directory", "rename", "link"}
     | {"unlink", "lock"}
 )
 """The operations that change the disk: between any two of them a crash can leave something new."""
-
-
-class HoleWrittenError(AssertionError):
-    """A map was written where no room had been reserved: on a full disk this kills the process (SIGBUS)."""
 
 
 class ManualClock:
@@ -72,107 +77,6 @@ class Operation(NamedTuple):
     path: Path
 
 
-class _Inode:
-    """The bytes of one file: as they are now, and as they are on the disk."""
-
-    __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "seen", "sizes")
-
-    def __init__(self, size: int, modified_ms: int) -> None:
-        self.data = bytearray(size)
-        self.durable = b""
-        self.sizes = [0, size]  # every size since the last sync, and the one of that time
-        self.history: list[tuple[int, int, bytes]] = []  # (sequence, sector, content) since the last sync
-        self.blocks: set[int] = set()
-        self.lost: dict[int, bytes] = {}  # what a failed sync has dropped
-        self.mapped = False
-        self.seen = b""  # of a mapped file: its bytes at the last operation of the disk
-        self.modified_ms = modified_ms
-
-    def sector(self, number: int) -> bytes:
-        return bytes(self.data[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE])
-
-    def durable_sector(self, number: int) -> bytes:
-        return self.durable[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]
-
-    def note_stores(self, sequence: int) -> None:
-        """What was stored through a map since the last time is an unsynced write like any other."""
-        if self.data == self.seen:
-            return
-        seen, self.seen = self.seen, bytes(self.data)
-        for number in range(-(-len(self.data) // SECTOR_SIZE)):
-            sector = self.sector(number)
-            if sector != seen[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]:
-                self.history.append((sequence, number, sector))
-
-    def check_holes(self, path: Path) -> None:
-        """A map bypasses `write`: what it has changed must lie in blocks that exist."""
-        if not self.mapped:
-            return
-        for block in range(-(-len(self.data) // BLOCK_SIZE)):
-            if block not in self.blocks and _has_data(self.data, block):
-                raise HoleWrittenError(f"{path}: block {block} was written through a map and never reserved")
-
-    def after_crash(self, source: random.Random) -> _Inode:
-        """The file as a power cut could leave it."""
-        found = _Inode(0, self.modified_ms)
-        size = source.choice(self.sizes) if len(set(self.sizes)) > 1 else len(self.data)
-        content = bytearray(size)
-        newest = source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
-        versions: dict[int, list[bytes]] = {}
-        for _, number, sector in self.history:
-            versions.setdefault(number, []).append(sector)
-        unchanged = self.data == self.durable
-        for number in range(-(-size // SECTOR_SIZE)):
-            old, new = self.durable_sector(number), self.sector(number)
-            if ((unchanged or old == new) and number not in versions) or source.random() < newest:
-                sector = new
-            else:
-                sector = source.choice([old, *versions.get(number, [])])
-            begin = number * SECTOR_SIZE
-            kept = sector[: size - begin]
-            content[begin : begin + len(kept)] = kept
-        found.settle(content)
-        return found
-
-    def after_kill(self) -> _Inode:
-        """The file as the next process finds it while the machine stays up; nothing more is durable than before."""
-        found = _Inode(0, self.modified_ms)
-        found.data = bytearray(self.data)
-        found.durable = self.durable
-        found.sizes = list(self.sizes)
-        found.history = list(self.history)
-        found.blocks = set(self.blocks)
-        found.lost = dict(self.lost)
-        return found  # its maps died with the process
-
-    def settle(self, content: bytearray) -> None:
-        """Say that this is the content, all of it durable."""
-        self.data = content
-        self.durable = bytes(content)
-        self.sizes = [len(content)]
-        self.blocks = {block for block in range(-(-len(content) // BLOCK_SIZE)) if _has_data(content, block)}
-
-
-class _Directory:
-    __slots__ = ("durable", "entries")
-
-    def __init__(self) -> None:
-        self.entries: dict[str, _Inode | _Directory] = {}
-        self.durable: dict[str, _Inode | _Directory] = {}
-
-
-_Entry = _Inode | _Directory
-
-
-class _NameChange(NamedTuple):
-    """One directory entry gets a new meaning. `joined`: only together with the change before it (a rename)."""
-
-    directory: _Directory
-    name: str
-    entry: _Entry | None
-    joined: bool
-
-
 @dataclass(slots=True)
 class _Fault:
     operation: str | None
@@ -186,7 +90,7 @@ class MemoryFile:
 
     __slots__ = ("_closed", "_disk", "_evictable", "_inode", "path")
 
-    def __init__(self, disk: MemoryFileSystem, path: Path, inode: _Inode, *, evictable: bool) -> None:
+    def __init__(self, disk: MemoryFileSystem, path: Path, inode: Inode, *, evictable: bool) -> None:
         self.path = path
         self._disk = disk
         self._inode = inode
@@ -227,12 +131,12 @@ class MemoryFile:
         data = self._inode.data
         last = -(-len(data) // BLOCK_SIZE)
         for block in range(last - 1, position // BLOCK_SIZE - 1, -1):
-            if _has_data(data, block):
+            if has_data(data, block):
                 return max(position, min(len(data), (block + 1) * BLOCK_SIZE))
         return position
 
     def sync(self) -> None:
-        inode: _Inode | None = self._inode
+        inode: Inode | None = self._inode
         if self._evictable:  # the real one opens the path anew
             inode = self._disk.find_inode(self.path)
             if inode is None:
@@ -273,12 +177,12 @@ class MemoryFileSystem:
         self.locked: set[Path] = set()
         self.may_lock_memory = True
         self._clock = clock or ManualClock()
-        self._root = _Directory()
-        self._name_changes: list[_NameChange] = []
+        self._root = Directory()
+        self._name_changes: list[NameChange] = []
         self._used_blocks = 0
         self._sequence = 0
         self._faults: list[_Fault] = []
-        self._mapped: list[_Inode] = []  # for writing
+        self._mapped: list[Inode] = []  # for writing
         self._mutex = threading.RLock()
 
     # --- what can happen to it --------------------------------------------------------------------------------
@@ -291,16 +195,16 @@ class MemoryFileSystem:
             for path, inode in self.files():
                 inode.check_holes(path)
             tree = self._names_after_crash(source)
-            copies: dict[int, _Entry] = {}
+            copies: dict[int, Entry] = {}
 
-            def copy(entry: _Entry) -> _Entry:
+            def copy(entry: Entry) -> Entry:
                 made = copies.get(id(entry))
                 if made is not None:
                     return made
-                if isinstance(entry, _Inode):
+                if isinstance(entry, Inode):
                     copies[id(entry)] = inode = entry.after_crash(source)
                     return inode
-                directory = copies[id(entry)] = _Directory()
+                directory = copies[id(entry)] = Directory()
                 for name, child in tree[id(entry)].items():
                     directory.entries[name] = copy(child)
                 directory.durable = dict(directory.entries)
@@ -312,16 +216,16 @@ class MemoryFileSystem:
         """The disk as the next process finds it after `kill -9`: everything written is there, durable or not."""
         with self._mutex:
             self._note_stores()
-            copies: dict[int, _Entry] = {}
+            copies: dict[int, Entry] = {}
 
-            def copy(entry: _Entry) -> _Entry:
+            def copy(entry: Entry) -> Entry:
                 made = copies.get(id(entry))
                 if made is not None:
                     return made
-                if isinstance(entry, _Inode):
+                if isinstance(entry, Inode):
                     copies[id(entry)] = inode = entry.after_kill()
                     return inode
-                directory = copies[id(entry)] = _Directory()
+                directory = copies[id(entry)] = Directory()
                 directory.entries = {name: copy(child) for name, child in entry.entries.items()}
                 directory.durable = {name: copy(child) for name, child in entry.durable.items()}
                 return directory
@@ -329,8 +233,8 @@ class MemoryFileSystem:
             disk = self._successor(copy(self._root))
             for directory, name, entry, joined in self._name_changes:
                 target = copy(directory)
-                assert isinstance(target, _Directory)
-                disk._name_changes.append(_NameChange(target, name, None if entry is None else copy(entry), joined))
+                assert isinstance(target, Directory)
+                disk._name_changes.append(NameChange(target, name, None if entry is None else copy(entry), joined))
             return disk
 
     def fail_at(
@@ -356,12 +260,12 @@ class MemoryFileSystem:
         """Bytes taken, by blocks."""
         return self._used_blocks * BLOCK_SIZE
 
-    def files(self) -> Iterator[tuple[Path, _Inode]]:
+    def files(self) -> Iterator[tuple[Path, Inode]]:
         """All files, by path."""
 
-        def walk(path: Path, directory: _Directory) -> Iterator[tuple[Path, _Inode]]:
+        def walk(path: Path, directory: Directory) -> Iterator[tuple[Path, Inode]]:
             for name, entry in sorted(directory.entries.items()):
-                if isinstance(entry, _Inode):
+                if isinstance(entry, Inode):
                     yield path / name, entry
                 else:
                     yield from walk(path / name, entry)
@@ -402,7 +306,7 @@ class MemoryFileSystem:
             directory = self._directory(path.parent)
             if path.name in directory.entries:
                 raise _os_error(error_numbers.EEXIST, path)
-            inode = _Inode(size, self._clock.now_ms())
+            inode = Inode(size, self._clock.now_ms())
             self._set_name(directory, path.name, inode)
             return MemoryFile(self, path, inode, evictable=evictable)
 
@@ -412,7 +316,7 @@ class MemoryFileSystem:
             entry = self._find(directory)
             if entry is None:
                 return []
-            if isinstance(entry, _Inode):
+            if isinstance(entry, Inode):
                 raise _os_error(error_numbers.ENOTDIR, directory)
             return sorted(entry.entries)
 
@@ -420,7 +324,7 @@ class MemoryFileSystem:
         return self._find(path) is not None
 
     def is_directory(self, path: Path) -> bool:
-        return isinstance(self._find(path), _Directory)
+        return isinstance(self._find(path), Directory)
 
     def size(self, path: Path) -> int:
         self.begin("size", path)
@@ -442,7 +346,7 @@ class MemoryFileSystem:
             parent = self._directory(path.parent)
             if path.name in parent.entries:
                 raise _os_error(error_numbers.EEXIST, path)
-            self._set_name(parent, path.name, _Directory())
+            self._set_name(parent, path.name, Directory())
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
@@ -454,7 +358,7 @@ class MemoryFileSystem:
             kept = []
             for number, change in enumerate(self._name_changes):
                 if number < covered and change.directory is directory:
-                    _apply(change, directory.durable)
+                    change.apply(directory.durable)
                 else:
                     kept.append(change)
             self._name_changes = kept
@@ -466,7 +370,7 @@ class MemoryFileSystem:
             return
         with self._mutex:
             entry = self._find(path)
-            if isinstance(entry, _Directory) and not entry.entries:
+            if isinstance(entry, Directory) and not entry.entries:
                 self._set_name(self._directory(path.parent), path.name, None)
 
     def read_bytes(self, path: Path) -> bytes:
@@ -479,10 +383,10 @@ class MemoryFileSystem:
         with self._mutex:
             directory = self._directory(path.parent)
             inode = directory.entries.get(path.name)
-            if isinstance(inode, _Directory):
+            if isinstance(inode, Directory):
                 raise _os_error(error_numbers.EISDIR, path)
             if inode is None:
-                inode = _Inode(0, self._clock.now_ms())
+                inode = Inode(0, self._clock.now_ms())
                 self._set_name(directory, path.name, inode)
             inode.sizes += [0, *range(SECTOR_SIZE, len(data), SECTOR_SIZE), len(data)]
             inode.data = bytearray(len(data))
@@ -525,7 +429,7 @@ class MemoryFileSystem:
                 raise BlockingIOError(error_numbers.EAGAIN, "the lock is held by another process", str(path))
             directory = self._directory(path.parent)
             if path.name not in directory.entries:
-                inode = _Inode(len(content), self._clock.now_ms())
+                inode = Inode(len(content), self._clock.now_ms())
                 inode.data[:] = content
                 self._set_name(directory, path.name, inode)
             self.locked.add(path)
@@ -570,7 +474,7 @@ class MemoryFileSystem:
         if failing is not None:
             raise _os_error(failing.error_number, path)
 
-    def write_inode(self, inode: _Inode, path: Path, data: bytes, position: int) -> None:
+    def write_inode(self, inode: Inode, path: Path, data: bytes, position: int) -> None:
         assert position + len(data) <= len(inode.data), f"{path}: a write behind the end of the file"
         try:
             self.begin("write", path)
@@ -581,7 +485,7 @@ class MemoryFileSystem:
         with self._mutex:
             self._store(inode, data, position)
 
-    def sync_inode(self, inode: _Inode, path: Path) -> None:
+    def sync_inode(self, inode: Inode, path: Path) -> None:
         with self._mutex:
             inode.check_holes(path)
             self._note_stores()
@@ -607,7 +511,7 @@ class MemoryFileSystem:
             inode.sizes = [len(content), *inode.sizes[sizes:]]
             inode.history = [item for item in inode.history if item[0] > sequence]
 
-    def take_room(self, inode: _Inode, position: int, size: int) -> None:
+    def take_room(self, inode: Inode, position: int, size: int) -> None:
         """Give blocks to a stretch of a file, or raise ENOSPC with nothing changed."""
         with self._mutex:
             wanted = set(range(position // BLOCK_SIZE, -(-(position + size) // BLOCK_SIZE))) - inode.blocks
@@ -616,7 +520,7 @@ class MemoryFileSystem:
             inode.blocks |= wanted
             self._used_blocks += len(wanted)
 
-    def note_map(self, inode: _Inode) -> None:
+    def note_map(self, inode: Inode) -> None:
         """A file is mapped for writing: look from now on at what is stored into it."""
         with self._mutex:
             if not inode.mapped:
@@ -624,17 +528,17 @@ class MemoryFileSystem:
                 inode.seen = bytes(inode.data)
                 self._mapped.append(inode)
 
-    def find_inode(self, path: Path) -> _Inode | None:
+    def find_inode(self, path: Path) -> Inode | None:
         """The file of this name, or None."""
         entry = self._find(path)
-        return entry if isinstance(entry, _Inode) else None
+        return entry if isinstance(entry, Inode) else None
 
     def _note_stores(self) -> None:
         self._sequence += 1
         for inode in self._mapped:
             inode.note_stores(self._sequence)
 
-    def _store(self, inode: _Inode, data: bytes, position: int) -> None:
+    def _store(self, inode: Inode, data: bytes, position: int) -> None:
         if not data:
             return
         self.take_room(inode, position, len(data))
@@ -644,49 +548,49 @@ class MemoryFileSystem:
         for number in range(position // SECTOR_SIZE, -(-(position + len(data)) // SECTOR_SIZE)):
             inode.history.append((self._sequence, number, inode.sector(number)))
 
-    def _find(self, path: Path) -> _Entry | None:
+    def _find(self, path: Path) -> Entry | None:
         with self._mutex:
-            entry: _Entry | None = self._root
+            entry: Entry | None = self._root
             for name in path.parts[1:]:
-                if not isinstance(entry, _Directory):
+                if not isinstance(entry, Directory):
                     return None
                 entry = entry.entries.get(name)
             return entry
 
-    def _inode(self, path: Path) -> _Inode:
+    def _inode(self, path: Path) -> Inode:
         entry = self._find(path)
         if entry is None:
             raise _os_error(error_numbers.ENOENT, path)
-        if isinstance(entry, _Directory):
+        if isinstance(entry, Directory):
             raise _os_error(error_numbers.EISDIR, path)
         return entry
 
-    def _directory(self, path: Path) -> _Directory:
+    def _directory(self, path: Path) -> Directory:
         entry = self._find(path)
         if entry is None:
             raise _os_error(error_numbers.ENOENT, path)
-        if isinstance(entry, _Inode):
+        if isinstance(entry, Inode):
             raise _os_error(error_numbers.ENOTDIR, path)
         return entry
 
-    def _set_name(self, directory: _Directory, name: str, entry: _Entry | None, *, joined: bool = False) -> None:
-        change = _NameChange(directory, name, entry, joined)
-        _apply(change, directory.entries)
+    def _set_name(self, directory: Directory, name: str, entry: Entry | None, *, joined: bool = False) -> None:
+        change = NameChange(directory, name, entry, joined)
+        change.apply(directory.entries)
         self._name_changes.append(change)
 
-    def _give_back(self, entry: _Entry | None) -> None:
-        if isinstance(entry, _Inode) and all(inode is not entry for _, inode in self.files()):
+    def _give_back(self, entry: Entry | None) -> None:
+        if isinstance(entry, Inode) and all(inode is not entry for _, inode in self.files()):
             self._used_blocks -= len(entry.blocks)
 
-    def _names_after_crash(self, source: random.Random) -> dict[int, dict[str, _Entry]]:
+    def _names_after_crash(self, source: random.Random) -> dict[int, dict[str, Entry]]:
         """What each directory holds: what was synced, and of the changes since either the first ones, or some."""
-        tree: dict[int, dict[str, _Entry]] = {}
+        tree: dict[int, dict[str, Entry]] = {}
 
-        def collect(directory: _Directory) -> None:
+        def collect(directory: Directory) -> None:
             if id(directory) not in tree:
                 tree[id(directory)] = dict(directory.durable)
                 for entry in [*directory.durable.values(), *directory.entries.values()]:
-                    if isinstance(entry, _Directory):
+                    if isinstance(entry, Directory):
                         collect(entry)
 
         collect(self._root)
@@ -710,31 +614,19 @@ class MemoryFileSystem:
                 # The old name of a renamed file is never gone without the new one being there.
                 happens = before_happened and key not in left_out
             if happens:
-                _apply(change, tree[id(change.directory)])
+                change.apply(tree[id(change.directory)])
             else:
                 left_out.add(key)
             before_happened = happens
         return tree
 
-    def _successor(self, root: _Entry) -> MemoryFileSystem:
-        assert isinstance(root, _Directory)
+    def _successor(self, root: Entry) -> MemoryFileSystem:
+        assert isinstance(root, Directory)
         disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock)
         disk._root = root
         disk._sequence = self._sequence
         disk._used_blocks = sum(len(inode.blocks) for inode in {id(inode): inode for _, inode in disk.files()}.values())
         return disk
-
-
-def _apply(change: _NameChange, entries: dict[str, _Entry]) -> None:
-    if change.entry is None:
-        entries.pop(change.name, None)
-    else:
-        entries[change.name] = change.entry
-
-
-def _has_data(content: bytearray, block: int) -> bool:
-    begin, end = block * BLOCK_SIZE, min((block + 1) * BLOCK_SIZE, len(content))
-    return content.count(0, begin, end) != end - begin
 
 
 def _os_error(number: int, path: Path) -> OSError:

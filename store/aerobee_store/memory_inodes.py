@@ -1,0 +1,131 @@
+"""Files and directories of a disk in memory (testing.py): what is written, what is durable, and what a crash leaves."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Final, NamedTuple
+
+SECTOR_SIZE: Final = 512
+BLOCK_SIZE: Final = 4096
+"""Room on the disk is taken in blocks of this size."""
+
+
+class HoleWrittenError(AssertionError):
+    """A map was written where no room had been reserved: on a full disk this kills the process (SIGBUS)."""
+
+
+class Inode:
+    """The bytes of one file: as they are now, and as they are on the disk."""
+
+    __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "seen", "sizes")
+
+    def __init__(self, size: int, modified_ms: int) -> None:
+        self.data = bytearray(size)
+        self.durable = b""
+        self.sizes = [0, size]  # every size since the last sync, and the one of that time
+        self.history: list[tuple[int, int, bytes]] = []  # (sequence, sector, content) since the last sync
+        self.blocks: set[int] = set()
+        self.lost: dict[int, bytes] = {}  # what a failed sync has dropped
+        self.mapped = False
+        self.seen = b""  # of a mapped file: its bytes at the last operation of the disk
+        self.modified_ms = modified_ms
+
+    def sector(self, number: int) -> bytes:
+        return bytes(self.data[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE])
+
+    def durable_sector(self, number: int) -> bytes:
+        return self.durable[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]
+
+    def note_stores(self, sequence: int) -> None:
+        """What was stored through a map since the last time is an unsynced write like any other."""
+        if self.data == self.seen:
+            return
+        seen, self.seen = self.seen, bytes(self.data)
+        for number in range(-(-len(self.data) // SECTOR_SIZE)):
+            sector = self.sector(number)
+            if sector != seen[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]:
+                self.history.append((sequence, number, sector))
+
+    def check_holes(self, path: Path) -> None:
+        """A map bypasses `write`: what it has changed must lie in blocks that exist."""
+        if not self.mapped:
+            return
+        for block in range(-(-len(self.data) // BLOCK_SIZE)):
+            if block not in self.blocks and has_data(self.data, block):
+                raise HoleWrittenError(f"{path}: block {block} was written through a map and never reserved")
+
+    def after_crash(self, source: random.Random) -> Inode:
+        """The file as a power cut could leave it."""
+        found = Inode(0, self.modified_ms)
+        size = source.choice(self.sizes) if len(set(self.sizes)) > 1 else len(self.data)
+        content = bytearray(size)
+        newest = source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+        versions: dict[int, list[bytes]] = {}
+        for _, number, sector in self.history:
+            versions.setdefault(number, []).append(sector)
+        unchanged = self.data == self.durable
+        for number in range(-(-size // SECTOR_SIZE)):
+            old, new = self.durable_sector(number), self.sector(number)
+            if ((unchanged or old == new) and number not in versions) or source.random() < newest:
+                sector = new
+            else:
+                sector = source.choice([old, *versions.get(number, [])])
+            begin = number * SECTOR_SIZE
+            kept = sector[: size - begin]
+            content[begin : begin + len(kept)] = kept
+        found.settle(content)
+        return found
+
+    def after_kill(self) -> Inode:
+        """The file as the next process finds it while the machine stays up; nothing more is durable than before."""
+        found = Inode(0, self.modified_ms)
+        found.data = bytearray(self.data)
+        found.durable = self.durable
+        found.sizes = list(self.sizes)
+        found.history = list(self.history)
+        found.blocks = set(self.blocks)
+        found.lost = dict(self.lost)
+        return found  # its maps died with the process
+
+    def settle(self, content: bytearray) -> None:
+        """Say that this is the content, all of it durable."""
+        self.data = content
+        self.durable = bytes(content)
+        self.sizes = [len(content)]
+        self.blocks = {block for block in range(-(-len(content) // BLOCK_SIZE)) if has_data(content, block)}
+
+
+class Directory:
+    """The entries of one directory, as they are now and as they are on the disk."""
+
+    __slots__ = ("durable", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Inode | Directory] = {}
+        self.durable: dict[str, Inode | Directory] = {}
+
+
+Entry = Inode | Directory
+
+
+class NameChange(NamedTuple):
+    """One directory entry gets a new meaning. `joined`: only together with the change before it (a rename)."""
+
+    directory: Directory
+    name: str
+    entry: Entry | None
+    joined: bool
+
+    def apply(self, entries: dict[str, Entry]) -> None:
+        """Make it in these entries of the directory."""
+        if self.entry is None:
+            entries.pop(self.name, None)
+        else:
+            entries[self.name] = self.entry
+
+
+def has_data(content: bytearray, block: int) -> bool:
+    """Whether a block of a file is not all zeros."""
+    begin, end = block * BLOCK_SIZE, min((block + 1) * BLOCK_SIZE, len(content))
+    return content.count(0, begin, end) != end - begin
