@@ -73,6 +73,9 @@ _GRPC_OPTIONS: Final = (
     # Who vanished without a word holds its streams no longer than that.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # gRPC cancels calls by chance when more than 1,000 begin at once, as when thousands of clients come back together.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
     # Otherwise a second broker on the same port would take half of the connections instead of failing.
     ("grpc.so_reuseport", 0),
 )

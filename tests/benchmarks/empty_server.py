@@ -102,7 +102,8 @@ def _message(topic: v2.Resource, number: int) -> v2.Message:
 
 
 async def main() -> None:
-    server = grpc.aio.server()
+    limits = ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit")
+    server = grpc.aio.server(options=[(name, 100_000) for name in limits])  # as the broker's
     v2.add_MessagingServiceServicer_to_server(EmptyService(), server)  # type: ignore[abstract]  # what clients need
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from aerobee_proto import v2
@@ -51,9 +52,14 @@ class WaitingClient:
         request.long_polling_timeout.FromSeconds(_POLL_SECONDS)
         while True:
             call = self._stub.ReceiveMessage(request, metadata=self._metadata, timeout=_POLL_SECONDS + 20)
-            async for response in call:
-                if response.HasField("message"):
-                    self._arrivals.put_nowait((time.perf_counter(), response.message.body))
+            try:
+                async for response in call:
+                    if response.HasField("message"):
+                        self._arrivals.put_nowait((time.perf_counter(), response.message.body))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.CANCELLED:
+                    raise
+                return  # cancelling the task sometimes shows as this
 
     async def close(self) -> None:
         if self._telemetry is not None:

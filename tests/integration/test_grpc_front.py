@@ -429,6 +429,15 @@ async def test_the_http_port(broker: InProcessBroker) -> None:
         assert await asyncio.to_thread(fetch, path) == 200
 
 
+async def test_thousands_of_calls_at_once_are_all_answered(broker: InProcessBroker) -> None:
+    """As when a broker returns and all its clients with it: gRPC by itself would cancel those beyond a thousand."""
+    request = v2.HeartbeatRequest(group=GROUP, client_type=v2.ClientType.SIMPLE_CONSUMER)
+    calls = [broker.messaging.Heartbeat(request, metadata=METADATA, timeout=30) for _ in range(3500)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert {str(answer) for answer in answers if isinstance(answer, BaseException)} == set()
+    assert {answer.status.code for answer in answers} == {Code.OK}
+
+
 async def test_listening_wider_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One line, because there is no authentication."""
     listen = ListenConfig(grpc=Address("0.0.0.0", 0), metrics=Address("127.0.0.1", 0), drain_seconds=0.5)
