@@ -96,7 +96,7 @@ class MessageStore:
         )
         self._deleted = DeletedTopics(file_system, directory)
         self._queues = QueueTable(file_system, config, self._deleted, is_batch_topic)
-        self._removal = TopicRemoval(file_system, directory, self._queues, self._deleted)
+        self._removal = TopicRemoval(file_system, self._queues, self._deleted)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
         room = DispatchRoom(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
         self._dispatch = Dispatch(self._index, clock, self.stats, room)

@@ -21,13 +21,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.deleted_topics import DeletedTopic, DeletedTopics
 from aerobee_store.file_system import FileSystem
 from aerobee_store.queue_table import QueueFiles, QueueTable
 from aerobee_store.retention import InDiskThread
+
+_REMOVED_AT_ONCE: Final = 32  # topics; whatever else the disk thread has to do gets its turn in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,10 @@ class Ended:
 
 
 class TopicRemoval:
-    """The steps, one by one. Event loop only, but for `save` and `remove`, which block."""
+    """The steps, one by one. Event loop only, but for `save`, `remove` and `sync`, which block."""
 
-    def __init__(self, file_system: FileSystem, directory: Path, queues: QueueTable, deleted: DeletedTopics) -> None:
+    def __init__(self, file_system: FileSystem, queues: QueueTable, deleted: DeletedTopics) -> None:
         self._file_system = file_system
-        self._directory = directory
         self._queues = queues
         self._deleted = deleted
 
@@ -77,17 +78,18 @@ class TopicRemoval:
         )
 
     def remove(self, going: Sequence[QueueFiles]) -> None:
-        """Step 4. OSError."""
-        roots: dict[Path, None] = {}
+        """Step 4, but for the sync. OSError."""
         for files in going:
             files.remove()
-            roots.update(dict.fromkeys(files.roots))
-        for root in roots:
+
+    def sync(self, going: Sequence[QueueFiles]) -> None:
+        """The end of step 4. OSError."""
+        for root in dict.fromkeys(root for files in going for root in files.roots):
             if self._file_system.exists(root):
                 self._file_system.sync_directory(root)
 
     def forget(self, going: Sequence[QueueFiles]) -> None:
-        """After step 4: nobody has to wait for these any more."""
+        """Their files are gone: nobody has to look for them any more."""
         self._queues.removed(going)
 
     async def run(
@@ -101,15 +103,16 @@ class TopicRemoval:
         # What the disk thread has begun it ends, and what waits for it runs, also if nobody waits for it any more.
         await asyncio.shield(asyncio.ensure_future(in_disk_thread(self.save, ended)))
         going = self.take_out(ended)
-        await asyncio.shield(asyncio.ensure_future(in_disk_thread(self.remove, going)))
-        self.forget(going)
+        for first in range(0, len(going), _REMOVED_AT_ONCE):
+            some = going[first : first + _REMOVED_AT_ONCE]
+            await asyncio.shield(asyncio.ensure_future(in_disk_thread(self.remove, some)))
+            self.forget(some)
+        await asyncio.shield(asyncio.ensure_future(in_disk_thread(self.sync, going)))
 
     def run_blocking(self, ended: Ended) -> None:
         """Steps 2 to 4, where all of the log is durable and dispatched. OSError."""
         self.save(ended)
-        going = self.take_out(ended)
-        self.remove(going)
-        self.forget(going)
+        self._remove_now(self.take_out(ended))
 
     def remove_interrupted(self) -> None:
         """At a start, after recovery: remove the queues that hold nothing but what was deleted. Blocking. OSError."""
@@ -119,6 +122,9 @@ class TopicRemoval:
             if queue.has_files and (end := self._deleted.end_of(queue.topic)) and queue.ends_before(end)
         ]
         if going:
-            files = self._queues.take_out(going)
-            self.remove(files)
-            self.forget(files)
+            self._remove_now(self._queues.take_out(going))
+
+    def _remove_now(self, going: Sequence[QueueFiles]) -> None:
+        self.remove(going)
+        self.forget(going)
+        self.sync(going)
