@@ -122,6 +122,7 @@ class ConsumeAttempted:
     at_ms: int
     group: str
     message_id: str
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class Consumed:
     at_ms: int
     group: str
     message_id: str
+    place: Place
     attempt: int
 
 
@@ -141,6 +143,7 @@ class GivenBack:
     at_ms: int
     group: str
     message_id: str
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,16 +331,15 @@ class _Checker:
                 if message.acknowledged is None:
                     message.acknowledged = self._number
             case ConsumeAttempted():
-                for taken in self._taken_by(event.group, event.message_id):
-                    taken.consuming = taken.ever_consuming = True
+                taken = self._taken_by(event)
+                taken.consuming = taken.ever_consuming = True
             case Consumed():
                 self.findings.counts["consumed"] += 1
-                for taken in self._taken_by(event.group, event.message_id):
-                    taken.consumed_attempt = max(taken.consumed_attempt or 0, event.attempt)
+                taken = self._taken_by(event)
+                taken.consumed_attempt = max(taken.consumed_attempt or 0, event.attempt)
             case GivenBack():
                 self.findings.counts["given back"] += 1
-                for taken in self._taken_by(event.group, event.message_id):
-                    taken.given_back = True
+                self._taken_by(event).given_back = True
             case DecisionAttempted():
                 self.findings.counts["decisions"] += 1
                 self._messages[event.message_id].committing |= event.outcome is Outcome.COMMIT
@@ -412,12 +414,9 @@ class _Checker:
 
     # --- Delivery -------------------------------------------------------------------------------------------
 
-    def _taken_by(self, group: str, message_id: str) -> list[_Taken]:
-        message = self._messages.get(message_id)
-        if message is None:
-            return []
-        keys = ((group, message.first.topic, place) for place in message.places)
-        return [self._taken[key] for key in keys if key in self._taken]
+    def _taken_by(self, event: ConsumeAttempted | Consumed | GivenBack) -> _Taken:
+        topic = self._messages[event.message_id].first.topic
+        return self._taken[event.group, topic, event.place]
 
     def _delivered(self, event: Delivered) -> None:
         self.findings.counts["delivered"] += 1

@@ -55,8 +55,9 @@ def got(
     )
 
 
-def done(message_id: str, at_ms: int = 0, attempt: int = 1) -> list[Event]:
-    return [ConsumeAttempted(at_ms, "g", message_id), Consumed(at_ms, "g", message_id, attempt)]
+def done(message_id: str, at_ms: int = 0, attempt: int = 1, *, offset: int = 0, queue_id: int = 0) -> list[Event]:
+    place = (queue_id, offset)
+    return [ConsumeAttempted(at_ms, "g", message_id, place), Consumed(at_ms, "g", message_id, place, attempt)]
 
 
 def line(name: str = "l") -> dict[str, Any]:
@@ -72,16 +73,23 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
     "unanswered, never seen": ([GROUP, *sent("a", answered=False)], {}),
     "unanswered, seen": ([GROUP, *sent("a", answered=False), got("a"), *done("a")], {}),
     "sent twice, stored twice": (
-        [GROUP, *sent("a", answered=False), *sent("a"), got("a"), got("a", offset=1), *done("a")],
+        [GROUP, *sent("a", answered=False), *sent("a"), got("a"), got("a", offset=1), *done("a"), *done("a", offset=1)],
         {},
     ),
     "time over": ([GROUP, *sent("a"), got("a"), got("a", 1000, attempt=2), *done("a", 1001, 2)], {"not acknowl": 1}),
     "given back": (
-        [GROUP, *sent("a"), got("a"), GivenBack(1, "g", "a"), got("a", 2, attempt=2), *done("a", 3, 2)],
+        [GROUP, *sent("a"), got("a"), GivenBack(1, "g", "a", (0, 0)), got("a", 2, attempt=2), *done("a", 3, 2)],
         {"given back": 1},
     ),
     "acknowledgement lost": (
-        [GROUP, *sent("a"), got("a"), ConsumeAttempted(1, "g", "a"), got("a", 1001, attempt=2), *done("a", 3, 2)],
+        [
+            GROUP,
+            *sent("a"),
+            got("a"),
+            ConsumeAttempted(1, "g", "a", (0, 0)),
+            got("a", 1001, attempt=2),
+            *done("a", 3, 2),
+        ],
         {"its acknowledgement": 1},
     ),
     "clock ahead": (
@@ -112,7 +120,15 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
     "committed": ([GROUP, *sent("a", **half()), DecisionAttempted(1, "a", Outcome.COMMIT), got("a"), *done("a")], {}),
     "rolled back": ([GROUP, *sent("a", **half(Outcome.ROLLBACK)), DecisionAttempted(1, "a", Outcome.ROLLBACK)], {}),
     "in order": (
-        [ORDERED, *sent("a", **line()), *sent("b", **line()), got("a"), *done("a"), got("b", offset=1), *done("b")],
+        [
+            ORDERED,
+            *sent("a", **line()),
+            *sent("b", **line()),
+            got("a"),
+            *done("a"),
+            got("b", offset=1),
+            *done("b", offset=1),
+        ],
         {},
     ),
     "in order, one call": (
@@ -124,7 +140,7 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
             got("b", offset=1, call=1),
             got("a", 1000, attempt=2, call=2),
             *done("a", 1001, 2),
-            *done("b"),
+            *done("b", offset=1),
         ],
         {"not acknowl": 1},
     ),
@@ -136,7 +152,7 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
             got("b"),
             *done("b"),
             got("a", offset=1),
-            *done("a"),
+            *done("a", offset=1),
         ],
         {},
     ),
@@ -145,7 +161,7 @@ GOOD: dict[str, tuple[Sequence[Event], dict[str, int]]] = {
 BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
     "never delivered": (Fault.LOST, [GROUP, *sent("a")]),
     "to one group of two": (Fault.LOST, [GROUP, Subscribed("t", "h"), *sent("a"), got("a"), *done("a")]),
-    "delivered, given back, never again": (Fault.LOST, [GROUP, *sent("a"), got("a"), GivenBack(1, "g", "a")]),
+    "delivered, given back, never again": (Fault.LOST, [GROUP, *sent("a"), got("a"), GivenBack(1, "g", "a", (0, 0))]),
     "committed, never delivered": (Fault.LOST, [GROUP, *sent("a", **half())]),
     "in no queue": (
         Fault.LOST,
@@ -156,7 +172,7 @@ BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
             got("a"),
             *done("a"),
             got("b", offset=1),
-            *done("b"),
+            *done("b", offset=1),
             Read(9, "t", "a", (0, 0)),
         ],
     ),
@@ -204,11 +220,27 @@ BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
     ),
     "second before the first": (
         Fault.ORDER,
-        [ORDERED, *sent("a", **line()), *sent("b", **line()), got("b", offset=1), *done("b"), got("a"), *done("a")],
+        [
+            ORDERED,
+            *sent("a", **line()),
+            *sent("b", **line()),
+            got("b", offset=1),
+            *done("b", offset=1),
+            got("a"),
+            *done("a"),
+        ],
     ),
     "second while the first is out": (
         Fault.ORDER,
-        [ORDERED, *sent("a", **line()), *sent("b", **line()), got("a"), got("b", offset=1), *done("a"), *done("b")],
+        [
+            ORDERED,
+            *sent("a", **line()),
+            *sent("b", **line()),
+            got("a"),
+            got("b", offset=1),
+            *done("a"),
+            *done("b", offset=1),
+        ],
     ),
     "first again after the second": (
         Fault.ORDER,
@@ -217,16 +249,24 @@ BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
             *sent("a", **line()),
             *sent("b", **line()),
             got("a"),
-            ConsumeAttempted(1, "g", "a"),
+            ConsumeAttempted(1, "g", "a", (0, 0)),
             got("b", offset=1),
-            *done("b"),
+            *done("b", offset=1),
             got("a", 1000, attempt=2),
             *done("a", 1001, 2),
         ],
     ),
     "stored in the wrong order": (
         Fault.ORDER,
-        [ORDERED, *sent("a", **line()), *sent("b", **line()), got("b"), *done("b"), got("a", offset=1), *done("a")],
+        [
+            ORDERED,
+            *sent("a", **line()),
+            *sent("b", **line()),
+            got("b"),
+            *done("b"),
+            got("a", offset=1),
+            *done("a", offset=1),
+        ],
     ),
     "in two queues": (
         Fault.ORDER,
@@ -237,14 +277,17 @@ BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
             got("a"),
             *done("a"),
             got("b", offset=1, queue_id=1),
-            *done("b"),
+            *done("b", offset=1, queue_id=1),
         ],
     ),
     "after its acknowledgement": (
         Fault.DUPLICATE,
         [GROUP, *sent("a"), got("a"), *done("a"), got("a", 5000, attempt=2), *done("a", 5001, 2)],
     ),
-    "stored twice": (Fault.STORED_AGAIN, [GROUP, *sent("a"), got("a"), *done("a"), got("a", offset=1), *done("a")]),
+    "stored twice": (
+        Fault.STORED_AGAIN,
+        [GROUP, *sent("a"), got("a"), *done("a"), got("a", offset=1), *done("a", offset=1)],
+    ),
     "recalled, delivered": (
         Fault.RECALLED,
         [

@@ -7,7 +7,7 @@ import os
 import re
 import urllib.request
 
-from aerobee_client import Message, connect
+from aerobee_client import Message, UnavailableError, connect
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 
@@ -28,8 +28,13 @@ def readable(status: v2.Status, what: str = "") -> None:
 async def works(broker: BrokerProcess, topic: str = "returns", group: str = "auditing") -> None:
     """A message makes the round, and the HTTP side answers. The topic has no messages that our client refuses."""
     body = os.urandom(16)
-    async with connect(broker.endpoint) as client, asyncio.timeout(20):
-        await client.producer().send(Message(topic=topic, body=body))
+    async with asyncio.timeout(30), connect(broker.endpoint) as client:
+        while True:
+            try:
+                await client.producer().send(Message(topic=topic, body=body))
+                break
+            except UnavailableError:  # it cleans up after thousands of connections, or accepts again in a second
+                await asyncio.sleep(0.2)
         consumer = client.simple_consumer(group, topic)
         while True:
             received = await consumer.receive(32)

@@ -14,13 +14,14 @@ class PortForwarder:
     def __init__(self, target: str) -> None:
         self._host, _, self._port = target.rpartition(":")
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._connect, "127.0.0.1", 0))
         self._connections: set[asyncio.Task[None]] = set()
         self._loses_answers = False
-        host, port = self._server.sockets[0].getsockname()
-        self.endpoint = f"{host}:{port}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="port-forwarder")
         self._thread.start()
+        serving = asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result(20)
+        host, port = self._server.sockets[0].getsockname()
+        self.endpoint = f"{host}:{port}"
 
     def lose_answers(self) -> None:
         """From now on, what comes back is thrown away, as by a network that fails in one direction."""

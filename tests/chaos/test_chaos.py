@@ -1,0 +1,162 @@
+"""Producers and consumers of every kind on a broker that is killed, stopped, paused, cut off, and whose clock jumps.
+
+AEROBEE_CHAOS_SECONDS says for how long (4; an hour in `make test-chaos`), AEROBEE_CHAOS_SEED repeats a run's choices,
+though not its timing, AEROBEE_CHAOS_HISTORY names a file for the history of a run with findings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.history import (
+    Acknowledged,
+    Attempted,
+    ConsumeAttempted,
+    Delivered,
+    Event,
+    Findings,
+    Kind,
+    Outcome,
+    RecallAttempted,
+    check,
+)
+from tests.chaos.nemesis import BrokerClock, Nemesis
+from tests.chaos.workers import GROUPS, Workers, create
+from tests.support.port_forwarder import forwarded_port
+from tests.support.victim import Victim
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.timeout(0),
+]  # the time grows with what is asked for; every wait has its own
+
+SECONDS = float(os.environ.get("AEROBEE_CHAOS_SECONDS", "4"))
+SEED = int(os.environ.get("AEROBEE_CHAOS_SEED", random.randrange(1 << 32)))
+HISTORY = os.environ.get("AEROBEE_CHAOS_HISTORY", "")
+_IS_LONG = SECONDS > 30
+
+# Small files, so that a run reaches their ends; a snapshot of the journal every moment; checks of transactions at once.
+_CONFIG = """\
+[store]
+segment_size = 4194304
+body_size_max = 262144
+queue_file_size = 20000
+index_slot_count = 2000
+index_entry_count = 8000
+derived_flush_interval_seconds = 0.1
+flush_interval_seconds = 0.1
+disk_headroom = 0
+disk_clean_ratio = 1.0
+disk_force_clean_ratio = 1.0
+disk_full_ratio = 1.0
+commit_log_paths = [{paths}]
+[delivery]
+invisible_seconds_min = 0.1
+snapshot_event_count = 300
+client_return_seconds = 10
+[transactions]
+timeout_seconds = 1
+check_interval_seconds = 1
+check_max = 100000
+[listen]
+drain_seconds = 1
+"""
+
+
+class Left:
+    """What has not been consumed yet, from a history that grows."""
+
+    def __init__(self, history: list[Event]) -> None:
+        self._history = history
+        self._next = 0
+        self._sent: dict[str, Attempted] = {}
+        self._left: set[tuple[str, str]] = set()  # group, message id
+        self._finished: set[tuple[str, str]] = set()
+
+    def is_nothing(self) -> bool:
+        """Whether all that was acknowledged or delivered is consumed."""
+        for event in self._history[self._next :]:
+            match event:
+                case Attempted():
+                    self._sent[event.message_id] = event
+                case Acknowledged():
+                    sent = self._sent[event.message_id]
+                    if sent.kind is not Kind.TRANSACTIONAL or sent.outcome is Outcome.COMMIT:
+                        self._add(*((group, event.message_id) for topic, group, _ in GROUPS if topic == sent.topic))
+                case RecallAttempted():
+                    never = {(group, event.message_id) for _, group, _ in GROUPS}
+                    self._left -= never
+                    self._finished |= never
+                case Delivered():
+                    self._add((event.group, event.message_id))
+                case ConsumeAttempted():
+                    self._left.discard((event.group, event.message_id))
+                    self._finished.add((event.group, event.message_id))
+                case _:
+                    pass
+        self._next = len(self._history)
+        return not self._left
+
+    def _add(self, *keys: tuple[str, str]) -> None:
+        self._left.update(key for key in keys if key not in self._finished)
+
+
+async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing lost, nothing early, no half message visible, no order broken; each duplicate has its explanation."""
+    began = time.monotonic()
+    clock: BrokerClock | None = None
+    without = ""
+    try:
+        clock = BrokerClock(tmp_path)
+    except RuntimeError as error:
+        without = f" ({error})"
+    with capsys.disabled():
+        print(f"\nchaos: AEROBEE_CHAOS_SECONDS={SECONDS:g} AEROBEE_CHAOS_SEED={SEED}{without}", flush=True)
+    broker = Victim(tmp_path, _CONFIG, clock.environment if clock is not None else {})
+    try:
+        await broker.launch("sync", "gathered")
+        await broker.ready()
+        await create(broker.endpoint)
+        with forwarded_port(broker.endpoint) as port:
+            workers = Workers(SEED, port.endpoint, pace=0.1)
+            nemesis = Nemesis(
+                SEED,
+                broker,
+                port,
+                clock,
+                workers.note,
+                pause_seconds_max=5.0 if _IS_LONG else 1.0,
+                jump_seconds_max=20.0 if _IS_LONG else 3.0,
+            )
+            workers.start()
+            try:
+                await nemesis.run(SECONDS)
+                workers.check_alive()
+                await workers.drain(120.0, Left(workers.history).is_nothing)
+            finally:
+                await workers.stop()
+        assert await broker.stop() == 0, broker.log.read_text()[-4000:]
+    finally:
+        await broker.end()
+        BrokerClock.forget(broker.pid)
+    findings = check(workers.history)
+    with capsys.disabled():
+        print(f"chaos: seconds={time.monotonic() - began:.0f}\n{findings.table()}", flush=True)
+    if findings.lines and HISTORY:
+        await asyncio.to_thread(Path(HISTORY).write_text, "\n".join(map(repr, workers.history)))
+    assert not findings.lines, _report(findings)
+    log = broker.log.read_text()
+    assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
+    assert findings.counts["acknowledged"] > 3 * min(SECONDS, 60), "there was hardly any load"
+    assert findings.duplicates.total() > 0 or not _IS_LONG, "nobody was disturbed"
+
+
+def _report(findings: Findings) -> str:
+    lines = "\n".join(findings.lines)
+    return f"AEROBEE_CHAOS_SEED={SEED}:\n{lines}\n{findings.table()}"

@@ -1,0 +1,574 @@
+"""Producers and consumers of every kind, which write down what they do and see, and never give up.
+
+Calls go through the bare stubs: nothing is tried again behind our back. A call that fails counts as unanswered, so it
+may have happened; each worker then goes on. `history.check` has the judgement, but for what only the worker can see:
+bytes that are not what was sent, answers that are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+
+from aerobee_client import connect
+from aerobee_proto import v2
+from tests.chaos.history import (
+    Acknowledged,
+    AskedAgain,
+    Attempted,
+    ClientGone,
+    ConsumeAttempted,
+    Consumed,
+    DecisionAttempted,
+    Delivered,
+    Event,
+    GivenBack,
+    Kind,
+    Outcome,
+    Place,
+    Read,
+    RecallAcknowledged,
+    RecallAttempted,
+    Subscribed,
+    Wrong,
+)
+
+Code = v2.Code
+_SECONDS: Final = 15.0  # for any call; pauses of the broker are shorter
+_QUEUES: Final = 4
+_HIDDEN_MS: Final = (500, 1500, 4000)
+_LITE_TOPICS: Final = ("red", "green", "blue")
+# Codes with which a broker in trouble, or after it, may refuse a call; the message was stored or not.
+_TROUBLE: Final = (Code.TOO_MANY_REQUESTS, Code.MASTER_PERSISTENCE_TIMEOUT)
+
+TOPICS: Final = {
+    "chaos-normal": v2.MessageType.NORMAL,
+    "chaos-fifo": v2.MessageType.FIFO,
+    "chaos-delay": v2.MessageType.DELAY,
+    "chaos-transaction": v2.MessageType.TRANSACTION,
+    "chaos-priority": v2.MessageType.PRIORITY,
+    "chaos-lite": v2.MessageType.LITE,
+}
+GROUPS: Final = (  # topic, group, whether it consumes in order
+    ("chaos-normal", "steady", False),
+    ("chaos-normal", "careless", False),
+    ("chaos-normal", "renewing", False),
+    ("chaos-fifo", "ordered", True),
+    ("chaos-delay", "patient", False),
+    ("chaos-transaction", "settled", False),
+    ("chaos-priority", "urgent", False),
+    ("chaos-lite", "reader", False),
+)
+_TYPES: Final = {
+    Kind.NORMAL: ("chaos-normal", v2.MessageType.NORMAL),
+    Kind.FIFO: ("chaos-fifo", v2.MessageType.FIFO),
+    Kind.DELAYED: ("chaos-delay", v2.MessageType.DELAY),
+    Kind.TRANSACTIONAL: ("chaos-transaction", v2.MessageType.TRANSACTION),
+    Kind.PRIORITY: ("chaos-priority", v2.MessageType.PRIORITY),
+    Kind.LITE: ("chaos-lite", v2.MessageType.LITE),
+}
+_CHANNEL: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 300),
+)
+
+
+async def create(endpoint: str) -> None:
+    """Topics and groups; nothing of the run ends as a dead letter."""
+    async with connect(endpoint) as client:
+        for topic, kind in TOPICS.items():
+            await client.admin.create_topic(topic, queue_count=_QUEUES, message_types=(kind,))
+        for _, group, ordered in GROUPS:
+            await client.admin.create_group(group, max_attempts=10_000, fifo=ordered)
+        await client.admin.create_group("pulling")
+
+
+class Workers:
+    """All producers and consumers of one run, and their history."""
+
+    def __init__(self, seed: int, endpoint: str, pace: float) -> None:
+        """`pace`: seconds that each producer waits between its messages, on average."""
+        self.history: list[Event] = []
+        self._seed = seed
+        self._dice = random.Random(seed)
+        self._endpoint = endpoint
+        self._pace = pace
+        self._numbers = itertools.count(1)
+        self._calls = itertools.count(1)
+        self._outcomes: dict[str, Outcome] = {}
+        self._producing = True
+        self._draining = False
+        self._unfinished: dict[str, set[str]] = {group: set() for _, group, _ in GROUPS}
+        self._tasks: list[asyncio.Task[None]] = []
+        for topic, group, ordered in GROUPS:
+            self.note(Subscribed(topic, group, ordered))
+
+    def note(self, event: Event) -> None:
+        self.history.append(event)
+
+    # --- The run --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """All of them begin."""
+        workers = (
+            *(self._producer(f"normal-{n}", Kind.NORMAL) for n in range(3)),
+            *(self._producer(f"fifo-{n}", Kind.FIFO) for n in range(3)),
+            *(self._producer(f"delay-{n}", Kind.DELAYED) for n in range(2)),
+            *(self._transactional(f"transaction-{n}") for n in range(2)),
+            self._producer("priority", Kind.PRIORITY),
+            self._producer("lite", Kind.LITE),
+            *(self._consumer(f"steady-{n}", "chaos-normal", "steady") for n in range(2)),
+            *(self._consumer(f"careless-{n}", "chaos-normal", "careless", careless=True) for n in range(2)),
+            *(self._renewing(f"renewing-{n}") for n in range(2)),
+            *(self._consumer(f"ordered-{n}", "chaos-fifo", "ordered", careless=True, ordered=True) for n in range(2)),
+            *(self._consumer(f"patient-{n}", "chaos-delay", "patient", careless=True) for n in range(2)),
+            self._consumer("settled", "chaos-transaction", "settled", careless=True),
+            self._consumer("urgent", "chaos-priority", "urgent"),
+            self._lite_reader(),
+            *(self._puller(queue_id) for queue_id in range(_QUEUES)),
+        )
+        self._tasks = [asyncio.create_task(worker) for worker in workers]
+
+    def check_alive(self) -> None:
+        """Raises what a worker died of: a failure of these tests, for nothing of the broker's may end one."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def drain(self, seconds: float, is_complete: Callable[[], bool]) -> None:
+        """No more is sent, and all that is left is consumed, until `is_complete` for a while, or so long."""
+        self._producing = False
+        self._draining = True
+        deadline = time.monotonic() + seconds
+        quiet = 0
+        while quiet < 3 and time.monotonic() < deadline:
+            await asyncio.sleep(0.5)
+            self.check_alive()
+            quiet = quiet + 1 if is_complete() else 0
+        await self.stop()
+        await self._read_everything()
+
+    async def stop(self) -> None:
+        """End all workers, wherever they are."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _channel(self) -> Any:
+        return grpc.aio.insecure_channel(self._endpoint, options=_CHANNEL)
+
+    def _metadata(self, client: str) -> Any:
+        return (("x-mq-client-id", f"{client}@1@0@chaos"), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
+
+    async def _answered(self, call: Awaitable[Any]) -> Any:
+        """The answer, or None: the broker or the connection was in trouble."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            self._only_trouble(error)
+            await asyncio.sleep(self._dice.uniform(0.05, 0.3))
+            return None
+
+    def _only_trouble(self, error: grpc.aio.AioRpcError) -> None:
+        """What cut connections and dead brokers look like; anything else is a wrong answer."""
+        # INTERNAL and CANCELLED are what grpcio makes of a stream that is reset, UNKNOWN of one whose server ends.
+        expected = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+        if error.code() not in (*expected, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+            self.note(Wrong(_now_ms(), f"a call ended with {error.code()}: {error.details()}"))
+
+    def _expect(self, what: str, status: v2.Status, *codes: int) -> None:
+        if status.code not in (Code.OK, *codes):
+            self.note(Wrong(_now_ms(), f"{what} was answered {v2.Code.Name(status.code)}: {status.message}"))
+
+    # --- Producers ------------------------------------------------------------------------------------------
+
+    async def _producer(self, name: str, kind: Kind) -> None:
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            while self._producing:
+                await asyncio.sleep(self._dice.uniform(0, 2 * self._pace))
+                batch = [self._message(kind, name) for _ in range(self._batch(kind))]
+                entries = await self._send(stub, name, kind, batch)
+                if not entries and kind is Kind.NORMAL and self._dice.random() < 0.5:
+                    entries = await self._send(stub, name, kind, batch)  # as clients do: the same message once more
+                if entries and kind is Kind.DELAYED and self._dice.random() < 0.3:
+                    await asyncio.sleep(self._dice.uniform(0, 1))
+                    await self._recall(stub, name, entries[0])
+
+    def _batch(self, kind: Kind) -> int:
+        return self._dice.choice((1, 1, 1, 5)) if kind in (Kind.NORMAL, Kind.FIFO) else 1
+
+    def _message(self, kind: Kind, line: str) -> v2.Message:
+        topic, message_type = _TYPES[kind]
+        message_id = f"{next(self._numbers):010}"
+        system = v2.SystemProperties(message_id=message_id, message_type=message_type)
+        if kind is Kind.FIFO:
+            system.message_group = line
+        elif kind is Kind.DELAYED:
+            system.delivery_timestamp.FromMilliseconds(_now_ms() + self._dice.randint(200, 5000))
+        elif kind is Kind.PRIORITY:
+            system.priority = self._dice.randint(0, 9)
+        elif kind is Kind.LITE:
+            system.lite_topic = self._dice.choice(_LITE_TOPICS)
+        return v2.Message(topic=v2.Resource(name=topic), body=body_of(self._seed, message_id), system_properties=system)
+
+    async def _send(self, stub: Any, client: str, kind: Kind, batch: Sequence[v2.Message]) -> Sequence[Any]:
+        """The entries of the answer; none if there was no answer, or none with OK."""
+        for message in batch:
+            system = message.system_properties
+            deliver_ms = system.delivery_timestamp.ToMilliseconds() if kind is Kind.DELAYED else 0
+            outcome = self._outcomes.get(system.message_id, Outcome.COMMIT)
+            topic, line = message.topic.name, system.message_group
+            self.note(Attempted(_now_ms(), system.message_id, topic, kind, line, deliver_ms, outcome))
+        request = v2.SendMessageRequest(messages=batch)
+        answer = await self._answered(stub.SendMessage(request, metadata=self._metadata(client), timeout=_SECONDS))
+        if answer is None:
+            return ()
+        self._expect(f"a send of {kind}", answer.status, *_TROUBLE)
+        if answer.status.code != Code.OK:
+            return ()
+        if [entry.message_id for entry in answer.entries] != [m.system_properties.message_id for m in batch]:
+            self.note(Wrong(_now_ms(), f"a send of {len(batch)} messages was answered {answer}"))
+            return ()
+        for message in batch:
+            self.note(Acknowledged(_now_ms(), message.system_properties.message_id))
+        return list(answer.entries)
+
+    async def _recall(self, stub: Any, client: str, entry: v2.SendResultEntry) -> None:
+        self.note(RecallAttempted(_now_ms(), entry.message_id))
+        request = v2.RecallMessageRequest(
+            topic=v2.Resource(name=_TYPES[Kind.DELAYED][0]), recall_handle=entry.recall_handle
+        )
+        answer = await self._answered(stub.RecallMessage(request, metadata=self._metadata(client), timeout=_SECONDS))
+        if answer is not None and answer.status.code == Code.OK:
+            self.note(RecallAcknowledged(_now_ms(), entry.message_id))
+
+    # --- Transactions ---------------------------------------------------------------------------------------
+
+    async def _transactional(self, name: str) -> None:
+        """Decides at once, later, or only when it is asked, which its Telemetry stream is for."""
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            answering = asyncio.create_task(self._answer_checks(stub, name))
+            try:
+                while self._producing:
+                    await asyncio.sleep(self._dice.uniform(0, 2 * self._pace))
+                    message = self._message(Kind.TRANSACTIONAL, name)
+                    message_id = message.system_properties.message_id
+                    self._outcomes[message_id] = Outcome.ROLLBACK if self._dice.random() < 0.4 else Outcome.COMMIT
+                    message.system_properties.orphaned_transaction_recovery_duration.FromSeconds(1)
+                    entries = await self._send(stub, name, Kind.TRANSACTIONAL, [message])
+                    if entries and self._dice.random() < 0.6:
+                        await self._decide(stub, name, message_id, entries[0].transaction_id, asked=False)
+                await answering
+            finally:
+                answering.cancel()
+                with suppress(asyncio.CancelledError):
+                    await answering
+
+    async def _decide(self, stub: Any, client: str, message_id: str, transaction_id: str, *, asked: bool) -> None:
+        outcome = self._outcomes[message_id]
+        self.note(DecisionAttempted(_now_ms(), message_id, outcome))
+        resolution, source = v2.TransactionResolution, v2.TransactionSource
+        request = v2.EndTransactionRequest(
+            topic=v2.Resource(name=_TYPES[Kind.TRANSACTIONAL][0]),
+            message_id=message_id,
+            transaction_id=transaction_id,
+            resolution=resolution.COMMIT if outcome is Outcome.COMMIT else resolution.ROLLBACK,
+            source=source.SOURCE_SERVER_CHECK if asked else source.SOURCE_CLIENT,
+        )
+        answer = await self._answered(stub.EndTransaction(request, metadata=self._metadata(client), timeout=_SECONDS))
+        if answer is not None:  # it may have been decided before, when an answer was lost
+            self._expect("a decision", answer.status, Code.INVALID_TRANSACTION_ID, *_TROUBLE)
+
+    async def _answer_checks(self, stub: Any, client: str) -> None:
+        publishing = v2.Publishing(topics=[v2.Resource(name=_TYPES[Kind.TRANSACTIONAL][0])])
+        settings = v2.Settings(client_type=v2.ClientType.PRODUCER, publishing=publishing)
+        while True:
+            stream = stub.Telemetry(metadata=self._metadata(client))
+            try:
+                await stream.write(v2.TelemetryCommand(settings=settings))
+                async for command in stream:
+                    if command.WhichOneof("command") == "recover_orphaned_transaction_command":
+                        asked = command.recover_orphaned_transaction_command
+                        message_id = asked.message.system_properties.message_id
+                        if message_id not in self._outcomes:
+                            self.note(Wrong(_now_ms(), f"asked about message {message_id!r}, which nobody sent"))
+                        elif self._draining or self._dice.random() < 0.7:  # the others are asked about again
+                            await self._decide(stub, client, message_id, asked.transaction_id, asked=True)
+            except grpc.aio.AioRpcError as error:
+                self._only_trouble(error)
+            finally:
+                stream.cancel()
+            await asyncio.sleep(0.2)
+
+    # --- Consumers ------------------------------------------------------------------------------------------
+
+    async def _consumer(
+        self, name: str, topic: str, group: str, *, careless: bool = False, ordered: bool = False
+    ) -> None:
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            late: list[v2.Message] = []
+            while True:
+                hidden_ms = 500 if self._draining else self._dice.choice(_HIDDEN_MS)
+                received = await self._receive(stub, name, topic, group, hidden_ms)
+                await self._finish(stub, name, topic, group, received, late, careless=careless, ordered=ordered)
+
+    async def _finish(
+        self,
+        stub: Any,
+        name: str,
+        topic: str,
+        group: str,
+        received: Sequence[v2.Message],
+        late: list[v2.Message],
+        *,
+        careless: bool,
+        ordered: bool,
+    ) -> None:
+        """Acknowledge, give back, forget, or come too late. In order, whoever fails stops there with its line."""
+        done: list[v2.Message] = []
+        stopped: set[str] = set()
+        for message in received:
+            line = message.system_properties.message_group
+            if ordered and line in stopped:
+                continue
+            chance = self._dice.random() if careless and not self._draining else 0.0
+            if chance < 0.7:
+                done.append(message)
+                continue
+            stopped.add(line)
+            if chance < 0.85:
+                await self._give_back(stub, name, topic, group, message)
+            elif chance < 0.92 and not ordered:
+                late.append(message)
+        if late and (self._draining or self._dice.random() < 0.3):
+            done += late
+            late.clear()
+        # One call for each, or one for all.
+        calls = [[message] for message in done] if self._dice.random() < 0.3 else [done]
+        for messages in calls:
+            if messages:
+                await self._acknowledge(stub, name, topic, group, messages)
+
+    async def _receive(
+        self, stub: Any, name: str, topic: str, group: str, hidden_ms: int | None, attempt_id: str = ""
+    ) -> list[v2.Message]:
+        """Whatever came, be the answer whole or not. `hidden_ms` None: as long as the client lives."""
+        messages, _ = await self._receive_whole(stub, name, topic, group, hidden_ms, attempt_id)
+        return messages
+
+    async def _receive_whole(
+        self, stub: Any, name: str, topic: str, group: str, hidden_ms: int | None, attempt_id: str = ""
+    ) -> tuple[list[v2.Message], bool]:
+        request = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=group), batch_size=self._dice.choice((1, 8, 32)), auto_renew=hidden_ms is None
+        )
+        request.message_queue.topic.name = topic
+        request.long_polling_timeout.FromMilliseconds(1000 if self._draining else 5000)
+        if hidden_ms is not None:
+            request.invisible_duration.FromMilliseconds(hidden_ms)
+        if attempt_id:
+            request.attempt_id = attempt_id
+        call, called_ms = next(self._calls), _now_ms()
+        messages: list[v2.Message] = []
+        try:
+            async for answer in stub.ReceiveMessage(request, metadata=self._metadata(name), timeout=_SECONDS):
+                if answer.HasField("message"):
+                    messages.append(answer.message)
+                    self._note_delivered(answer.message, topic, group, call, called_ms, hidden_ms, name)
+                elif answer.HasField("status"):
+                    self._expect(f"a receive of {group}", answer.status, Code.MESSAGE_NOT_FOUND, *_TROUBLE)
+        except grpc.aio.AioRpcError as error:
+            self._only_trouble(error)
+            await asyncio.sleep(self._dice.uniform(0.05, 0.3))
+            return messages, False
+        return messages, True
+
+    def _note_delivered(
+        self,
+        message: v2.Message,
+        topic: str,
+        group: str,
+        call: int,
+        called_ms: int,
+        hidden_ms: int | None,
+        client: str,
+    ) -> None:
+        system = message.system_properties
+        self._check_body(message)
+        self.note(
+            Delivered(
+                at_ms=_now_ms(),
+                group=group,
+                message_id=system.message_id,
+                topic=topic,
+                place=_place(message),
+                attempt=system.delivery_attempt,
+                call=call,
+                called_ms=called_ms,
+                hidden_ms=hidden_ms,
+                client=client,
+            )
+        )
+
+    def _check_body(self, message: v2.Message) -> None:
+        message_id = message.system_properties.message_id
+        if message.body != body_of(self._seed, message_id):
+            self.note(Wrong(_now_ms(), f"message {message_id} came with another body: {message.body[:60]!r}"))
+
+    async def _acknowledge(self, stub: Any, name: str, topic: str, group: str, messages: Sequence[v2.Message]) -> None:
+        request = v2.AckMessageRequest(group=v2.Resource(name=group), topic=v2.Resource(name=topic))
+        for message in messages:
+            system = message.system_properties
+            request.entries.add(message_id=system.message_id, receipt_handle=system.receipt_handle)
+            self.note(ConsumeAttempted(_now_ms(), group, system.message_id, _place(message)))
+        answer = await self._answered(stub.AckMessage(request, metadata=self._metadata(name), timeout=_SECONDS))
+        if answer is None:
+            return
+        for entry, message in zip(answer.entries, messages, strict=True):
+            system = message.system_properties
+            if entry.status.code == Code.OK:
+                attempt = system.delivery_attempt
+                self.note(Consumed(_now_ms(), group, system.message_id, _place(message), attempt))
+            else:  # too late: somebody else may have it by now
+                self._expect("an acknowledgement", entry.status, Code.INVALID_RECEIPT_HANDLE, *_TROUBLE)
+
+    async def _give_back(self, stub: Any, name: str, topic: str, group: str, message: v2.Message) -> None:
+        system = message.system_properties
+        request = v2.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name=group),
+            topic=v2.Resource(name=topic),
+            receipt_handle=system.receipt_handle,
+            message_id=system.message_id,
+        )
+        request.invisible_duration.FromMilliseconds(self._dice.choice((0, 300)))
+        self.note(GivenBack(_now_ms(), group, system.message_id, _place(message)))
+        call = stub.ChangeInvisibleDuration(request, metadata=self._metadata(name), timeout=_SECONDS)
+        answer = await self._answered(call)
+        if answer is not None:
+            self._expect("a change", answer.status, Code.INVALID_RECEIPT_HANDLE, *_TROUBLE)
+
+    async def _renewing(self, name: str) -> None:
+        """Messages that stay its own while it lives; it asks again for answers that broke off, and at times it dies."""
+        topic, group = "chaos-normal", "renewing"
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            for life in itertools.count():
+                client = f"{name}-{life}"
+                settings = v2.HeartbeatRequest(group=v2.Resource(name=group), client_type=v2.ClientType.PUSH_CONSUMER)
+                await self._answered(stub.Heartbeat(settings, metadata=self._metadata(client), timeout=_SECONDS))
+                for number in range(3 if self._draining else self._dice.randint(2, 12)):
+                    attempt_id, whole = f"{client}/{number}", False
+                    messages: list[v2.Message] = []
+                    while not whole:
+                        messages, whole = await self._receive_whole(stub, client, topic, group, None, attempt_id)
+                        if not whole:
+                            self.note(AskedAgain(_now_ms(), client))
+                    kept = 0.0 if self._draining else 0.2  # what it dies with
+                    done = [message for message in messages if self._dice.random() >= kept]
+                    if done:
+                        await self._acknowledge(stub, client, topic, group, done)
+                self.note(ClientGone(_now_ms(), client))
+                goodbye = v2.NotifyClientTerminationRequest(group=v2.Resource(name=group))
+                answer = None
+                while answer is None:
+                    call = stub.NotifyClientTermination(goodbye, metadata=self._metadata(client), timeout=_SECONDS)
+                    answer = await self._answered(call)
+
+    async def _lite_reader(self) -> None:
+        """Subscribes its lite topics again whenever something broke: a broker forgets them when it dies."""
+        name, topic, group = "reader", "chaos-lite", "reader"
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            while True:
+                request = v2.SyncLiteSubscriptionRequest(
+                    action=v2.LiteSubscriptionAction.COMPLETE_ADD,
+                    topic=v2.Resource(name=topic),
+                    group=v2.Resource(name=group),
+                    lite_topic_set=_LITE_TOPICS,
+                )
+                call = stub.SyncLiteSubscription(request, metadata=self._metadata(name), timeout=_SECONDS)
+                answer = await self._answered(call)
+                if answer is None:
+                    continue
+                self._expect("a lite subscription", answer.status)
+                whole = True
+                while whole:
+                    hidden_ms = 500 if self._draining else self._dice.choice(_HIDDEN_MS)
+                    messages, whole = await self._receive_whole(stub, name, topic, group, hidden_ms)
+                    if messages:
+                        await self._acknowledge(stub, name, topic, group, messages)
+
+    # --- Those who read -------------------------------------------------------------------------------------
+
+    async def _puller(self, queue_id: int) -> None:
+        """Follows one queue from its first message on, and leaves no trace."""
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            offset = 0
+            while True:
+                offset, _ = await self._pull(stub, "chaos-normal", queue_id, offset, wait_ms=3000)
+
+    async def _pull(self, stub: Any, topic: str, queue_id: int, offset: int, *, wait_ms: int) -> tuple[int, bool]:
+        """One call; where to go on, and whether there was an answer with messages."""
+        request = v2.PullMessageRequest(group=v2.Resource(name="pulling"), offset=offset, batch_size=32)
+        request.message_queue.topic.name, request.message_queue.id = topic, queue_id
+        request.long_polling_timeout.FromMilliseconds(wait_ms)
+        next_offset, status = offset, v2.Status()
+        try:
+            async for answer in stub.PullMessage(request, metadata=self._metadata("puller"), timeout=_SECONDS):
+                if answer.HasField("message"):
+                    system = answer.message.system_properties
+                    if (system.queue_id, system.queue_offset) != (queue_id, next_offset):
+                        what = f"{topic} {queue_id} {next_offset}: pulled {system.queue_id} {system.queue_offset}"
+                        self.note(Wrong(_now_ms(), what))
+                    next_offset = system.queue_offset + 1
+                    self._check_body(answer.message)
+                    self.note(Read(_now_ms(), topic, system.message_id, (system.queue_id, system.queue_offset)))
+                elif answer.HasField("status"):
+                    status = answer.status
+                    self._expect(f"a pull at {offset}", status, Code.MESSAGE_NOT_FOUND, *_TROUBLE)
+        except grpc.aio.AioRpcError as error:
+            self._only_trouble(error)
+            await asyncio.sleep(self._dice.uniform(0.05, 0.3))
+        return next_offset, status.code == Code.OK
+
+    async def _read_everything(self) -> None:
+        """All messages of all queues, for the checker to miss some. Lite topics are in queues of another kind."""
+        async with self._channel() as channel:
+            stub: Any = v2.MessagingServiceStub(channel)
+            for topic in TOPICS:
+                if topic == "chaos-lite":
+                    continue
+                for queue_id in range(_QUEUES):
+                    offset, more = 0, True
+                    while more:
+                        offset, more = await self._pull(stub, topic, queue_id, offset, wait_ms=0)
+
+
+def body_of(seed: int, message_id: str) -> bytes:
+    """The same bytes for the same message: 20 bytes to 1 KiB, now and then 60 KiB."""
+    dice = random.Random(f"{seed}/{message_id}")
+    return f"body {message_id} ".encode() + dice.randbytes(60_000 if dice.random() < 0.005 else dice.randint(0, 1000))
+
+
+def _place(message: v2.Message) -> Place:
+    system = message.system_properties
+    # Each lite topic is a queue of its own.
+    queue_id = _LITE_TOPICS.index(system.lite_topic) if system.lite_topic else system.queue_id
+    return queue_id, system.queue_offset
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
