@@ -433,8 +433,7 @@ async def test_thousands_of_calls_at_once_are_all_answered(broker: InProcessBrok
     """As when a broker returns and all its clients with it: gRPC by itself would cancel those beyond a thousand."""
     request = v2.HeartbeatRequest(group=GROUP, client_type=v2.ClientType.SIMPLE_CONSUMER)
     calls = [broker.messaging.Heartbeat(request, metadata=METADATA, timeout=30) for _ in range(3500)]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert {str(answer) for answer in answers if isinstance(answer, BaseException)} == set()
+    answers = await asyncio.gather(*calls)
     assert {answer.status.code for answer in answers} == {Code.OK}
 
 
