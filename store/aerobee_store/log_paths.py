@@ -175,6 +175,8 @@ class LogPaths(FileRun):
                 "used": sorted(map(str, used)),
             }
             new = self._file.with_name(f"{FILE_NAME}.tmp")
+            with suppress(FileNotFoundError):  # of a try whose sync failed: another sync of it would prove nothing
+                self.file_system.unlink(new)
             self.file_system.write_new(new, json.dumps(content, indent=1).encode())
             self.file_system.rename(new, self._file)
         else:

@@ -276,7 +276,7 @@ class _Backup:
                     begin = segment.start_offset
                     break
         end = begin
-        for found in scan.walk(begin, zeros_end=False):
+        for found in scan.walk(begin, zeros_end=0):
             if isinstance(found, RecordBatch):
                 end = int(found.physical_offset[-1]) + int(found.size[-1])
             elif isinstance(found, LogEnd):
