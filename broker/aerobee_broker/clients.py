@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -122,7 +123,7 @@ class ClientRegistry:
 
     def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
         self._clock = clock
-        self._clients: dict[str, Client] = {}
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # who was heard of last is last
         self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
         self._expiry_seconds = expiry_seconds
         self._nonces = itertools.count(1)
@@ -138,8 +139,10 @@ class ClientRegistry:
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= _CLIENTS_MAX:
-                self._remove(min(self._clients.values(), key=lambda c: c.last_seen))
+                self._remove(next(iter(self._clients.values())))
             client = self._clients[client_id] = Client(client_id)
+        else:
+            self._clients.move_to_end(client_id)
         client.last_seen = self._clock.monotonic()
         return client
 

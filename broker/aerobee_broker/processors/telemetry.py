@@ -20,6 +20,7 @@ from aerobee_proto import v2
 LONG_POLLING_SECONDS: Final = 20
 PRODUCER_MAX_ATTEMPTS: Final = 3
 LITE_TOPIC_SIZE_MAX: Final = 64
+SETTINGS_SIZE_MAX: Final = 256 << 10  # bytes; kept for as long as the client lives. 3,000 subscriptions are smaller
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
 _SIMPLE_TYPES: Final = (v2.ClientType.SIMPLE_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
 _PRODUCER: Final = v2.ClientType.PRODUCER
@@ -52,6 +53,11 @@ class TelemetryProcessor:
         if kind is None:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST, "settings have neither publishing nor subscription; a client is one of the two"
+            )
+        if (size := received.ByteSize()) > SETTINGS_SIZE_MAX:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"settings of {size} bytes are larger than {SETTINGS_SIZE_MAX}; subscribe to fewer topics",
             )
         check_client_properties(received)
         reply = v2.Settings()

@@ -181,3 +181,17 @@ async def test_after_a_goodbye_the_client_hangs_up(clients: ClientRegistry) -> N
     clients.close_streams()
     async with asyncio.timeout(5):
         assert await waiting is None
+
+
+def test_invented_ids_do_not_fill_the_memory(clients: ClientRegistry) -> None:
+    """Of 100,000 ids the one that was not heard of for longest makes room for another."""
+    gone: list[str] = []
+    clients.gone_listeners.append(gone.append)
+    for number in range(100_000):
+        clients.seen(f"c{number}")
+    clients.seen("c0")
+    for number in range(1000):
+        clients.seen(f"d{number}")
+    assert len(clients) == 100_000
+    assert gone == [f"c{number}" for number in range(1, 1001)]
+    assert clients.get("c0") is not None

@@ -152,6 +152,21 @@ def test_what_is_refused(telemetry: TelemetryProcessor) -> None:
         telemetry.settings(consumer(group="a.b"), Client("a"))
 
 
+def test_settings_are_kept_so_they_have_a_limit(telemetry: TelemetryProcessor) -> None:
+    """Thousands of subscriptions are fine; what no client sends is refused before anything of it is kept."""
+    client = Client("c")
+    settings = consumer()
+    for number in range(3000):
+        entry = settings.subscription.subscriptions.add(topic=v2.Resource(name=f"a-topic-with-a-longer-name-{number}"))
+        entry.expression.expression = "one || two || three"
+    assert telemetry.settings(settings, client).subscription.receive_batch_size > 0
+    kept = client.settings
+    settings.user_agent.hostname = "x" * (256 << 10)
+    with pytest.raises(InvalidRequestError, match="larger than 262144; subscribe to fewer"):
+        telemetry.settings(settings, client)
+    assert client.settings is kept
+
+
 def test_answers_to_commands_are_accepted(telemetry: TelemetryProcessor) -> None:
     """Also Node's, which comes in the wrong field."""
     wrong = v2.TelemetryCommand(verify_message_command=v2.VerifyMessageCommand(nonce="1"))
