@@ -73,6 +73,7 @@ class LogPaths(FileRun):
         self._is_default = self.paths == (default,) and not self.read_only
         self._where: dict[int, Path] = {}
         self._known: KnownPaths | None = None
+        self._not_written_down: dict[int, Path] = {}  # segments that are no part of the log
         self._mutex = threading.Lock()  # segments are made in a thread, and removed in another
         self._writing = threading.Lock()
         super().__init__(file_system, self._sorted[0], config.segment_size)
@@ -131,6 +132,9 @@ class LogPaths(FileRun):
         return True
 
     def create(self, start_offset: int, *, evictable: bool = False) -> File:
+        if (left := self._not_written_down.pop(start_offset, None)) is not None:
+            with suppress(FileNotFoundError):
+                self.file_system.unlink(left)
         with self._mutex:
             self._where[start_offset] = self.place(start_offset)
         try:
@@ -142,9 +146,8 @@ class LogPaths(FileRun):
             self._remember()  # not before: a path that is said to have segments must have some
         except OSError:
             file.close()
-            with suppress(OSError):
-                self.file_system.unlink(self.path(start_offset))
-            self.forget([start_offset])
+            # What was written down may speak of it all the same, so it goes with the next try and not before.
+            self._not_written_down[start_offset] = self.path(start_offset)
             raise
         return file
 
