@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -60,11 +61,18 @@ class Server:
         self.process.wait(30)
 
 
+def environment() -> dict[str, str]:
+    """For a process that keeps its compiled modules, as an installed one does; the first start compiles them."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 @contextlib.contextmanager
 def server(arguments: Sequence[str]) -> Iterator[Server]:
     """Run `python ARGUMENTS`, which prints where it serves."""
     command = [sys.executable, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.match(r"ready grpc=(\S+)(?: metrics=(\S+))?", line)
