@@ -290,14 +290,16 @@ class FileRun:
     def remove(self, starts: Sequence[int]) -> None:
         """Remove files, last first, so that a crash in between leaves no hole."""
         self.before_removal(starts)
-        directories: dict[Path, None] = {}
-        for start in sorted(starts, reverse=True):
-            path = self.path(start)
-            self.file_system.unlink(path)
-            directories[path.parent] = None
-        for directory in directories:
-            self.file_system.sync_directory(directory)
-        self.forget(starts)
+        gone: dict[int, Path] = {}
+        try:
+            for start in sorted(starts, reverse=True):
+                path = self.path(start)
+                self.file_system.unlink(path)
+                gone[start] = path.parent
+            for directory in dict.fromkeys(gone.values()):
+                self.file_system.sync_directory(directory)
+        finally:
+            self.forget(gone)
 
     def before_removal(self, starts: Collection[int]) -> None:
         """To be called before files are removed by others; blocking. OSError."""

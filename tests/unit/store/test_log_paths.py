@@ -15,6 +15,7 @@ import pytest
 
 from aerobee_store import ConfigError, MessageStore, StoreConfig, StoreDirectoryError, StoreFullError
 from aerobee_store.file_system import DiskUsage
+from aerobee_store.log_paths import LogPaths
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
 from aerobee_store.tools.backup import backup
 from aerobee_store.tools.dump import dump
@@ -338,6 +339,28 @@ def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> N
         with MessageStore.open(world.config, file_system=world.disk.crash(seed), clock=ManualClock()) as after:
             compare(after, world.sender.sent, world.sender.sent)
     store.close()
+
+
+def test_a_segment_whose_removal_was_not_synced_is_gone() -> None:
+    """Its path is not said to have segments by what is written down next, and the store can be opened."""
+    disk = Disks()
+    run = LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B)))
+    disk.make_directory(DIRECTORY)
+    assert run.load() == []
+    for start in (0, SEGMENT):
+        run.create(start).close()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync_directory" and operation.path == B:
+            raise OSError(errno.EIO, "as the test wants it", str(operation.path))
+
+    disk.before_operation = before
+    with pytest.raises(OSError, match="as the test wants it"):
+        run.remove([SEGMENT])
+    disk.before_operation = None
+    run.create(2 * SEGMENT).close()
+    assert json.loads(disk.read_bytes(KNOWN))["used"] == [str(A)]
+    assert LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B))).load() == [0, 2 * SEGMENT]
 
 
 async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
