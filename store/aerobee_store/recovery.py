@@ -223,7 +223,7 @@ class Recovery:
         return min(begin, self._segment_start(complete))
 
     def _begin_after_clean_stop(self, queues_end: int, last_unit: int) -> int | None:
-        if queues_end and not self._is_record(last_unit):
+        if queues_end and not self._is_record(last_unit) and not self._is_damaged(last_unit):
             _log.warning("queues are ahead of the log unit=%d; looking at the log as after a crash", last_unit)
             return None
         begin = max(queues_end, self._log.min_offset)
@@ -304,6 +304,10 @@ class Recovery:
         return file is not None and not isinstance(
             self._walker.peek(file, physical_offset - file.start_offset), ScanStop
         )
+
+    def _is_damaged(self, physical_offset: int) -> bool:
+        """Whether the log goes on behind what is no record: an earlier start has said so and kept its units."""
+        return isinstance(next(self._walker.walk(physical_offset, zeros_end=None)), DamagedRange)
 
     # --- completing queues and index --------------------------------------------------------------------------
 

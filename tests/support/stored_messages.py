@@ -156,7 +156,8 @@ def reopen(disk: MemoryFileSystem, config: StoreConfig, clock: ManualClock) -> M
     assert report.end == end, "the log ends where the first opening said"
     assert (report.units_added, report.units_corrected, report.units_dropped) == (0, 0, 0), report
     assert not report.quarantined
-    assert all(item in damaged for item in report.damaged)
+    for item in report.damaged:  # it may begin to read in the middle of one
+        assert any(known.start <= item.start and item.end == known.end for known in damaged), (item, damaged)
     assert ranges == {(t, q): store.queue_range(t, q) for t, ids in store.queues().items() for q in ids}
     after = {path: data for path, data in disk.contents().items() if path.name not in ("checkpoint", "abort")}
     changed = {str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)}

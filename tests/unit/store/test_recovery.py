@@ -9,6 +9,7 @@ import pytest
 
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
+from aerobee_store.record import SYS_FLAG_PREPARED, Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
 
@@ -91,6 +92,26 @@ def test_clean_and_the_queues_are_ahead_of_the_log() -> None:
         assert store.recovery.begin == 2 * SEGMENT
         assert store.recovery.units_dropped == 1
         assert len(compare(store, scene.sent, scene.sent[:-1])) == 29
+
+
+def test_clean_and_the_last_unit_names_a_record_that_was_damaged_before() -> None:
+    """An earlier start has said so and kept the unit: the queues are not ahead, and nothing is read again."""
+    scene = Scene(closed=False)
+    with scene.open() as store:
+        half = Message("orders", 0, b"half", sys_flag=SYS_FLAG_PREPARED)
+        end = store.append([half])[0].end
+        store.flush()
+    scene.disk.unlink(QUEUE.parents[3] / "checkpoint")
+    scene.damage(scene.sent[-1], 4, bytes(4))
+    scene.disk.write_new(DIRECTORY / "abort", b"")
+    with scene.open() as store:
+        assert [(found.start, found.end) for found in store.recovery.damaged] == [
+            (scene.sent[-1].physical_offset, scene.sent[-1].end)
+        ]
+    with scene.open() as store:
+        assert (store.recovery.clean, store.recovery.begin, store.recovery.end) == (True, scene.sent[-1].end, end)
+        assert store.recovery.damaged == []
+        assert store.queue_range("orders", 0) == (0, 30)
 
 
 def test_clean_and_no_index_at_all() -> None:
