@@ -209,9 +209,8 @@ def test_a_repair_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch
 def test_a_deleted_topic_stays_deleted(stored: Stored) -> None:
     """Neither repair nor rebuild brings its messages back, and its offsets go on."""
     with MessageStore.open(stored.config) as store:
+        assert store.queue_range("A", 0) == (0, 30)
         store.delete_topic("A")
-        _, end = store.queue_range("A", 0)
-    assert end == 30
     crashed(stored)
     repair(stored.directory, sizes=SIZES, apply=True)
     rebuild(stored.directory, sizes=SIZES, apply=True)
