@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from zlib import crc32
 
 import grpc
 import grpc.aio
@@ -19,6 +20,8 @@ from aerobee_proto import v2
 
 _OK = v2.Status(code=v2.Code.OK, message="OK")
 RELAY = "relay"
+_BODY = bytes(256)
+_CHECKSUM = f"{crc32(_BODY):X}"
 
 
 class EmptyService(v2.MessagingServiceServicer):
@@ -87,12 +90,13 @@ class EmptyService(v2.MessagingServiceServicer):
 
 
 def _message(topic: v2.Resource, number: int) -> v2.Message:
-    message = v2.Message(topic=topic, body=bytes(256))
+    message = v2.Message(topic=topic, body=_BODY)
     system = message.system_properties
     system.message_id = f"0102FC0000000{number:021d}"
     system.message_type = v2.MessageType.NORMAL
     system.body_digest.type = v2.DigestType.CRC32
-    system.body_digest.checksum = "D96F95"
+    system.body_digest.checksum = _CHECKSUM
+    system.body_encoding = v2.Encoding.IDENTITY
     system.receipt_handle = f"{number:064d}"
     system.born_host = system.store_host = "127.0.0.1:10911"
     system.delivery_attempt = 1

@@ -66,6 +66,8 @@ def _receive(configuration: Any, topic: str, group: str, count: int) -> float:
     started = time.perf_counter()
     _in_threads(work)
     consumer.shutdown()
+    if taken < count:
+        raise SystemExit(f"only {taken} of {count} messages were received")
     return ended - started
 
 
