@@ -363,7 +363,11 @@ class DiskFileSystem:
         if path.parent != path:
             self.make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        self.sync_directory(path.parent)
+        try:
+            self.sync_directory(path.parent)
+        except OSError:
+            self.remove_directory(path)  # or a second try would find it, and take its name for durable
+            raise
 
     def sync_directory(self, path: Path) -> None:
         descriptor = _open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -40,7 +40,7 @@ from aerobee_store.retention import Retention, RetentionListener
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
-from aerobee_store.store_directory import lock_directory, open_error
+from aerobee_store.store_directory import lock_directory, open_error, sync_names
 from aerobee_store.store_status import StoreState, StoreStatus
 from aerobee_store.topic_removal import TopicRemoval
 from aerobee_store.write_modes import BufferPool, segments_of
@@ -255,6 +255,7 @@ class MessageStore:
                 file.sync()  # the pages may have been written by the process that died
         self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
         self._flush_derived.flush()
+        sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
         self.file_system.write_new(self._abort_path, str(os.getpid()).encode())
         self.file_system.sync_directory(self.config.directory)
 

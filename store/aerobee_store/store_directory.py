@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,20 @@ def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
         raise StoreLockedError(
             f"{directory}: another process has this store open; stop it, or name another directory"
         ) from error
+
+
+def sync_names(file_system: FileSystem, directories: Iterable[Path]) -> None:
+    """Make durable what these directories have, and their own names up to the root. OSError.
+
+    A process that died, or a start that was broken off, may have made any of them a moment before.
+    """
+    found: dict[Path, None] = {}
+    for directory in directories:
+        if file_system.exists(directory):
+            found |= dict.fromkeys((directory.absolute(), *directory.absolute().parents))
+    for directory in found:
+        with suppress(PermissionError):  # of a parent that may not be listed, and was not made by us
+            file_system.sync_directory(directory)
 
 
 def open_error(directory: Path, error: OSError) -> StoreError:

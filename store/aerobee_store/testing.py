@@ -347,7 +347,11 @@ class MemoryFileSystem:
             if path.name in parent.entries:
                 raise _os_error(error_numbers.EEXIST, path)
             self._set_name(parent, path.name, Directory())
-        self.sync_directory(path.parent)
+        try:
+            self.sync_directory(path.parent)
+        except OSError:
+            self.remove_directory(path)  # as the real one
+            raise
 
     def sync_directory(self, path: Path) -> None:
         with self._mutex:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from dataclasses import replace
 
 import pytest
 
-from aerobee_store import MessageStore, StoreConfig
+from aerobee_store import MessageStore, StoreConfig, StoreError
 from aerobee_store.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
 from aerobee_store.record import SYS_FLAG_PREPARED, Message
-from aerobee_store.testing import ManualClock, MemoryFileSystem
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
 
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=100 * UNIT_SIZE)
@@ -350,3 +351,56 @@ def test_an_empty_segment_prepared_ahead_is_used() -> None:
         assert store.recovery.quarantined == []
         assert (store.status().segments, store.status().segments_prepared) == (3, 1)
         compare(store, scene.sent, scene.sent)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_names_that_a_killed_process_had_not_made_durable(number: int) -> None:
+    """What is acknowledged after the next start survives a power cut: files and directories that were found are not
+    believed to have durable names."""
+    disk, sender = MemoryFileSystem(), Sender()
+    killed: list[MemoryFileSystem] = []
+
+    def before(operation: Operation) -> None:
+        if sum(each.name == "sync_directory" for each in disk.log) == number and not killed:
+            killed.append(disk.kill())
+
+    disk.before_operation = before
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock()) as store:
+        sender.append(store, [sender.message(100)])
+        store.flush()
+    (after,) = killed
+    with MessageStore.open(CONFIG, file_system=after, clock=ManualClock()) as store:
+        certain = sender.append(store, [sender.message(100)])
+        store.flush()
+        for seed in range(6):
+            with MessageStore.open(CONFIG, file_system=after.crash(seed), clock=ManualClock()) as again:
+                records = again.read("orders", 0, certain[0].queue_offset).records
+                assert [record.body for record in records] == [certain[0].body]
+
+
+@pytest.mark.parametrize("directory", ["/", "/store", "/store/commitlog"])
+def test_a_directory_whose_name_was_not_synced_is_made_anew(directory: str) -> None:
+    """A second try does not take it for durable because it is there."""
+    disk = MemoryFileSystem()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync_directory" and str(operation.path) == directory:
+            disk.before_operation = None
+            raise OSError(errno.EIO, "once")
+
+    disk.before_operation = before
+    sender = Sender()
+    try:
+        store = MessageStore.open(CONFIG, file_system=disk, clock=ManualClock())
+        sender.append(store, [sender.message(100)])
+        store.flush()
+    except (OSError, StoreError):
+        sender = Sender()
+        store = MessageStore.open(CONFIG, file_system=disk.kill(), clock=ManualClock())
+        sender.append(store, [sender.message(100)])
+        store.flush()
+    assert isinstance(store.file_system, MemoryFileSystem)
+    for seed in range(6):
+        with MessageStore.open(CONFIG, file_system=store.file_system.crash(seed), clock=ManualClock()) as after:
+            compare(after, sender.sent, sender.sent)
+    store.close()
