@@ -600,6 +600,8 @@ class MemoryFileSystem:
         collect(self._root)
         for change in self._name_changes:
             collect(change.directory)
+            if isinstance(change.entry, Directory):
+                collect(change.entry)  # it may be gone again
         changes = self._name_changes
         if source.random() < 0.5:
             cut = source.randint(0, len(changes))

@@ -396,6 +396,8 @@ def test_a_directory_whose_name_was_not_synced_is_made_anew(directory: str) -> N
         store.flush()
     except (OSError, StoreError):
         sender = Sender()
+        for seed in range(6):
+            MessageStore.open(CONFIG, file_system=disk.crash(seed), clock=ManualClock()).close()
         store = MessageStore.open(CONFIG, file_system=disk.kill(), clock=ManualClock())
         sender.append(store, [sender.message(100)])
         store.flush()
