@@ -58,9 +58,10 @@ class SimpleConsumer:
         """Up to `max_count` (1 to 32) messages of one subscribed topic, each call the next topic.
 
         Returns as soon as there is one; empty if there was none within `wait_seconds` (0 to 20: the server limits
-        it). Raises NotFoundError if the topic or, where groups must be created, the group does not exist;
-        UnavailableError if the connection breaks. Messages of a call that is cancelled come back when their
-        `invisible_seconds` are over.
+        it). One whose body cannot be decompressed is among them, `corrupted` and with its body as the broker has it: it
+        keeps nobody from the others. Messages of a call that is cancelled come back when their `invisible_seconds` are
+        over. Raises NotFoundError if the topic or, where groups must be created, the group does not exist;
+        UnavailableError if the connection breaks.
         """
         await self._telemetry.ready()
         turn = next(self._turns)

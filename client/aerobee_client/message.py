@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import time
@@ -11,8 +12,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aerobee_client.errors import ClientError
 from aerobee_proto import v2
+
+_log = logging.getLogger(__name__)
 
 _ID_EPOCH = 1609459200  # 2021-01-01T00:00:00Z, from which the seconds in a message id count
 _HOST = socket.gethostname()
@@ -49,7 +51,11 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A message as the broker has it."""
+    """A message as the broker has it.
+
+    `corrupted`: its body is marked as compressed and cannot be decompressed, or is encoded in a way that is not known;
+    `body` then is what the broker has, byte for byte. The other messages of a receive are not touched by it.
+    """
 
     topic: str
     body: bytes
@@ -64,11 +70,15 @@ class StoredMessage:
     born_host: str
     store_timestamp: int
     delivery_timestamp: int | None
+    corrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedMessage(StoredMessage):
-    """One delivery to a consumer group; `receipt_handle` names it when it is acknowledged."""
+    """One delivery to a consumer group; `receipt_handle` names it when it is acknowledged.
+
+    A `corrupted` one is acknowledged to be rid of it; left alone, it comes back until the group gives it up.
+    """
 
     receipt_handle: str
     delivery_attempt: int  # 1 for the first delivery
@@ -111,12 +121,18 @@ def to_wire(message: Message) -> v2.Message:
 
 
 def stored_message(wire: v2.Message) -> StoredMessage:
-    """What `wire` says, with the body as it was before compression. ClientError if it cannot be decompressed."""
+    """What `wire` says, with the body as it was before compression; `corrupted`, and logged, if that cannot be had."""
     properties = wire.system_properties
+    body, corrupted = wire.body, False
+    try:
+        body = _decoded(wire.body, properties.body_encoding)
+    except _CorruptedError as error:
+        corrupted = True
+        _log.error("message is corrupted topic=%s id=%s: %s", wire.topic.name, properties.message_id, error)
     delayed = properties.HasField("delivery_timestamp")
     return StoredMessage(
         topic=wire.topic.name,
-        body=_inflated(wire.body) if properties.body_encoding == v2.Encoding.GZIP else wire.body,
+        body=body,
         message_id=properties.message_id,
         tag=properties.tag if properties.HasField("tag") else None,
         keys=tuple(properties.keys),
@@ -128,6 +144,7 @@ def stored_message(wire: v2.Message) -> StoredMessage:
         born_host=properties.born_host,
         store_timestamp=properties.store_timestamp.ToMilliseconds(),
         delivery_timestamp=properties.delivery_timestamp.ToMilliseconds() if delayed else None,
+        corrupted=corrupted,
     )
 
 
@@ -141,13 +158,25 @@ def received_message(wire: v2.Message) -> ReceivedMessage:
     )
 
 
+class _CorruptedError(Exception):
+    """Why a body cannot be decoded."""
+
+
+def _decoded(body: bytes, encoding: v2.Encoding.ValueType) -> bytes:
+    if encoding == v2.Encoding.GZIP:
+        return _inflated(body)
+    if encoding in (v2.Encoding.IDENTITY, v2.Encoding.ENCODING_UNSPECIFIED):
+        return body
+    raise _CorruptedError(f"its body has the encoding {encoding}, which this client does not know")
+
+
 def _inflated(body: bytes) -> bytes:
     stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib by the first bytes, as the official clients
     try:
         inflated = stream.decompress(body, INFLATED_SIZE_MAX)
     except zlib.error as error:
-        raise ClientError(f"a received body is marked as compressed but cannot be decompressed: {error}") from error
+        raise _CorruptedError(f"its body is marked as compressed but cannot be decompressed: {error}") from error
     if not stream.eof:
         reason = "is truncated" if not stream.unconsumed_tail else f"grows beyond {INFLATED_SIZE_MAX} bytes"
-        raise ClientError(f"a received body is marked as compressed but {reason}")
+        raise _CorruptedError(f"its body is marked as compressed but {reason}")
     return inflated

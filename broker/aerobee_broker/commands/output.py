@@ -139,6 +139,7 @@ def message_json(message: StoredMessage) -> dict[str, object]:
         "deliveryTimestamp": message.delivery_timestamp,
         "receiptHandle": getattr(message, "receipt_handle", None),
         "deliveryAttempt": getattr(message, "delivery_attempt", None),
+        "corrupted": message.corrupted or None,
     }
     fields.update((name, value) for name, value in optional.items() if value is not None)
     return fields | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import socket
 import subprocess
@@ -261,7 +262,10 @@ class TestOutput:
         )
         values = output.message_json(message)
         assert (values["bodyBase64"], values["keys"], values["properties"]) == ("/w==", ["a"], {"x": "y"})
-        assert values.keys().isdisjoint({"body", "tag", "messageGroup", "deliveryTimestamp", "receiptHandle"})
+        assert values.keys().isdisjoint(
+            {"body", "tag", "messageGroup", "deliveryTimestamp", "receiptHandle", "corrupted"}
+        )
+        assert output.message_json(dataclasses.replace(message, corrupted=True))["corrupted"] is True
         json.dumps(values)
 
     def test_protocol_messages_as_json(self) -> None:

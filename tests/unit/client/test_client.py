@@ -381,12 +381,29 @@ class TestSimpleConsumer:
         ids=["garbage", "truncated", "bomb"],
     )
     async def test_bodies_that_cannot_be_decompressed(
-        self, broker: ScriptedBroker, client: Client, body: bytes, reason: str
+        self, broker: ScriptedBroker, client: Client, caplog: pytest.LogCaptureFixture, body: bytes, reason: str
     ) -> None:
-        """Bytes from the wire may be anything: the error says so, and memory stays bounded."""
-        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(body, encoding=v2.Encoding.GZIP)]]
-        with pytest.raises(ClientError, match=reason):
-            await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
+        """The message is given as it is, marked and logged with the reason, and the others beside it as always."""
+        broken = delivered(body, "broken", v2.Encoding.GZIP)
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, delivered(), broken, delivered(b"next", "next")]]
+        messages = await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
+        assert [(message.receipt_handle, message.corrupted) for message in messages] == [
+            ("first", False),
+            ("broken", True),
+            ("next", False),
+        ]
+        assert [message.body for message in messages] == [b"hello", body, b"next"]
+        (line,) = (record.getMessage() for record in caplog.records if "corrupted" in record.getMessage())
+        assert "topic=orders id=ID" in line
+        assert reason in line
+
+    async def test_an_encoding_that_is_not_known(self, broker: ScriptedBroker, client: Client) -> None:
+        """Nothing can be said of the body, so it is marked, too; a message without any encoding is taken as it is."""
+        broken = delivered(b"?", encoding=7)  # type: ignore[arg-type]
+        plain = delivered(b"plain", encoding=v2.Encoding.ENCODING_UNSPECIFIED)
+        broker.answers["ReceiveMessage"] = [[RECEIVED_OK, broken, plain]]
+        messages = await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
+        assert [(message.body, message.corrupted) for message in messages] == [(b"?", True), (b"plain", False)]
 
     async def test_messages_before_a_break_are_kept(self, broker: ScriptedBroker, client: Client) -> None:
         """They are invisible for others now, so dropping them would delay them for nothing."""
