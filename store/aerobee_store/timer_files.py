@@ -67,7 +67,7 @@ class TimerFiles:
             self.log.cut(self._log_end(checkpoint))
             trusted = checkpoint.clean and checkpoint.precision_ms == self.wheel.precision_ms
             if not (trusted and self.wheel.load() and self.wheel.checksum() == checkpoint.wheel_crc):
-                if trusted:
+                if trusted and checkpoint.wheel_crc:  # 0: nothing was pending, and there was no wheel
                     _log.warning("timer wheel is missing or damaged, and made anew from the timer log")
                 self.wheel.clear()
                 complete = self._rebuild_wheel(checkpoint.read_time_ms)

@@ -183,6 +183,44 @@ def test_reopened_files_have_what_was_saved(disk: MemoryFileSystem, clean: bool)
     assert slots == [files.wheel.get(NOW + second * 1000) for second in (0, 1)]
 
 
+def test_a_wheel_that_was_not_needed_is_not_missed(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture) -> None:
+    """After a kill with all units done no wheel is made; the start after the next clean stop told of damage."""
+    files = timer_files(disk)
+    files.open()
+    files.add(NOW, unit(1, NOW))
+    save(files, NOW + 1000, clean=False)
+    left = disk.kill()
+    files = timer_files(left)
+    assert files.open().complete
+    save(files, NOW + 1000, clean=True)
+    files.close()
+    assert not left.exists(ROOT / "timerwheel")
+    again = timer_files(left)
+    assert again.open().complete
+    assert numbers(again, NOW) == []
+    again.add(NOW + 2000, unit(2, NOW + 2000))
+    assert numbers(again, NOW + 2000) == [2]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kept", range(0, SLOT_SIZE, 4))
+def test_a_torn_slot_is_made_whole(disk: MemoryFileSystem, caplog: pytest.LogCaptureFixture, kept: int) -> None:
+    """Whatever part of a slot's bytes came to the file before the end, its messages hang on it again."""
+    files = timer_files(disk)
+    files.open()
+    for number in range(3):
+        files.add(NOW, unit(number, NOW))
+    save(files, clean=False)
+    torn = disk.kill()
+    file = torn.open(ROOT / "timerwheel")
+    file.write([bytes(SLOT_SIZE - kept)], NOW // 1000 % 64 * SLOT_SIZE + kept)
+    again = timer_files(torn)
+    assert again.open().complete
+    assert numbers(again, NOW) == [0, 1, 2]
+    assert again.wheel.get(NOW) == files.wheel.get(NOW)
+    assert not caplog.records
+
+
 def test_units_behind_the_checkpoint_are_forgotten(disk: MemoryFileSystem) -> None:
     """They come again from the timer topic; were they kept, a rolled message would be rolled twice."""
     files = timer_files(disk)
