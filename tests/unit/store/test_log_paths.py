@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_store import ConfigError, MessageStore, StoreConfig, StoreDirectoryError, StoreFullError
+from aerobee_store import ConfigError, MessageStore, StoreConfig, StoreDirectoryError, StoreFailedError, StoreFullError
 from aerobee_store.file_system import DiskUsage
 from aerobee_store.log_paths import LogPaths
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
@@ -23,6 +23,7 @@ from aerobee_store.tools.inspect import inspect
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import verify
+from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
 
 SEGMENT = 16384
@@ -419,3 +420,29 @@ def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.Monkey
     config = replace(StoreConfig.tiny(tmp_path / "store"), read_only_commit_log_paths=read_only)
     with MessageStore.open(config, clock=ManualClock()) as store:
         compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize("operation", ["create", "sync", "sync_directory", "rename", "unlink", "make_directory"])
+async def test_an_error_at_every_operation(operation: str) -> None:
+    """With segments made in advance and given back: what was answered is there after a kill or a power cut, and no
+    start is refused for what was half done."""
+    config = replace(World(A, B, segments_ahead=2, disk_clean_ratio=0.75).config, derived_flush_interval_seconds=0.01)
+    for number in range(1, 25, 2):
+        disk, sender = Disks(), Sender()
+        answered: list[Sent] = []
+        with suppress(StoreFailedError):
+            async with serving(config, disk) as store:
+                disk.fail_at(operation, number)
+                for round_ in range(12):
+                    with suppress(StoreFullError):
+                        sent = sender.append(store, [sender.message(3000)])
+                        await store.wait_stored(store.positions[0])
+                        answered += sent
+                    if round_ % 4 == 3:
+                        disk.ratios = {A.parent: 0.95, B.parent: 0.95}
+                        await store.retention.clean()
+                        disk.ratios = {}
+        disk.heal()
+        for after in (disk.kill(), disk.crash(number), disk.crash(number + 1)):
+            with MessageStore.open(config, file_system=after, clock=ManualClock()) as store:
+                compare(store, sender.sent, answered)
