@@ -9,8 +9,6 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
 
 from aerobee_broker.accounts import Accounts
 from aerobee_broker.broker_stats import BrokerStats
@@ -221,7 +219,7 @@ async def _serve(
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
-            server, health, listening = await _listen(
+            server, draining, listening = await _listen(
                 config,
                 settings,
                 credentials,
@@ -242,7 +240,7 @@ async def _serve(
                 await stop.wait()  # cancelled if a service dies
                 ready.reason = "draining: the broker stops"
                 _log.info("broker drains")
-                await health.enter_graceful_shutdown()
+                draining.set()
                 deliveries.long_polling.drain()
                 clients.close_streams()
                 await server.stop(config.listen.drain_seconds)
@@ -277,8 +275,11 @@ async def _listen(
     timer: Timer,
     counters: BrokerCounters,
     broker_stats: BrokerStats,
-) -> tuple[grpc.aio.Server, HealthServicer, Listening]:
-    """Bind the gRPC ports and serve every service on it. ListenError."""
+) -> tuple[grpc.aio.Server, asyncio.Event, Listening]:
+    """Bind the gRPC ports and serve every service on it. The event, once set, ends streams of health and reflection.
+
+    Raises ListenError.
+    """
     server = grpc.aio.server(options=_GRPC_OPTIONS)
     listening = listen(server, config, credentials)
     route = RouteProcessor(config, tables, listening)
@@ -339,20 +340,18 @@ async def _listen(
         administration=administration,
         query=QueryProcessor(store, tables, deliveries),
     )
-    health = HealthServicer()
+    draining = asyncio.Event()
     server.add_generic_rpc_handlers(
         (
             messaging.handler(),
             admin.handler(),
             aerobee_admin_handler(administration, counters, accounts),
-            health_handler(health),
-            *reflection_handlers(_SERVICES),
+            health_handler(_SERVICES, draining),
+            *reflection_handlers(_SERVICES, draining),
         )
     )
-    for service in _SERVICES:
-        await health.set(service, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
-    return server, health, listening
+    return server, draining, listening
 
 
 def _warn(config: BrokerConfig) -> None:

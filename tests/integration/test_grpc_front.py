@@ -16,6 +16,7 @@ import grpc
 import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from aerobee_broker import server
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig
@@ -259,6 +260,35 @@ async def test_health(broker: InProcessBroker) -> None:
     for service in ("", *server._SERVICES):
         response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_stop_does_not_wait_for_who_watches(tmp_path: Path) -> None:
+    """A Watch is told NOT_SERVING and ends, a reflection stream ends: neither takes the drain's time, here a minute."""
+    answer = health_pb2.HealthCheckResponse
+    listen = ListenConfig(grpc=Address("127.0.0.1", 0), metrics=Address("127.0.0.1", 0), drain_seconds=60)
+    broker = in_process_broker(tmp_path, listen=listen)
+    endpoint = (await broker.__aenter__()).endpoint
+    async with grpc.aio.insecure_channel(endpoint) as channel:  # open for longer than the broker's own
+        try:
+            health = health_pb2_grpc.HealthStub(channel)
+            watches = [
+                health.Watch(health_pb2.HealthCheckRequest(service=name), timeout=30)
+                for name in ("", "apache.rocketmq.v2.MessagingService", "unheard.of")
+            ]
+            first = [(await watch.read()).status for watch in watches]
+            assert first == [answer.SERVING, answer.SERVING, answer.SERVICE_UNKNOWN]
+            reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=30)
+            await reflection.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            assert (await reflection.read()).list_services_response.service
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await health.Check(health_pb2.HealthCheckRequest(service="unheard.of"), timeout=5)
+            assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+        finally:
+            await broker.__aexit__(None, None, None)  # which takes 10 s at most
+        assert [(await watch.read()).status for watch in watches[:2]] == [answer.NOT_SERVING] * 2
+        calls = (*watches, reflection)
+        assert not any([await call.read() for call in calls])  # each is at its end
+        assert [await call.code() for call in calls] == [grpc.StatusCode.OK] * 4
 
 
 _REFLECTION = """
