@@ -83,7 +83,12 @@ class LogScan:
             if stop.reason is StopReason.TRUNCATED:
                 found_here = self.peek(file, position - file.start_offset)
                 if not isinstance(found_here, ScanStop):
-                    continue  # another process was just writing it
+                    # Its last bytes are zeros for which there is no block; or another process was just writing it.
+                    batch = self._parse(file, position - file.start_offset, end=found_here.position + found_here.size)
+                    if len(batch):
+                        yield batch
+                        position += found_here.size
+                    continue
                 stop = found_here
             if stop.reason is StopReason.LIMIT:
                 continue
@@ -109,15 +114,15 @@ class LogScan:
             yield DamagedRange(position, found, f"{stop.reason.value}: {stop.detail}")
             position = found
 
-    def _parse(self, file: MappedFile, begin: int) -> RecordBatch:
-        """As many records as one batch takes. Nothing behind the last data of the file is looked at: on a file system
-        in memory a look at a hole takes a page, and where there is none left, ends the process.
+    def _parse(self, file: MappedFile, begin: int, *, end: int | None = None) -> RecordBatch:
+        """As many records as one batch takes. Nothing behind the file's last data is looked at, unless `end` is: on a
+        file system in memory a look at a hole takes a page, and where there is none left, ends the process.
         """
         return RecordBatch.parse(
             file.view,
             base_physical_offset=file.start_offset,
             start=begin,
-            end=max(file.file.data_end(begin), begin),
+            end=max(file.file.data_end(begin), begin) if end is None else end,
             check_crc=True,
             record_size_max=self._record_size_max,
             count_max=_BATCH_RECORDS,

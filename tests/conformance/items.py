@@ -288,8 +288,7 @@ class Missing:
     numbers: tuple[int, ...]
 
 
-MISSING: Final[dict[str, Missing]] = {
-}
+MISSING: Final[dict[str, Missing]] = {}
 """What does not apply today, and why."""
 
 COUNT: Final = SECTIONS[-1][1]

@@ -124,7 +124,7 @@ class PriorityDeliveryMachine(RuleBasedStateMachine):
             self.queue.apply(event)
         self.queue.expire(self.now)
         self.expire(0)
-        for offset in list(self.queue.ready):  # left out by a filter, of which no event had told: it will be left out again
+        for offset in list(self.queue.ready):  # left out by a filter, of which no event had told: it will be so again
             if offset in self.left_out:
                 assert crash
                 self.left_out.discard(offset)
