@@ -44,7 +44,7 @@ def test_the_store_has_descriptors_that_connections_do_not_get(tmp_path: Path) -
     disk = DiskFileSystem()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
-    others = []
+    others: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, limits[1]))
     try:
         with suppress(OSError):
