@@ -10,7 +10,8 @@ import pytest
 
 from aerobee_store import MessageStore, StoreConfig, StoreError
 from aerobee_store.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
-from aerobee_store.record import SYS_FLAG_PREPARED, Message
+from aerobee_store.memory_inodes import BLOCK_SIZE
+from aerobee_store.record import RECORD_SIZE_MIN, SYS_FLAG_PREPARED, Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
 
@@ -199,6 +200,23 @@ def test_a_blank_leads_to_the_next_segment() -> None:
         assert len({sent.physical_offset // SEGMENT for sent in scene.sent}) == 3
         assert store.recovery.records == 30
         assert store.recovery.damaged == []
+
+
+def test_a_record_that_ends_in_zeros_of_a_block_that_was_lost() -> None:
+    """Without a checksum its last bytes may be zeros, the size of its properties: it is valid, and the scan ends."""
+    disk, clock = MemoryFileSystem(), ManualClock()
+    config = replace(CONFIG, property_crc=False)
+    body = b"x" * (BLOCK_SIZE + 1 - RECORD_SIZE_MIN - len("orders"))
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        (appended,) = store.append([Message("orders", 0, body)])
+        assert appended.size == BLOCK_SIZE + 1
+    file = disk.open(DIRECTORY / "commitlog" / segment(0))
+    assert file.data_end(0) == BLOCK_SIZE
+    disk.unlink(DIRECTORY / "checkpoint")
+    disk.write_new(DIRECTORY / "abort", b"")
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        assert (store.recovery.end, store.recovery.records) == (BLOCK_SIZE + 1, 1)
+        assert [found.body for found in store.read("orders", 0, 0).records] == [body]
 
 
 @pytest.mark.parametrize("closed", [True, False])
