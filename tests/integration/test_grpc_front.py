@@ -467,6 +467,25 @@ async def test_thousands_of_calls_at_once_are_all_answered(broker: InProcessBrok
     assert {answer.status.code for answer in answers} == {Code.OK}
 
 
+async def test_thousands_of_streams_on_one_connection(broker: InProcessBroker) -> None:
+    """A receive and a Telemetry stream for each of 1,000 clients behind one connection, all at once: none is cancelled."""
+
+    async def greeting() -> AsyncIterator[v2.TelemetryCommand]:
+        yield settings(client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=v2.Subscription(group=GROUP))
+
+    async def run(number: int) -> tuple[v2.Code.ValueType, int]:
+        metadata = (("x-mq-client-id", f"test@{number}"), ("x-mq-language", "JAVA"))
+        request = receive_request()
+        request.long_polling_timeout.FromSeconds(1)
+        receiving = broker.messaging.ReceiveMessage(request, metadata=metadata, timeout=30)
+        telling = broker.messaging.Telemetry(greeting(), metadata=metadata, timeout=30)
+        answers = [answer async for answer in receiving]
+        return answers[0].status.code, len([answer async for answer in telling])
+
+    outcomes = await asyncio.gather(*(run(number) for number in range(1000)))
+    assert set(outcomes) == {(Code.MESSAGE_NOT_FOUND, 1)}
+
+
 async def test_listening_wider_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One line, because there is no authentication."""
     listen = ListenConfig(grpc=Address("0.0.0.0", 0), metrics=Address("127.0.0.1", 0), drain_seconds=0.5)
