@@ -65,7 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` are those of the process by default."""
-    parsed = build_parser().parse_args(arguments)
+    parser = build_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}; `aerobee COMMAND --help` shows what a command takes")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a damaged store has text that no terminal can show
             stream.reconfigure(errors="backslashreplace")

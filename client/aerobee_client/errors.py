@@ -128,8 +128,11 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
             f"signed its certificate for that name ({details})"
         )
     if code == grpc.StatusCode.UNAVAILABLE:
+        # How plaintext ends at an address with TLS: the connection is made, and closed at the first bytes.
+        tls = ", or use TLS if it listens with TLS there" if "socket closed" in details.lower() else ""
         return UnavailableError(
-            f"no broker answers at {endpoint}; start one with `aerobee serve`, or give the right address ({details})"
+            f"no broker answers at {endpoint}; start one with `aerobee serve`, or give the right address{tls} "
+            f"({details})"
         )
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{endpoint} did not answer in time; try again, or allow a longer time-out")

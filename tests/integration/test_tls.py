@@ -102,11 +102,13 @@ def test_commands_take_tls(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By flag or by environment; without them they talk plaintext, which the TLS address does not."""
+    """By flag or by environment; without them they talk plaintext, and the error says what the TLS address wants."""
     command = ["topic", "list", "--endpoint", endpoint(broker)]
     assert main([*command, "--tls-ca", str(certificate)]) == 0
     assert main(command) == 1
-    assert "no broker answers" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no broker answers" in error
+    assert "use TLS if it listens with TLS there" in error
     monkeypatch.setenv("AEROBEE_CA_FILE", str(certificate))
     assert main(command) == 0
 

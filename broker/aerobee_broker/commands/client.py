@@ -94,7 +94,7 @@ def _list(arguments: argparse.Namespace) -> int:
             )
             for connection in found
         ),
-        empty="no such client is connected",
+        empty="no such client is connected" if arguments.group or arguments.topic else "no client is connected",
     )
     return 0
 

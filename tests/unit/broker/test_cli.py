@@ -164,6 +164,11 @@ class TestUsage:
         assert captured.out == ""
         assert "Traceback" not in captured.err
 
+    def test_an_unknown_option_leads_to_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The error names what it is, and says where to look."""
+        assert exit_code("store", "dump", "dir", "--odd") == 2
+        assert "unrecognized arguments: --odd; `aerobee COMMAND --help` shows" in capsys.readouterr().err
+
     def test_the_endpoint_comes_from_the_environment(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: str
     ) -> None:

@@ -188,7 +188,7 @@ class DeadLetterAdministration:
             raise InvalidRequestError(
                 v2.Code.PRECONDITION_FAILED,
                 f"dead letter {offset} was sent again before, to queue {before.queue_id}, offset "
-                f"{before.queue_offset}; ask for it to be sent again all the same",
+                f"{before.queue_offset}; to send it once more, say `again` (--again)",
             )
         message_group = record.properties.get(p.SHARDING_KEY)
         if message_group:
