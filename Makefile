@@ -24,7 +24,7 @@ setup: .venv/.dev ## create .venv with all that development needs
 run: .venv/.run ## start a broker on a store under ./data (topics are created on first use)
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
-test: .venv/.dev ## run the tests, in a few minutes
+test: .venv/.dev ## run the tests, in about ten minutes
 	$(BIN)/python -m pytest -q
 
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
