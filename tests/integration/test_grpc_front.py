@@ -468,7 +468,7 @@ async def test_thousands_of_calls_at_once_are_all_answered(broker: InProcessBrok
 
 
 async def test_thousands_of_streams_on_one_connection(broker: InProcessBroker) -> None:
-    """A receive and a Telemetry stream for each of 1,000 clients behind one connection, all at once: none is cancelled."""
+    """A receive and a Telemetry stream for each of 1,000 clients of one connection, all at once: none is cancelled."""
 
     async def greeting() -> AsyncIterator[v2.TelemetryCommand]:
         yield settings(client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=v2.Subscription(group=GROUP))
