@@ -52,7 +52,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 async def _create(endpoint: str) -> None:
     async with connect(endpoint) as client:
-        for topic in ("orders", "returns"):
+        for topic in ("orders", "returns", "abandoned"):
             await client.admin.create_topic(topic)
         for group in ("billing", "auditing"):
             await client.admin.create_group(group)
@@ -519,10 +519,10 @@ async def test_abandoned_calls_take_no_message(broker: BrokerProcess) -> None:
     for round_ in range(3):
         await abandon(broker, 50, f"gone-{round_}")
     async with connect(broker.endpoint) as client:
-        consumer = client.simple_consumer("billing", "returns")
+        consumer = client.simple_consumer("billing", "abandoned")
         waiting = asyncio.ensure_future(consumer.receive(wait_seconds=15))
         await asyncio.sleep(0.3)
-        sent = await client.producer().send(Message(topic="returns", body=b"for the living"))
+        sent = await client.producer().send(Message(topic="abandoned", body=b"for the living"))
         async with asyncio.timeout(10):
             (received,) = await waiting
         assert (received.message_id, received.delivery_attempt) == (sent.message_id, 1)
@@ -536,7 +536,7 @@ async def abandon(broker: BrokerProcess, count: int, name: str) -> None:
         calls = []
         for number in range(count):
             metadata = (("x-mq-client-id", f"{name}@{number}"), ("x-mq-language", "JAVA"))
-            poll = receive("returns", auto_renew=True, long_polling_timeout=v2.Duration(seconds=20))
+            poll = receive("abandoned", auto_renew=True, long_polling_timeout=v2.Duration(seconds=20))
             calls.append(stub.ReceiveMessage(poll, metadata=metadata, timeout=25))
             stream = stub.Telemetry(metadata=metadata)
             settings = v2.Settings(subscription=v2.Subscription(group=v2.Resource(name="billing")))
