@@ -114,7 +114,8 @@ class JsonTable:
                 _log.warning("configuration file replaced by its copy path=%s cause=%r", self._backup, main.cause)
             self._check(self._backup, backup, report)
             return backup.value
-        was_saved = main.state == "empty" and self._checksums is not None and self._checksums.exists
+        # One with a checksum inside is ours alone, and no save of ours leaves an empty file.
+        was_saved = main.state == "empty" and (self._checksums is None or self._checksums.exists)
         if "damaged" in (main.state, backup.state) or was_saved:
             raise UnreadableTableError(self.path, [main.cause, backup.cause])
         if main.state == "empty" and report:

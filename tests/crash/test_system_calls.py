@@ -242,7 +242,7 @@ def test_every_system_call_fails_or_is_the_last(workload: str, struck: Struck) -
         if call in _SYNCS and strike != "kill":
             # ENOSPC while a segment is made: it is removed again, and messages are refused.
             assert told.errors or told.removals_failed or told.refused, f"{what}: nobody heard of it"
-        shutil.rmtree(store)
+        shutil.rmtree(store, ignore_errors=True)  # one that was killed early has not made it
     counts = ", ".join(f"{strike} {end} {count}" for (strike, end), count in sorted(ends.items()))
     kinds = " ".join(f"{call}={calls[call]}" for call in CALLS)
     print(f"{workload}: {len(points)} points ({kinds}), tried {tried}, not reached {missed}: {counts}")

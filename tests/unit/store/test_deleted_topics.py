@@ -72,6 +72,17 @@ def test_a_damaged_note_stops_the_start(tmp_path: Path) -> None:
         MessageStore.open(config)
 
 
+def test_an_emptied_note_stops_the_start(tmp_path: Path) -> None:
+    """Without it the messages of the deleted topic would be back; a first note has no older copy that would tell."""
+    config = StoreConfig.tiny(tmp_path / "store")
+    with MessageStore.open(config) as store:
+        fill(store, "orders", 3)
+        store.delete_topic("orders")
+    (config.directory / "config" / "deletedTopics.json").write_bytes(b"")
+    with pytest.raises(StoreError, match="deletedTopics"):
+        MessageStore.open(config)
+
+
 def test_deleting_an_unknown_topic_does_nothing(tmp_path: Path) -> None:
     """No note is written for a topic that never had a message."""
     config = StoreConfig.tiny(tmp_path / "store")
