@@ -53,7 +53,7 @@ def test_no_moment_at_which_the_header_calls_a_used_file_empty(tmp_path: Path) -
         deadline = time.monotonic() + 30
         while view[:HEADER_SIZE] == index._view[:HEADER_SIZE] and HEADER.unpack_from(view)[5] == 3:
             assert time.monotonic() < deadline, "the writer does not begin"
-        looks = set()
+        looks: set[bytes] = set()
         count = 0
         while count < 200_000 or (len(looks) <= 10 and time.monotonic() < deadline):
             looks.add(bytes(view[36:40]))  # four bytes, aligned: one load
