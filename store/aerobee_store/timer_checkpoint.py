@@ -16,8 +16,9 @@
        132     4  wheel_crc        CRC-32 of the whole wheel, where clean is 1
        136     -  zeros
 
-RocketMQ has zeros from byte 56 on, or what we left there; the checksum tells who wrote the file last. A single bit that
-differs from the copy is damage, and put right: RocketMQ moves times by whole slots, which is never one bit.
+RocketMQ has zeros from byte 56 on, or what we left there; the checksum tells who wrote the file last. Where it is wrong
+and a single bit differs from the copy, with which it would be right, that bit is damage, and put right: RocketMQ moves
+times by whole slots, which is never one bit.
 """
 
 from __future__ import annotations
@@ -78,21 +79,28 @@ class TimerCheckpoint:
         if len(data) < _FIELDS.size:
             return None
         copy = data[_COPY_AT : _COPY_AT + _FIELDS.size]
-        if len(copy) == _FIELDS.size and _bits(copy, data) == 1:
-            _log.warning("timer checkpoint has a flipped bit, which is put right")
-            data = copy + data[_FIELDS.size :]
+        if not _is_ours(data) and len(copy) == _FIELDS.size and _bits(copy, data) == 1:
+            mended = copy + data[_FIELDS.size :]
+            if _is_ours(mended):
+                _log.warning("timer checkpoint has a flipped bit, which is put right")
+                data = mended
         read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
         if min(read_time, position, queue_offset) < 0:
             return None
         begin, precision, clean, wheel_crc = None, 0, 0, 0
-        end = _FIELDS.size + _OWN.size
-        if len(data) >= end + _CRC.size and _CRC.unpack_from(data, end)[0] == crc32(data[:end]):
+        if _is_ours(data):
             begin, precision, clean = _OWN.unpack_from(data, _FIELDS.size)
             if len(data) >= _WHEEL_CRC_AT + _CRC.size:
                 (wheel_crc,) = _CRC.unpack_from(data, _WHEEL_CRC_AT)
         return cls(
             read_time, position, queue_offset, begin, precision, clean == 1, version, timestamp, counter, wheel_crc
         )
+
+
+def _is_ours(data: bytes) -> bool:
+    """Whether the checksum is right: Aerobee wrote the file last, and what is before the checksum is whole."""
+    end = _FIELDS.size + _OWN.size
+    return len(data) >= end + _CRC.size and _CRC.unpack_from(data, end)[0] == crc32(data[:end])
 
 
 def _bits(one: bytes, other: bytes) -> int:

@@ -370,3 +370,16 @@ def test_foreign_files_are_refused(disk: MemoryFileSystem) -> None:
     disk.write_new(ROOT / "timerlog" / "notes", b"mine")
     with pytest.raises(StoreDirectoryError, match="notes"):
         timer_files(disk).open()
+
+
+@pytest.mark.parametrize("byte", range(136))
+def test_a_flipped_bit_of_the_checkpoint_never_moves_the_timer(byte: int) -> None:
+    """Wherever it flips, the time and the positions are what they were, or the file says nothing of its own."""
+    written = TimerCheckpoint(1_700_000_000_000, 5200, 17, 123_456, 1000, True, 3, 1_700_000_000_123, 9, 77)
+    for bit in range(8):
+        data = bytearray(written.encode())
+        data[byte] ^= 1 << bit
+        read = TimerCheckpoint.decode(bytes(data))
+        assert read is not None
+        assert (read.read_time_ms, read.log_position, read.queue_offset) == (1_700_000_000_000, 5200, 17)
+        assert read == written or (read.begin is None and not read.clean)
