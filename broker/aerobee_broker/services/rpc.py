@@ -1,8 +1,7 @@
 """gRPC methods from plain coroutines: parse, identify the client, call, count, and turn errors into a Status.
 
 Application errors travel in the response; the status of gRPC itself stays OK, as RocketMQ's clients expect. Handlers
-are made from the descriptors, so that no method of a service can be forgotten: unary ones without a coroutine answer
-NOT_IMPLEMENTED, and every stream must have its own.
+are made from the descriptors, so that no method of a service can be forgotten: each must have its own coroutine.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def service_handler(
             )
         else:
             handlers[name] = grpc.unary_unary_rpc_method_handler(
-                _unary(service, method, response_type, identify, counters, unary.get(name) or _not_implemented(name)),
+                _unary(service, method, response_type, identify, counters, unary[name]),
                 request_deserializer=readable(request_type),
                 response_serializer=response_type.SerializeToString,
             )
@@ -185,13 +184,6 @@ def code_name(code: int) -> str:
         return v2.Code.Name(v2.Code.ValueType(code))
     except ValueError:
         return str(code)
-
-
-def _not_implemented(name: str) -> UnaryCall:
-    async def call(request: Any, client: Client) -> Message:
-        raise InvalidRequestError(v2.Code.NOT_IMPLEMENTED, f"{name} is not supported by this broker yet")
-
-    return call
 
 
 # --- Who calls ----------------------------------------------------------------------------------------------
