@@ -6,7 +6,6 @@ item that is neither tested nor listed fails, and so does one that is listed as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 SECTIONS: Final[tuple[tuple[int, int, str, str], ...]] = (
@@ -276,24 +275,4 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
 """Tests that assert the very same thing already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A feature that the broker does not have, and the items that do not apply because of it.
-
-    Items may have tests; they run as soon as the feature is taken from the list. `probes.py` has a function of the
-    feature's name that looks whether it is still missing.
-    """
-
-    reason: str
-    numbers: tuple[int, ...]
-
-
-MISSING: Final[dict[str, Missing]] = {}
-"""What does not apply today, and why."""
-
 COUNT: Final = SECTIONS[-1][1]
-
-
-def missing_reason(number: int) -> str | None:
-    """Why the item does not apply, or None."""
-    return next((each.reason for each in MISSING.values() if number in each.numbers), None)
