@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from aerobee_store import record
 from aerobee_store.errors import InvalidMessageError, RecordNotFoundError, StoreFullError
@@ -24,6 +25,15 @@ class DamagedRange:
     start: int
     end: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _FullDisk:
+    """There is too little room for `file`, which is in use or comes next; None: for making the next one."""
+
+    file: MappedFile | None
+    directory: Path
+    error: OSError
 
 
 class CommitLog:
@@ -101,14 +111,32 @@ class CommitLog:
     def prepare(self, sizes: Sequence[int], *, essential: bool = False) -> None:
         """Make room for records of these sizes, to be appended in this order. After this no append of them can fail.
 
+        If the disk of the segment in use is full and the next one has room on another, it ends here with its blank.
         `essential` ones may use half of the room that is kept for queues, index and tables.
         Raises StoreFullError and StoreBusyError, with nothing changed but files prepared for later; InvalidMessageError
         for a record that fits into no segment.
         """
+        active = self._active
+        position = self.segment_size if active is None else active.wrote
+        ends_here = False
+        while (full := self._without_room(sizes, position, essential=essential)) is not None:
+            if full.file is active and active is not None and self._can_end_here(active):
+                ends_here = True
+                position = self.segment_size
+            elif full.file in (active, None) or not self._make_elsewhere(full.directory):
+                raise StoreFullError(
+                    f"no space left on the disk of {full.directory}; free some, or let old messages expire"
+                ) from full.error
+        if ends_here:
+            self._roll()
+
+    def _without_room(self, sizes: Sequence[int], position: int, *, essential: bool) -> _FullDisk | None:
+        """Take the room behind `position` in the segment in use, and in those that follow. None: it is there."""
         headroom = self._disk_headroom // 2 if essential else self._disk_headroom
         segment_size = self.segment_size
-        file = self._active
-        position = file.wrote if file is not None else segment_size
+        run = self.files.run
+        file = asking = self._active
+        directory = run.directory if file is None else file.path.parent
         is_next = True
         try:
             for size in sizes:
@@ -120,23 +148,22 @@ class CommitLog:
                         )
                     if file is not None and position < segment_size:
                         self._reserve(file, position + BLANK_SIZE_MIN, headroom)
-                    file = self._following(file)
+                    directory = run.path(self._start_behind(file)).parent
+                    asking = None
+                    file = asking = self._following(file)
                     # One append that fills several segments cannot wait for a buffer that only its own end gives back.
                     file.begin_writing(wait=is_next and not essential)
                     is_next = False
                     position = 0
                 position += size
-            if file is not None:
-                self._reserve(file, position, headroom)
+            if file is not None and sizes:
+                # With the room of a blank, so that the segment can end here when the disk is full.
+                self._reserve(file, position + BLANK_SIZE_MIN, headroom)
         except OSError as error:
-            if error.errno in NO_ROOM:
-                if file is not None and self._make_elsewhere(file):
-                    self.prepare(sizes, essential=essential)
-                    return
-                raise StoreFullError(
-                    f"no space left on the disk of {self.files.run.directory}; free some, or let old messages expire"
-                ) from error
-            raise
+            if error.errno not in NO_ROOM:
+                raise
+            return _FullDisk(asking, directory, error)
+        return None
 
     def next_offset(self, size: int) -> int:
         """The physical offset at which a record of `size` bytes will lie; fills up the segment if it does not fit."""
@@ -255,12 +282,34 @@ class CommitLog:
                 raise OSError(errno.ENOSPC, "the disk is full but for what is kept for queues, index and tables")
             file.reserve(end)
 
-    def _make_elsewhere(self, file: MappedFile) -> bool:
-        """The disk of this segment is full: if nobody writes to it yet, and there is another disk, make it there."""
-        if file is self._active or not self.files.run.leave_out(file.path.parent):
+    def _can_end_here(self, active: MappedFile) -> bool:
+        """Whether the segment in use can end, because the next one is there, or can be made on another disk."""
+        if active.size - active.wrote > record.SIZE_MAX:
+            return False  # no blank is as large as that
+        if self.files.find(active.end_offset) is None and not self.files.run.leave_out(active.path.parent):
             return False
-        unused = self.take_unused()
-        self.files.discard(unused)
+        try:
+            active.reserve_all(active.wrote + BLANK_SIZE_MIN)  # the last append took it, but not one before a restart
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
+    def _make_elsewhere(self, directory: Path) -> bool:
+        """The disk of a segment that nobody writes to yet is full: make it on another disk, if there is one."""
+        if not self.files.run.leave_out(directory):
+            return False
+        if unused := self.take_unused():
+            try:
+                self.files.discard(unused)
+            except OSError as error:
+                for file in unused:
+                    if self.files.run.file_system.exists(file.path):
+                        self.files.add(file)
+                if error.errno not in NO_ROOM:
+                    raise
+                return False
         return True
 
     def _roll(self) -> MappedFile:
@@ -277,6 +326,9 @@ class CommitLog:
 
     def _following(self, file: MappedFile | None) -> MappedFile:
         """The segment after `file`: prepared already, or created now."""
-        start = self.wrote - self.wrote % self.segment_size if file is None else file.end_offset
+        start = self._start_behind(file)
         following = self.files.find(start)
         return following if following is not None else self.make_segment(start)
+
+    def _start_behind(self, file: MappedFile | None) -> int:
+        return self.wrote - self.wrote % self.segment_size if file is None else file.end_offset

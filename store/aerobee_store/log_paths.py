@@ -127,7 +127,9 @@ class LogPaths(FileRun):
         """Make no segment in this path until retention has looked at the disks again. False if there is no other."""
         full = self.full | {path}
         if full.issuperset(self.paths):
-            return False
+            if len(self.paths) == 1 or not self.full.issuperset(self.paths):
+                return False
+            full = frozenset({path})  # retention has left all of them out, so none was tried yet: others may have room
         self.full = full
         return True
 

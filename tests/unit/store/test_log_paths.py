@@ -250,6 +250,74 @@ def test_a_disk_that_is_found_full_by_an_append() -> None:
         compare(store, world.sender.sent, [])
 
 
+@pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_segment_in_use_ends_when_its_disk_is_full(
+    mode: str, restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room on another disk the log goes on there at once, and not only when retention has made room; a blank of
+    the rest ends the segment, so that nothing is damaged for a start, the tools, or RocketMQ.
+    """
+    monkeypatch.setattr("aerobee_store.mapped_file._RESERVE_SIZE", 1)  # room is taken as it is needed
+    world = World(A, B, disk_headroom=1 << 20, write_mode=mode)
+    store = world.open()
+    world.sender.append(store, [world.sender.message(3000)])
+    if restarted:
+        store.close()
+        store = world.open()  # what was reserved behind the end is not known any more
+    end = store.positions[0]
+
+    def before(operation: Operation) -> None:
+        if operation.name == "reserve" and operation.path.parent == A and not restarted:
+            raise OSError(errno.ENOSPC, "not one byte is left, not even for a blank", str(operation.path))
+
+    world.disk.ratios = {A.parent: 1.0}
+    world.disk.before_operation = before
+    world.sender.append(store, [world.sender.message(1000) for _ in range(20)])  # more than is reserved
+    assert world.numbers(A) == [0]
+    assert world.numbers(B) == [1, 2]
+    store.flush()
+    compare(store, world.sender.sent, world.sender.sent)
+    store.close()
+    first = world.disk.contents()[A / f"{0:020d}"]
+    assert first[end : end + 8] == (SEGMENT - end).to_bytes(4, "big") + (0xCBD43194).to_bytes(4, "big")
+    with world.open() as store:
+        assert not store.recovery.damaged
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is refused, nothing of the log has changed, and it goes on in its place when there is room again."""
+    monkeypatch.setattr("aerobee_store.mapped_file._RESERVE_SIZE", 1)
+    world = World(A, B, disk_headroom=1 << 20)
+    with world.open() as store:
+        world.sender.append(store, [world.sender.message(3000)])
+        store.flush()
+        before = store.positions
+        world.disk.ratios = {A.parent: 1.0, B.parent: 1.0}
+        for _ in range(3):
+            with pytest.raises(StoreFullError):
+                store.append([world.sender.message(1000) for _ in range(20)])
+        assert store.positions == before
+        world.disk.ratios = {}
+        world.sender.append(store, [world.sender.message(1000)])
+        store.flush()
+        assert store.positions[0] < SEGMENT
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
+    """Retention leaves out both, one of them is really full: the log goes on on the other."""
+    world = World(A, B, disk_headroom=1 << 20)
+    with world.open() as store:
+        world.sender.append(store, [world.sender.message(3000)])
+        store._log.files.run.full = frozenset({A, B})
+        world.disk.ratios = {A.parent: 1.0}
+        world.fill(store, 3)
+        assert world.numbers(A) == [0]
+        compare(store, world.sender.sent, world.sender.sent)
+
+
 async def test_retention_removes_from_every_path() -> None:
     """Read-only ones included; a path whose last segment expired is not missed at the next start."""
     world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)
