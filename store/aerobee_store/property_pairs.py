@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import properties as property_codec
 from .record import ReadableBuffer
-from .record_columns import Bytes, Integers, all_true, windows
+from .record_columns import Bytes, Integers, all_true, are_alike, windows
 
 # Values are hashed as matrices of these widths; longer ones, rare and possibly hostile, one by one.
 _HASH_WIDTHS: Final = (8, 16, 32, 64)
@@ -46,7 +46,7 @@ class PropertyPairs:
         "_end",
         "_name",
         "_name_size",
-        "_one_size",
+        "_one_size_unsplit",
         "_record",
         "_separator",
         "_sizes",
@@ -72,7 +72,7 @@ class PropertyPairs:
         return pairs
 
     def _take(self, text: bytes, size: Integers, *, one_size: bool = False) -> None:
-        self._one_size = one_size
+        self._one_size_unsplit = one_size
         self._common: dict[bytes, tuple[int, int]] | None = None
         self.text = text
         self._data = np.frombuffer(self.text, np.uint8)
@@ -108,10 +108,7 @@ class PropertyPairs:
     def find(self, name: str) -> tuple[Integers, Integers, Integers]:
         """Records that have the property, ascending, and where its value starts and ends; of several the last."""
         encoded = name.encode()
-        if self._one_size:
-            self._one_size = False
-            self._common = _common_places(self._data[len(_PADDING) + len(_CLOSE) :].reshape(len(self._sizes), -1))
-        if self._common is not None:
+        if self._common_places() is not None:
             return self._find_common(encoded)
         record_of = self._split() if self._record is None else self._record
         size = len(encoded)
@@ -139,6 +136,42 @@ class PropertyPairs:
         record = np.arange(count)
         first = record * step + len(_PADDING) + len(_CLOSE)
         return record, first + place[0], first + place[1]
+
+    def value_of_all(self, name: str) -> bytes | None:
+        """The value of a property that all strings have, at the same place and with this value; else None."""
+        place = (self._common_places() or {}).get(name.encode())
+        if place is None:
+            return None
+        begin, end = (len(_PADDING) + len(_CLOSE) + position for position in place)
+        alike = are_alike(self.text, begin, end - begin, int(self._sizes[0]) + 1, len(self._sizes))
+        return self.text[begin:end] if alike else None
+
+    def _common_places(self) -> dict[bytes, tuple[int, int]] | None:
+        """Where each property has its value in every string, if all have the same names at the same places."""
+        if not self._one_size_unsplit:
+            return self._common
+        self._one_size_unsplit = False
+        begin = len(_PADDING) + len(_CLOSE)
+        width, count = int(self._sizes[0]) + 1, len(self._sizes)
+        places: dict[bytes, tuple[int, int]] = {}
+        position = begin
+        separators = 0
+        for pair in self.text[begin : begin + width].split(_CLOSE)[:-1]:
+            name, separator, value = pair.partition(_ASSIGN)
+            end = position + len(pair)
+            value_start = end - len(value)
+            # The name, with the separators on both sides of it.
+            if _ASSIGN in value or not are_alike(self.text, position - 1, value_start - position + 1, width, count):
+                return None
+            if name and value:
+                places[name] = (value_start - begin, end - begin)
+            separators += 1 + len(separator)
+            position = end + 1
+        # No value may hold a further one. (What is below is no separator, but rare; then it is done the general way.)
+        if np.count_nonzero(self._data[begin:] <= _PROPERTY_SEPARATOR) != separators * count:
+            return None
+        self._common = places
+        return places
 
     def tokens(self, record: Integers, start: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
         """What lies between single spaces of the given values and is not empty."""
@@ -193,26 +226,6 @@ class PropertyPairs:
                 value = f"{topics[int(topic_index[row])]}#{value}"
             hashes[row] = property_codec.java_hash(value) & 0xFFFFFFFF
         return hashes
-
-
-def _common_places(joined: Bytes) -> dict[bytes, tuple[int, int]] | None:
-    """Where each property has its value in every row, if all rows have the same names at the same places."""
-    first = joined[0]
-    separates = joined - np.uint8(_NAME_SEPARATOR) < 2
-    if not all_true((separates == separates[0]).reshape(-1)):
-        return None
-    places: dict[bytes, tuple[int, int]] = {}
-    named = separates[0].copy()  # what must be the same in all rows: names and separators
-    position = 0
-    for pair in first.tobytes().split(_CLOSE)[:-1]:
-        name, separator, value = pair.partition(_ASSIGN)
-        begin = position + len(name) + len(separator)
-        position += len(pair) + 1
-        named[begin - len(name) - 1 : begin] = True
-        if name and value:
-            places[name] = (begin, position - 1)
-    different = (joined ^ first) & named.view(np.uint8) * np.uint8(0xFF)
-    return None if np.count_nonzero(different) else places
 
 
 def _is_one_value(units: Bytes, size: Integers) -> bool:

@@ -226,6 +226,8 @@ class RecordBatch:
     def tags_codes(self) -> Integers:
         """`properties.tags_code` of every record's TAGS; 0 without. Units of delayed messages hold a time instead."""
         pairs = self._property_pairs()
+        if (tag := pairs.value_of_all(property_codec.TAGS)) is not None:
+            return np.full(len(self), property_codec.tags_code(tag.decode("utf-8", "replace")), np.int64)
         codes = np.zeros(len(self), np.int64)
         record, start, end = pairs.find(property_codec.TAGS)
         codes[record] = pairs.java_hashes(start, end).view(np.int32)

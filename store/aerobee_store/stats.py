@@ -100,6 +100,10 @@ class StoreStats:
 
     def count_sizes(self, sizes: npt.NDArray[np.int64]) -> None:
         """Count the sizes of many records at once."""
+        low, high = int(sizes.min()), int(sizes.max())
+        if low.bit_length() == high.bit_length():
+            self.record_sizes[low.bit_length()] += len(sizes)
+            return
         _, bits = np.frexp(sizes)
         for number, count in enumerate(np.bincount(bits).tolist()):
             self.record_sizes[number] += count

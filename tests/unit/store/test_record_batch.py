@@ -182,6 +182,8 @@ LIKE_TEXTS = [
     b"TAGS\x01bb\x02KEYS\x01k 3k \x02",
     b"TAGS\x01\xc3\xa9\x02KEYS\x01     \x02",
     b"TAGS\x01c\x01\x02KEYS\x01k4 k5\x02",
+    b"TAGS\x01c\x02\x02KEYS\x01k4 k5\x02",
+    b"TAGS\x01c\x00\x02KEYS\x01k4 k5\x02",
     b"TAGT\x01aa\x02KEYS\x01k1 k2\x02",
     b"KEYS\x01aa\x02TAGS\x01k1 k2\x02",
     b"TAGS\x02aa\x01KEYS\x01k1 k2\x02",
