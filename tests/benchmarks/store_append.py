@@ -128,7 +128,7 @@ def _batches(store: MessageStore, data: bytes, rounds: int) -> float:
 
 
 def append_steps(directory: Path, size: int) -> None:
-    """The processor's part, step by step: parse and check, place, write to the page cache, dispatch of several together.
+    """The processor's part: parse and check, place, write to the page cache, dispatch, of several together.
 
     Nothing waits.
     """
