@@ -4,6 +4,7 @@ import hypothesis
 import pytest
 
 import aerobee_client.testing
+from tests.conformance import table
 
 # No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile("aerobee", deadline=None, print_blob=True)
@@ -11,6 +12,10 @@ hypothesis.settings.load_profile("aerobee")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registered here for a source tree that was not installed; an installed one brings the plugin by itself."""
+    """What writes the table of tests/conformance, and the fixture.
+
+    That one is registered here for a source tree that was not installed; an installed one brings it by itself.
+    """
+    config.pluginmanager.register(table, "conformance-table")
     if not config.pluginmanager.is_registered(aerobee_client.testing):
         config.pluginmanager.register(aerobee_client.testing, "aerobee")

@@ -1,4 +1,4 @@
-"""The broker that most items share, and the table at the end of a run."""
+"""The broker that most items share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ import grpc
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
-from tests.conformance.items import COUNT, COVERED_ELSEWHERE, SECTIONS, TITLES
 from tests.conformance.raw_client import RawClient
 from tests.support.in_process_broker import in_process_broker
 from tests.support.travelling_clock import TravellingClock
-
-_NUMBER = re.compile(r"::test_(\d{3})_")
-_HERE: Final = Path(__file__).parent
 
 # Small files, so that a hundred topics cost little, and segments that hold the largest bodies.
 CONFIG: Final = """
@@ -33,15 +29,6 @@ disk_full_ratio = 1.0
 [topics]
 queue_count = 4
 """
-
-
-def item_number(nodeid: str) -> int | None:
-    """The number of the item that a test is about."""
-    match = _NUMBER.search(nodeid)
-    return int(match[1]) if match else None
-
-
-# --- The broker ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -111,72 +98,3 @@ def topic(request: pytest.FixtureRequest) -> str:
 def group(topic: str) -> str:
     """A group name of the test's own."""
     return f"{topic[:100]}-readers"
-
-
-# --- The table ----------------------------------------------------------------------------------------------
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How each item stands, once the whole checklist was run; a part of it needs no table."""
-    outcomes: dict[int, set[str]] = {}
-    elsewhere: dict[str, set[str]] = {}
-    reasons: dict[int, str] = {}
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
-            number = item_number(report.nodeid) if report.nodeid.startswith("tests/conformance/") else None
-            if number is not None:
-                outcomes.setdefault(number, set()).add("failed" if outcome == "error" else outcome)
-                if outcome == "skipped" and isinstance(report.longrepr, tuple):
-                    reasons[number] = report.longrepr[2].removeprefix("Skipped: ")
-            else:
-                elsewhere.setdefault(report.nodeid.partition("[")[0], set()).add(outcome)
-    if len(outcomes) < COUNT // 2:
-        return
-    states: dict[int, str] = {}
-    for number in range(1, COUNT + 1):
-        found = outcomes.get(number, set())
-        for nodeid in COVERED_ELSEWHERE.get(number, ()):
-            found |= elsewhere.get(nodeid, set())
-        if found & {"failed", "error"}:
-            states[number] = "failed"
-        elif "passed" in found:
-            states[number] = "passed"
-        elif number in COVERED_ELSEWHERE:
-            states[number] = "elsewhere"
-        elif number in reasons:
-            states[number] = "not applicable"
-        else:
-            states[number] = "not run"
-    columns = ["passed", "failed", "not applicable", "elsewhere"]
-    if "not run" in states.values():
-        columns.append("not run")
-    write = terminalreporter.write_line
-    terminalreporter.section("conformance")
-    write(f"{'items':>9}  {'about':<36}" + "".join(f"{name:>16}" for name in columns))
-    for first, last, about, _ in (*SECTIONS, (1, COUNT, "all", "")):
-        counts = [sum(states[number] == name for number in range(first, last + 1)) for name in columns]
-        write(f"{f'{first}-{last}':>9}  {about:<36}" + "".join(f"{count or '.':>16}" for count in counts))
-    for name in ("failed", "not run"):
-        for number in (number for number, state in states.items() if state == name):
-            write(f"{name}: {number} {TITLES[number]}")
-    by_reason: dict[str, list[int]] = {}
-    for number, state in states.items():
-        if state == "not applicable":
-            by_reason.setdefault(reasons[number], []).append(number)
-    for reason, numbers in by_reason.items():
-        write(f"not applicable: {_ranges(numbers)}: {reason}")
-    listed = [number for number, state in states.items() if state == "elsewhere"]
-    if listed:
-        files = sorted({nodeid.partition("::")[0] for number in listed for nodeid in COVERED_ELSEWHERE[number]})
-        write(f"elsewhere: {_ranges(listed)}: by {', '.join(files)}")
-
-
-def _ranges(numbers: list[int]) -> str:
-    """1, 2, 3, 5 as `1-3, 5`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.conformance.conftest import item_number
 from tests.conformance.items import COUNT, COVERED_ELSEWHERE, SECTIONS, TITLES
+from tests.conformance.table import item_number
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

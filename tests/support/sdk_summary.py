@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-_outcomes: dict[str, Counter[str]] = {}
-_reasons: dict[str, set[str]] = {}
 
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None] | pytest.TestReport:  # a generator, which the hook's type does not say
-    report: pytest.TestReport = yield  # type: ignore[misc,assignment]
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note the SDK where the reports of the test have it, too: they may come from another process."""
     marker = item.get_closest_marker("sdk")
-    if marker is not None and (report.when == "call" or not report.passed):
-        name = str(marker.args[0])
-        _outcomes.setdefault(name, Counter())[report.outcome] += 1
-        if report.skipped and isinstance(report.longrepr, tuple):
-            _reasons.setdefault(name, set()).add(report.longrepr[2].removeprefix("Skipped: "))
-    return report  # how a wrapper hands it on
+    if marker is not None:
+        item.user_properties.append(("sdk", str(marker.args[0])))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    outcomes: dict[str, Counter[str]] = {}
+    reasons: dict[str, set[str]] = {}
+    for category in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(category, []):
+            for name in (str(value) for key, value in report.user_properties if key == "sdk"):
+                outcomes.setdefault(name, Counter())[report.outcome] += 1
+                if report.skipped and isinstance(report.longrepr, tuple):
+                    reasons.setdefault(name, set()).add(report.longrepr[2].removeprefix("Skipped: "))
     terminalreporter.section("official SDKs")
-    for name, outcomes in sorted(_outcomes.items()):
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        why = f": {'; '.join(sorted(_reasons[name]))}" if name in _reasons else ""
-        left_out = "left out, " if set(outcomes) == {"skipped"} else ""
+    for name, counted in sorted(outcomes.items()):
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counted.items()))
+        why = f": {'; '.join(sorted(reasons[name]))}" if name in reasons else ""
+        left_out = "left out, " if set(counted) == {"skipped"} else ""
         terminalreporter.write_line(f"{name:<20} {left_out}{counts}{why}")
