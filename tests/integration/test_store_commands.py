@@ -42,7 +42,7 @@ def test_a_dump_is_what_the_manifest_says(name: str, tmp_path: Path, capsys: pyt
 
 
 def test_a_part_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--topic and --time choose records."""
+    """--topic, --time and --offset choose records; an offset within a record chooses from the next one on."""
     case = golden.load("plain", tmp_path)
     middle = case.messages[len(case.messages) // 2]
     time = str(middle.store_timestamp)
@@ -53,6 +53,12 @@ def test_a_part_of_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         for message in case.messages
         if (message.topic, message.store_timestamp) == (middle.topic, middle.store_timestamp)
     ]
+    chosen = [message.physical_offset for message in case.messages[7:30]]
+    for begin in (chosen[0], chosen[0] - 1):
+        assert main(["store", "dump", str(case.store), "--offset", str(begin), str(chosen[-1] + 1)]) == 0
+        assert [json.loads(line)["physicalOffset"] for line in capsys.readouterr().out.splitlines()] == chosen
+    assert main(["store", "dump", str(case.store), "--offset", str(chosen[0]), str(chosen[0])]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
@@ -176,3 +182,27 @@ def test_backing_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["store", "backup", str(case.store), str(target)]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_backing_up_to_where_nothing_can_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is about the target, and not about the store, which can be read well."""
+    case = golden.load("plain", tmp_path)
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["store", "backup", str(case.store), str(file / "copy")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"aerobee: cannot change {file}")
+
+
+@pytest.mark.parametrize("command", [["repair"], ["rebuild"]])
+def test_one_action_is_one(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is announced and done is counted as people do."""
+    case = golden.load("plain", tmp_path)
+    if command == ["repair"]:
+        (case.store / "checkpoint").write_bytes(b"")
+    else:
+        command = ["rebuild", "--index"]
+    main(["store", *command, str(case.store)])
+    assert capsys.readouterr().out.splitlines()[-1] == "not done: 1 action; --apply does it"
+    assert main(["store", *command, str(case.store), "--apply"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "done: 1 action"

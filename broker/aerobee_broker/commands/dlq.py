@@ -211,14 +211,14 @@ def _resend(arguments: argparse.Namespace) -> int:
         if arguments.json:
             output.print_json({"group": arguments.group, "dryRun": True, "offsets": [each.offset for each in results]})
         else:
-            print(f"would send {len(results):,} dead letters of {arguments.group} again")
+            print(f"would send {output.counted(len(results), 'dead letter')} of {arguments.group} again")
         return 0
     failed = [each for each in results if each.status.code != v2.Code.OK]
     if arguments.json:
         for each in results:
             output.print_json(output.protobuf_json(each))
     else:
-        print(f"sent {len(results) - len(failed):,} dead letters of {arguments.group} again")
+        print(f"sent {output.counted(len(results) - len(failed), 'dead letter')} of {arguments.group} again")
     if failed:
         raise CommandError(
             f"{len(failed)} of {len(results)} were not sent again, the first, {failed[0].offset}: "
@@ -240,7 +240,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     count = with_client(arguments, work)
     if arguments.output is not None:
-        print(f"wrote {count:,} dead letters of {arguments.group} to {arguments.output}")
+        print(f"wrote {output.counted(count, 'dead letter')} of {arguments.group} to {arguments.output}")
     return 0
 
 

@@ -106,6 +106,11 @@ def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], No
         yield lambda count: bar.advance(task, count)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: `1 queue`, `2 queues`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def size_text(size: int) -> str:
     """Bytes with a unit."""
     amount = float(size)

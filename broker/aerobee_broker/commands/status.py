@@ -80,7 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
             ("log", f"{output.size_text(store.max_physical_offset - store.min_physical_offset)}"),
             ("disk", f"{disk:.0%} used of {output.size_text(store.disk_total_bytes)}"),
             ("syncs", f"{store.fsync_count:,}, the last in {store.last_fsync_seconds * 1000:.2f} ms"),
-            ("damage", f"{store.damaged_range_count} ranges, {store.checksum_failures} failed checksums"),
+            (
+                "damage",
+                f"{output.counted(store.damaged_range_count, 'range')}, "
+                f"{output.counted(store.checksum_failures, 'failed checksum')}",
+            ),
         ]
     )
     return exit_code

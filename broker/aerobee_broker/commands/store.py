@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,7 +63,11 @@ What queues, index and the end of the log lack heals when a broker opens the sto
         "print every record as one JSON object a line, in log order",
         _dump,
         details="Damaged stretches are named on standard error and stepped over.",
-        examples="  aerobee store dump data\n  aerobee store dump data | jq -r .topic | sort | uniq -c",
+        examples="""\
+  aerobee store dump data
+  aerobee store dump data | jq -r .topic | sort | uniq -c
+  aerobee store dump data --topic orders --time 2026-01-31T12:00 2026-01-31T12:30
+  aerobee store dump data --offset 1073741824 1074000000""",
     )
     repair = new_command(
         actions,
@@ -96,8 +101,8 @@ TARGET must be empty or not exist.""",
         examples="  aerobee store backup data /backup/monday\n  aerobee store backup data data.copy --hard-links",
     )
     for action in (verify, dump, repair, rebuild, backup):
-        action.add_argument("directory", metavar="DIR", type=Path)
-    backup.add_argument("target", metavar="TARGET", type=Path)
+        action.add_argument("directory", metavar="DIR", type=Path, help="of a store, which holds commitlog")
+    backup.add_argument("target", metavar="TARGET", type=Path, help="of the copy")
     backup.add_argument(
         "--hard-links", action="store_true", help="link full segments of the log instead of copying them"
     )
@@ -123,7 +128,20 @@ TARGET must be empty or not exist.""",
         help="of the index files (maxHashSlotNum, maxIndexNum), where they do not tell",
     )
     dump.add_argument("--topic", help="only the records of one topic")
-    dump.add_argument("--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="only those stored then")
+    dump.add_argument(
+        "--time",
+        metavar=("BEGIN", "END"),
+        nargs=2,
+        type=options.moment,
+        help="only those stored then, both included: 2026-01-31T12:00, 15m (ago), now, or Unix milliseconds",
+    )
+    dump.add_argument(
+        "--offset",
+        metavar=("BEGIN", "END"),
+        nargs=2,
+        type=options.offset,
+        help="only those at these physical offsets, END not included",
+    )
     dump.add_argument("--bodies", action="store_true", help="bodies above 256 bytes in full, not their hashes")
     for action in (inspect, verify, repair, rebuild, backup):
         options.add_json(action)
@@ -167,23 +185,28 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _dump(arguments: argparse.Namespace) -> int:
-    with _looking_at(arguments.directory) as directory:
+    # No bar between the lines of a terminal.
+    with _looking_at(arguments.directory) as directory, _progress("dumping", sys.stdout.isatty()) as progress:
         from aerobee_store.tools.dump import dump
 
         times = {} if arguments.time is None else dict(zip(("begin_time", "end_time"), arguments.time, strict=True))
+        offsets = {} if arguments.offset is None else dict(zip(("begin", "end"), arguments.offset, strict=True))
         for record in dump(
             directory,
             topic=arguments.topic,
             bodies=arguments.bodies,
             on_finding=lambda finding: print(f"aerobee: {finding}", file=sys.stderr),
+            progress=progress,
             **times,
+            **offsets,
         ):
             output.print_json(record, at_once=False)
     return 0
 
 
 def _repair(arguments: argparse.Namespace) -> int:
-    with _looking_at(arguments.directory) as directory, _progress("looking") as progress:
+    changed = arguments.directory if arguments.apply else None
+    with _looking_at(arguments.directory, changed) as directory, _progress("looking") as progress:
         from aerobee_store.tools.repair import repair
 
         report = repair(directory, apply=arguments.apply, sizes=_given_sizes(arguments), progress=progress)
@@ -198,7 +221,8 @@ def _repair(arguments: argparse.Namespace) -> int:
 
 def _rebuild(arguments: argparse.Namespace) -> int:
     both = not (arguments.queues or arguments.index)
-    with _looking_at(arguments.directory) as directory, _progress("rebuilding") as progress:
+    changed = arguments.directory if arguments.apply else None
+    with _looking_at(arguments.directory, changed) as directory, _progress("rebuilding") as progress:
         from aerobee_store.tools.rebuild import rebuild
 
         report = rebuild(
@@ -219,7 +243,7 @@ def _rebuild(arguments: argparse.Namespace) -> int:
 
 
 def _backup(arguments: argparse.Namespace) -> int:
-    with _looking_at(arguments.directory) as directory, _progress("copying") as progress:
+    with _looking_at(arguments.directory, arguments.target) as directory, _progress("copying") as progress:
         from aerobee_store.tools.backup import backup
 
         report = backup(directory, arguments.target, hard_links=arguments.hard_links, progress=progress)
@@ -248,14 +272,16 @@ def _print_actions(actions: Sequence[Action], *, applied: bool) -> None:
     if not actions:
         print("nothing to do")
     elif applied:
-        print(f"done: {len(actions)} actions")
+        print(f"done: {output.counted(len(actions), 'action')}")
     else:
-        print(f"not done: {len(actions)} actions; --apply does them")
+        print(
+            f"not done: {output.counted(len(actions), 'action')}; --apply does {'it' if len(actions) == 1 else 'them'}"
+        )
 
 
 @contextmanager
-def _looking_at(directory: Path) -> Iterator[Path]:
-    """A directory that ends the command with its own exit code if it cannot be looked at."""
+def _looking_at(directory: Path, changed: Path | None = None) -> Iterator[Path]:
+    """A directory that ends the command with its own exit code if it cannot be looked at; `changed` is written to."""
     from aerobee_store.errors import StoreError
 
     try:
@@ -266,9 +292,20 @@ def _looking_at(directory: Path) -> Iterator[Path]:
         raise CommandError(str(error), exit_code=_CANNOT_LOOK) from error
     except OSError as error:
         reason = f"{error.filename or directory}: {error.strerror or error}"
+        if changed is not None and _is_about(Path(error.filename or changed), changed):
+            hint = "look at its disk, and run it again" if changed == directory else "name another place"
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                hint = "it takes the right to read and write there"
+            raise CommandError(f"cannot change {reason}; {hint}", exit_code=_CANNOT_LOOK) from error
         raise CommandError(
             f"cannot look at {reason}; name the directory of a store that you may read", exit_code=_CANNOT_LOOK
         ) from error
+
+
+def _is_about(path: Path, place: Path) -> bool:
+    """Whether a path is that of a place, lies below it, or is where it would lie."""
+    path, place = path.absolute(), place.absolute()
+    return path.is_relative_to(place) or place.is_relative_to(path)
 
 
 def _print_report(report: Mapping[str, Any], findings: Sequence[Finding]) -> None:
@@ -315,9 +352,9 @@ def _shown(name: str, value: object) -> object:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+def _progress(what: str, hidden: bool = False) -> Iterator[Callable[[int, int], None] | None]:
     """For a terminal, a bar on standard error that is told (bytes done, bytes in all); None for anything else."""
-    if not sys.stderr.isatty():
+    if hidden or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -154,7 +154,7 @@ def _print_topic(done: str, topic: admin_v1.Topic, *, as_json: bool) -> int:
     if as_json:
         output.print_json(output.protobuf_json(topic))
     else:
-        print(f"{done} topic {topic.name}: {_queue_text(topic)} queues, {_type_text(topic)}")
+        print(f"{done} topic {topic.name}: {_queues_text(topic)}, {_type_text(topic)}")
     return 0
 
 
@@ -180,3 +180,9 @@ def _queue_text(topic: admin_v1.Topic) -> str:
     if topic.read_queue_count == topic.write_queue_count:
         return str(topic.read_queue_count)
     return f"{topic.read_queue_count} to read, {topic.write_queue_count} to write"
+
+
+def _queues_text(topic: admin_v1.Topic) -> str:
+    if topic.read_queue_count == topic.write_queue_count:
+        return output.counted(topic.read_queue_count, "queue")
+    return f"{topic.read_queue_count} to read and {output.counted(topic.write_queue_count, 'queue')} to write"

@@ -396,15 +396,20 @@ class _Backup:
         self._disk.sync_directory(self._target.parent)
 
 
-def _paths_below(directory: Path) -> Iterator[Path]:
-    """Every file below a directory, in the order of the names; what goes away meanwhile is left out."""
+def _paths_below(directory: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Every file below a directory, in the order of the names; what goes away meanwhile is left out.
+
+    Links to directories are followed, for the log or the queues may lie on another disk so, but not in a circle.
+    """
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return
+    within = above | {directory.resolve()}
     for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _paths_below(directory / entry.name)
+        if entry.is_dir():
+            if not entry.is_symlink() or Path(entry.path).resolve() not in within:
+                yield from _paths_below(directory / entry.name, within)
         elif entry.is_file():
             yield directory / entry.name
 

@@ -45,9 +45,10 @@ def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> It
         if time < 0:
             yield finding(f"the time of the {name} is {time}")
         elif last_timestamp and time > last_timestamp and not files.live:
+            verb = "were" if name == "queues" else "was"
             yield finding(
-                f"says that the {name} was synced up to store time {time}, but the last message of the log is of "
-                f"{last_timestamp}: messages have been lost at the end, now or before an earlier recovery",
+                f"says that the {name} {verb} synced up to store time {time}, but the last message of the log is "
+                f"of {last_timestamp}: messages have been lost at the end, now or before an earlier recovery",
                 "warning",
             )
     if checkpoint.derived_offset is not None and checkpoint.derived_offset > log_end and not files.live:

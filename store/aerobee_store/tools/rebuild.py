@@ -18,6 +18,7 @@ knows where its offsets go on. Of queues whose first messages have expired the u
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,7 @@ def rebuild(
         with locked(directory, create=apply):
             if not files.segments:
                 raise StoreDirectoryError(f"{directory / 'commitlog'}: no segment of the log; nothing to rebuild from")
+            _check_replaceable(directory, _names(queues=queues, index=index))
             disk: FileSystem
             if apply:
                 disk = DiskFileSystem()
@@ -399,8 +401,7 @@ class _Rebuild:
         with suppress(FileNotFoundError):
             disk.unlink(directory / "checkpoint")
         disk.sync_directory(directory)
-        names = ["consumequeue", "batchconsumequeue"] if self._with_queues else []
-        for name in [*names, *(["index"] if self._with_index else [])]:
+        for name in _names(queues=self._with_queues, index=self._with_index):
             if disk.exists(directory / name):
                 disk.rename(directory / name, old / name)
             if disk.exists(self._new / name):
@@ -426,6 +427,22 @@ class _Rebuild:
         if self._with_queues and self._with_index:
             after.derived_offset = log_end
         after.save(after.encoded())
+
+
+def _names(*, queues: bool, index: bool) -> list[str]:
+    """The directories of a store that are replaced."""
+    return [*(["consumequeue", "batchconsumequeue"] if queues else []), *(["index"] if index else [])]
+
+
+def _check_replaceable(directory: Path, names: Sequence[str]) -> None:
+    """A directory that lies on another disk could not be replaced in one step, and would be on this one afterwards."""
+    for name in names:
+        for path in (directory / name, *(directory / name).glob("*"), *(directory / name).glob("*/*")):
+            if path.is_dir() and (path.is_symlink() or path.is_mount()):
+                raise StoreDirectoryError(
+                    f"{path}: leads to another disk or directory, and a rebuild replaces what it finds; move the files "
+                    f"into the store for that time, or work on a backup of it"
+                )
 
 
 def _numbers(queue: AnyQueue) -> tuple[int, int]:

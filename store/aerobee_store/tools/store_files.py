@@ -232,13 +232,20 @@ class StoreFiles:
     def _problem(self, kind: str, path: Path, detail: str, *, severity: Literal["error", "warning"] = "error") -> None:
         self.problems.append(Finding(kind=kind, severity=severity, path=self.relative(path), detail=detail))
 
+    def _stray(self, kind: str, path: Path, detail: str) -> None:
+        """Something that is nobody's. A start is not stopped by it among the files of the timer only."""
+        if kind == "timer-file":
+            self._problem(kind, path, f"{detail}; not looked at", severity="warning")
+        else:
+            self._problem(kind, path, f"{detail}; not looked at, and no broker starts with it: move it away")
+
     def _numbered(self, directory: Path, kind: str, unit_size: int = 1) -> dict[int, int]:
         """The sizes of the files of a run by the offset that each is named by, in order; others are problems."""
         sizes: dict[int, int] = {}
         for name in self.disk.list(directory):
             path = directory / name
             if len(name) != 20 or not (name.isascii() and name.isdigit()) or not path.is_file():
-                self._problem(kind, path, "no name of such a file (20 digits); not looked at", severity="warning")
+                self._stray(kind, path, "no file of the store, whose names have 20 digits")
                 continue
             start = int(name)
             try:
@@ -299,16 +306,12 @@ class StoreFiles:
         found: dict[QueueKey, tuple[Path, dict[int, int]]] = {}
         for topic in self.disk.list(root):
             if not (root / topic).is_dir():
-                self._problem(
-                    "queue-file", root / topic, "not a directory of a topic; not looked at", severity="warning"
-                )
+                self._stray("queue-file", root / topic, "not a directory of a topic")
                 continue
             for queue_id in self.disk.list(root / topic):
                 directory = root / topic / queue_id
                 if not (queue_id.isascii() and queue_id.isdigit() and directory.is_dir()):
-                    self._problem(
-                        "queue-file", directory, "not a directory of a queue; not looked at", severity="warning"
-                    )
+                    self._stray("queue-file", directory, "not a directory of a queue")
                     continue
                 found[topic, int(queue_id)] = directory, self._numbered(directory, "queue-file", dtype.itemsize)
         usual = _usual(size for _, sizes in found.values() for size in sizes.values())
@@ -332,9 +335,7 @@ class StoreFiles:
         for name in self.disk.list(directory):
             path = directory / name
             if not (len(name) == 17 and name.isascii() and name.isdigit() and path.is_file()):
-                self._problem(
-                    "index-file", path, "no name of an index file (17 digits); not looked at", severity="warning"
-                )
+                self._stray("index-file", path, "no file of the index, whose names have 17 digits")
                 continue
             self.index_files.append(path)
 

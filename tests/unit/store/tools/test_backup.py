@@ -50,6 +50,18 @@ class TestStoppedStore:
         assert check(tmp_path / "a" / "copy", stored, COUNT) == COUNT
         json.dumps(report.to_json())
 
+    @pytest.mark.parametrize("linked", ["commitlog", "consumequeue", "consumequeue/A", "index"])
+    def test_directories_that_lie_elsewhere(self, stored: Stored, tmp_path: Path, linked: str) -> None:
+        """What a link leads to is copied, and a link that leads back does not make it endless."""
+        place = stored.directory / linked
+        place.rename(tmp_path / "elsewhere")
+        place.symlink_to(tmp_path / "elsewhere")
+        (stored.directory / "round").mkdir()
+        (stored.directory / "round" / "again").symlink_to(stored.directory)
+        backup(stored.directory, tmp_path / "copy")
+        assert not (tmp_path / "copy" / linked).is_symlink()
+        assert check(tmp_path / "copy", stored, COUNT) == COUNT
+
     def test_what_a_crash_has_left(self, stored: Stored, tmp_path: Path) -> None:
         """It is copied as it is, torn record and all, and recovers as the original would."""
         (stored.directory / "abort").touch()

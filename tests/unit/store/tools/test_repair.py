@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_store import MessageStore, StoreConfig, StoreLockedError
+from aerobee_store import MessageStore, StoreConfig, StoreDirectoryError, StoreLockedError
 from aerobee_store.consume_queue import UNIT
 from aerobee_store.file_system import DiskFileSystem
 from aerobee_store.tools.actions import GivenSizes
@@ -247,6 +247,35 @@ def test_a_first_file_that_is_missing(stored: Stored, mend: Callable[..., object
     mend(stored.directory, apply=True)
     assert path.read_bytes() == before
     assert verify(stored.directory).findings == []
+
+
+@pytest.mark.parametrize("linked", ["consumequeue", "consumequeue/A", "consumequeue/A/1", "index"])
+@pytest.mark.parametrize("apply", [False, True])
+def test_a_rebuild_refuses_to_replace_what_lies_elsewhere(
+    stored: Stored, tmp_path: Path, linked: str, apply: bool
+) -> None:
+    """It would be on the store's own disk afterwards, and what was there would stay behind: nothing is changed."""
+    place = stored.directory / linked
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    before = snapshot(stored.directory), snapshot(tmp_path / "elsewhere")
+    with pytest.raises(StoreDirectoryError, match=f"{linked}: leads to another"):
+        rebuild(stored.directory, apply=apply)
+    assert (snapshot(stored.directory), snapshot(tmp_path / "elsewhere")) == before
+    assert place.is_symlink()
+    rebuild(stored.directory, apply=apply, queues=linked == "index", index=linked != "index")  # the other one
+
+
+@pytest.mark.parametrize("linked", ["commitlog", "consumequeue", "consumequeue/A", "index"])
+def test_a_repair_of_what_lies_elsewhere(stored: Stored, tmp_path: Path, linked: str) -> None:
+    """It is mended where it is."""
+    place = stored.directory / linked
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    stored.patch_unit("A", 0, 5, b"\1" * 20)
+    assert repair(stored.directory, apply=True).left == []
+    assert verify(stored.directory).findings == []
+    assert place.is_symlink()
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

@@ -379,7 +379,7 @@ class TestDirectory:
             verify(stored.directory)
 
     def test_files_of_others(self, stored: Stored) -> None:
-        """Odd names everywhere are warnings, and nothing stumbles over them."""
+        """Nothing stumbles over odd names, each is told, and no broker starts with them."""
         (stored.directory / "commitlog" / "notes.txt").write_text("hello")
         (stored.directory / "commitlog" / f"{7:020d}").mkdir()
         (stored.directory / "consumequeue" / "stray").write_text("hello")
@@ -388,10 +388,30 @@ class TestDirectory:
         (stored.directory / "index" / "note").write_text("hello")
         (stored.directory / "mine").mkdir()
         report = verify(stored.directory)
-        assert report.ok
-        assert len(report.findings) == 6
-        assert all(finding.severity == "warning" for finding in report.findings)
+        assert report.errors == len(report.findings) == 6
+        assert report.records == COUNT
         assert report.not_looked_at == ["mine"]
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            *("commitlog/note", "commitlog/lost+found/", "commitlog/00000000000000999424/", "consumequeue/note"),
+            *("consumequeue/A/note", "consumequeue/A/zero/", "consumequeue/A/0/note", "batchconsumequeue/note"),
+            *("index/note", "index/20200101000000000/", "timerlog/note", "config/note", "config/lost+found/", "mine"),
+        ],
+    )
+    def test_verify_and_a_start_are_of_one_mind_about_files_of_others(self, stored: Stored, path: str) -> None:
+        """What a start would stop at is an error, and what it takes is none: "clean" means that it starts."""
+        stray = stored.directory / path
+        stray.parent.mkdir(exist_ok=True)
+        stray.mkdir() if path.endswith("/") else stray.write_text("hello")
+        report = verify(stored.directory)
+        try:
+            MessageStore.open(stored.config).close()
+        except StoreDirectoryError:
+            assert not report.ok
+        else:
+            assert report.ok
 
     def test_a_queue_file_of_another_size(self, stored: Stored) -> None:
         """A finding; the units in it are compared all the same."""
