@@ -16,7 +16,8 @@ from tests.conformance.raw_client import RawClient
 from tests.support.in_process_broker import in_process_broker
 from tests.support.travelling_clock import TravellingClock
 
-# Small files, so that a hundred topics cost little, and segments that hold the largest bodies.
+# Small files, so that a hundred topics cost little, and segments that hold the largest bodies; time for an answer to
+# arrive before a deadline on a machine that does much else.
 CONFIG: Final = """
 [store]
 segment_size = "32MiB"
@@ -28,6 +29,8 @@ disk_force_clean_ratio = 1.0
 disk_full_ratio = 1.0
 [topics]
 queue_count = 4
+[delivery]
+poll_reserve_seconds = 1.5
 """
 
 

@@ -56,7 +56,7 @@ class Conversation:
                 v2.Message(topic=v2.Resource(name=topic), body=body.encode(), system_properties=system)
             )
         response: v2.SendMessageResponse = await self.broker.messaging.SendMessage(
-            request, metadata=metadata(), timeout=5
+            request, metadata=metadata(), timeout=15
         )
         return response
 
@@ -85,7 +85,7 @@ class Conversation:
         if seconds is not None:
             request.invisible_duration.FromMilliseconds(round(seconds * 1000))
         request.long_polling_timeout.FromMilliseconds(round(wait * 1000))
-        call = self.broker.messaging.ReceiveMessage(request, metadata=metadata(client_id), timeout=wait + 5)
+        call = self.broker.messaging.ReceiveMessage(request, metadata=metadata(client_id), timeout=wait + 15)
         responses = [response async for response in call]
         messages = [response.message for response in responses if response.WhichOneof("content") == "message"]
         assert responses[0].status.code == (Code.OK if messages else Code.MESSAGE_NOT_FOUND)
@@ -100,7 +100,7 @@ class Conversation:
             for message in messages
         ]
         request = v2.AckMessageRequest(group=v2.Resource(name=GROUP), topic=v2.Resource(name=TOPIC), entries=entries)
-        response = await self.broker.messaging.AckMessage(request, metadata=metadata(), timeout=5)
+        response = await self.broker.messaging.AckMessage(request, metadata=metadata(), timeout=15)
         assert response.status.code == Code.OK
 
     async def change_invisible(self, message: v2.Message, seconds: float) -> None:
@@ -111,7 +111,7 @@ class Conversation:
             message_id=message.system_properties.message_id,
         )
         request.invisible_duration.FromMilliseconds(round(seconds * 1000))
-        response = await self.broker.messaging.ChangeInvisibleDuration(request, metadata=metadata(), timeout=5)
+        response = await self.broker.messaging.ChangeInvisibleDuration(request, metadata=metadata(), timeout=15)
         assert response.status.code == Code.OK
 
     async def forward(self, message: v2.Message) -> None:
@@ -121,7 +121,7 @@ class Conversation:
             receipt_handle=message.system_properties.receipt_handle,
             message_id=message.system_properties.message_id,
         )
-        response = await self.broker.messaging.ForwardMessageToDeadLetterQueue(request, metadata=metadata(), timeout=5)
+        response = await self.broker.messaging.ForwardMessageToDeadLetterQueue(request, metadata=metadata(), timeout=15)
         assert response.status.code == Code.OK
 
 
@@ -143,7 +143,7 @@ def consumer_settings(*topics: str, group: str = GROUP) -> v2.TelemetryCommand:
 
 async def told_settings(broker: InProcessBroker, command: v2.TelemetryCommand, client_id: str) -> v2.Settings:
     """What the broker answers to a consumer's settings."""
-    call = broker.messaging.Telemetry(metadata=metadata(client_id), timeout=5)
+    call = broker.messaging.Telemetry(metadata=metadata(client_id), timeout=15)
     await call.write(command)
     answer = await call.read()
     call.cancel()
@@ -239,7 +239,7 @@ async def test_assignment_of_an_orderly_group_has_every_queue(talk: Conversation
     """One a readable queue; the receives of a push consumer keep to the one they name, others get all."""
     await talk.create(queue_count=4)
     request = v2.QueryAssignmentRequest(topic=v2.Resource(name=TOPIC), group=v2.Resource(name=GROUP))
-    response = await talk.broker.messaging.QueryAssignment(request, metadata=metadata(), timeout=5)
+    response = await talk.broker.messaging.QueryAssignment(request, metadata=metadata(), timeout=15)
     assert [assignment.message_queue.id for assignment in response.assignments] == [0, 1, 2, 3]
     await talk.send_in_order("order-1", "in-3")
     await talk.send_in_order("order-2", "in-2")
@@ -362,13 +362,13 @@ async def test_the_last_acknowledgement_wakes_a_waiting_receive(talk: Conversati
         await talk.send_in_order("g", "m0", "m1", "m2")
         first = await talk.receive(2)
         waiting = asyncio.create_task(
-            talk.receive(client_id="other", wait=10, seconds=seconds, queue_id=-1 if seconds else 0)
+            talk.receive(client_id="other", wait=20, seconds=seconds, queue_id=-1 if seconds else 0)
         )
         await talk.acknowledge(first[0])
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
         await talk.acknowledge(first[1])
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(10):
             last = await waiting
         assert told(last) == [("m2", 1)]
         await talk.acknowledge(*last)
@@ -379,9 +379,9 @@ async def test_forwarding_to_the_dead_letters_unlocks_the_message_group(talk: Co
     await talk.create()
     await talk.send_in_order("g", "poison", "next")
     [poison] = await talk.receive(1)
-    waiting = asyncio.create_task(talk.receive(client_id="other", wait=10))
+    waiting = asyncio.create_task(talk.receive(client_id="other", wait=20))
     await talk.forward(poison)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(10):
         assert told(await waiting) == [("next", 1)]
     [dead] = await talk.receive(topic=f"%DLQ%{GROUP}", wait=5)
     assert dead.body == b"poison"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aerobee_broker.clients import Client
-from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
@@ -313,12 +312,11 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
 
 async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> None:
     """Among many that do not pass: MESSAGE_NOT_FOUND in time, and the next pull goes on behind what was looked at."""
-    async with in_process_broker(tmp_path / "store") as broker:
+    delivery = DeliveryConfig(poll_reserve_seconds=10)
+    async with in_process_broker(tmp_path / "store", delivery=delivery) as broker:
         client = RawClient(broker.channel)
         topic = await client.create_topic("orders")
         await client.send(*(message(topic, f"{n}", properties={"n": f"{n}"}) for n in range(150)))
-        config = BrokerConfig.tiny(tmp_path / "other")
-        assert config.delivery.poll_reserve_seconds > 0
         request = v2.PullMessageRequest(
             group=resource("g"),
             message_queue=queue_of(topic),
@@ -326,9 +324,7 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> Non
             filter_expression=v2.FilterExpression(type=SQL, expression="n = 149"),
         )
         # Less than the reserve is left: one step of four reads, and an answer.
-        call = client.stub.PullMessage(
-            request, metadata=client.metadata, timeout=config.delivery.poll_reserve_seconds * 0.9
-        )
+        call = client.stub.PullMessage(request, metadata=client.metadata, timeout=delivery.poll_reserve_seconds * 0.9)
         answers = [response async for response in call]
         assert [each.WhichOneof("content") for each in answers] == ["status", "next_offset"]
         assert (answers[0].status.code, answers[1].next_offset) == (Code.MESSAGE_NOT_FOUND, 128)
