@@ -60,7 +60,12 @@ class SharedSegment(MappedFile):
         self.wrote = self.committed = self.size
 
     def commit(self, *, write_ahead: bool) -> None:
-        """Only what is written ahead: zeros behind the records, where the mapping was not written yet."""
+        """Only what is written ahead: zeros behind the records, where the mapping was not written yet.
+
+        Also behind large commits, unlike gathered writes: a store into a page that is not there yet costs more than its
+        zeros. Measured with 150 KiB a commit and sync: 340 microseconds of processor time with, 470 without; above
+        1 MiB there is no difference.
+        """
         if write_ahead and (ahead := self._zeros_ahead(self.wrote)):
             self.file.write([ahead], self.wrote)
 
