@@ -27,7 +27,7 @@ UNDAMAGED = [
 ]
 # Records of split batches of old clients, and half and delayed messages as the broker wrote them, come out the same
 # too.
-WRITTEN = ["plain", "propcrc", "wide", "kinds", "batch-cq"]
+WRITTEN = ["plain", "propcrc", "propcrc-unclosed", "wide", "kinds", "batch-cq"]
 
 
 def config_of(case: GoldenCase, directory: Path | None = None) -> StoreConfig:
