@@ -14,11 +14,12 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,28 @@ import pytest
 _READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)(?: tls=(\S+))?\n")
 _START_SECONDS = 30.0  # a start takes a fraction of a second; machines that build and test may be very busy
 _STOP_SECONDS = 30.0
+
+
+class AddressKeeper:
+    """Keeps the ports of a process that has ended until its next life: who asks for any free port gets none of them."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def keep(self, *endpoints: str) -> None:
+        """Bind these, `127.0.0.1:port`, without listening: connections are refused, a server may still listen there."""
+        self.release()
+        for host, _, port in (endpoint.rpartition(":") for endpoint in endpoints):
+            kept = socket.socket()
+            self._sockets.append(kept)
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):  # somebody listens there, as the next start will say
+                kept.bind((host, int(port)))
+
+    def release(self) -> None:
+        """Give them back. A process that listens there by now is not disturbed."""
+        while self._sockets:
+            self._sockets.pop().close()
 
 
 class BrokerProcess:
@@ -40,6 +63,7 @@ class BrokerProcess:
         self.endpoint = "127.0.0.1:0"
         self.metrics = "127.0.0.1:0"
         self.tls_endpoint: str | None = None  # with the argument `--listen-tls`
+        self._keeper = AddressKeeper()
 
     @property
     def pid(self) -> int:
@@ -73,6 +97,7 @@ class BrokerProcess:
         ready = self._wait_ready(self._process)
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
         self.tls_endpoint = ready[3].decode() if ready[3] is not None else None
+        self._keeper.release()
 
     def stop(self) -> int:
         """End it in an orderly way (SIGTERM) and return its exit code. Does nothing to one that has ended."""
@@ -86,6 +111,13 @@ class BrokerProcess:
         """Stop it, if it runs, and start it again on the same store and ports."""
         self.stop()
         self.start()
+
+    def close(self) -> None:
+        """Stop it for good: its ports are free for others."""
+        try:
+            self.stop()
+        finally:
+            self._keeper.release()
 
     def log_text(self) -> str:
         """What all its runs wrote to standard error."""
@@ -106,8 +138,10 @@ class BrokerProcess:
                 f"the broker did not end within {_STOP_SECONDS} s; its log:\n{self.log_text()}"
             ) from None
         finally:
-            if process.stdout is not None:
+            if process.stdout is not None and not process.stdout.closed:
                 process.stdout.close()
+                listened = (self.endpoint, self.metrics, self.tls_endpoint)
+                self._keeper.keep(*(endpoint for endpoint in listened if endpoint and not endpoint.endswith(":0")))
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> re.Match[bytes]:
         assert process.stdout is not None, "started with a pipe"
@@ -142,7 +176,7 @@ def run_broker(directory: Path, arguments: Sequence[str] = ("--dev",)) -> Iterat
         broker.start()
         yield broker
     finally:
-        broker.stop()
+        broker.close()
 
 
 @pytest.fixture

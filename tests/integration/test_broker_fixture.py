@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -45,16 +46,23 @@ def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_the_life_of_a_broker(aerobee_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics answer, the log can be read, stopping twice is harmless, starting twice is an error."""
+    """Metrics answer, the log can be read, stopping twice is harmless, starting twice an error; ports stay its own."""
     with urllib.request.urlopen(f"http://{aerobee_broker.metrics}/readyz", timeout=5) as answer:
         assert answer.status == 200
     with pytest.raises(RuntimeError, match="runs already"):
         aerobee_broker.start()
     first = aerobee_broker.pid
+    addresses = (aerobee_broker.endpoint, aerobee_broker.metrics)
     assert aerobee_broker.stop() == 0
     assert aerobee_broker.stop() == 0
+    for host, _, port in (address.rpartition(":") for address in addresses):
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind((host, int(port)))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
     assert "broker stopped" in aerobee_broker.log_text()
     monkeypatch.setenv("AEROBEE_STORE_NONSENSE", "settings of the person do not reach it")
     aerobee_broker.start()
     assert aerobee_broker.pid != first
+    assert (aerobee_broker.endpoint, aerobee_broker.metrics) == addresses
     assert (aerobee_broker.store / "lock").exists()

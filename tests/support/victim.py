@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from aerobee_client.testing import AddressKeeper
+
 FLUSH_MODES = ("sync", "async")
 WRITE_MODES = ("gathered", "mapped", "pool")
 _START_SECONDS = 60.0
@@ -33,6 +35,7 @@ class Victim:
         self._environment = {**ours, **(environment or {})}
         self.endpoint = self._metrics = "127.0.0.1:0"
         self._process: asyncio.subprocess.Process | None = None
+        self._keeper = AddressKeeper()
 
     @property
     def pid(self) -> int:
@@ -58,13 +61,14 @@ class Victim:
         match = _READY.match(line)
         assert match, f"the broker did not start: {line!r}\n{self.log.read_text()[-4000:]}"
         self.endpoint, self._metrics = match[1].decode(), match[2].decode()
+        self._keeper.release()
 
     async def kill(self) -> None:
         """SIGKILL. AssertionError if it has ended before, by itself."""
         assert self._process is not None
         assert self._process.returncode is None, f"it ended by itself\n{self.log.read_text()[-4000:]}"
         self._process.kill()
-        await self._process.communicate()
+        await self._ended(self._process)
 
     async def pause(self, seconds: float) -> None:
         """The process does nothing for so long (SIGSTOP), and then goes on as if nothing had been."""
@@ -80,7 +84,7 @@ class Victim:
         assert self._process is not None
         self._process.terminate()
         async with asyncio.timeout(_START_SECONDS):
-            await self._process.communicate()
+            await self._ended(self._process)
         assert self._process.returncode is not None
         return self._process.returncode
 
@@ -89,3 +93,9 @@ class Victim:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.communicate()
+        self._keeper.release()
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> None:
+        await process.communicate()
+        if not self.endpoint.endswith(":0"):
+            self._keeper.keep(self.endpoint, self._metrics)
