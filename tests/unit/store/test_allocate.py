@@ -234,6 +234,33 @@ async def test_warm_segments_are_written_and_locked(caplog: pytest.LogCaptureFix
         assert store.stats.segment_locks_refused == 2
 
 
+class LockingDisk(MemoryFileSystem):
+    """Counts what is locked in memory."""
+
+    locked_count = 0
+
+    def lock_memory(self, memory: memoryview) -> None:
+        self.locked_count += 1
+
+    def unlock_memory(self, memory: memoryview) -> None:
+        self.locked_count -= 1
+
+
+async def test_a_full_segment_is_locked_no_more() -> None:
+    """Only the one that is written to and those that come next are kept from being swapped out."""
+    disk, sender = LockingDisk(), Sender()
+    async with serving(config_of(warm_segments=True, segments_ahead=1), disk) as store:
+        for segment in range(4):
+            while store.positions[0] < segment * SEGMENT + SEGMENT // 2:
+                await send(store, sender, QUARTER)
+            await prepared(store, 1)
+            for _ in range(500):
+                if disk.locked_count <= 2:  # this one, if it was made in advance, and the next
+                    break
+                await asyncio.sleep(0.01)
+            assert disk.locked_count == min(segment + 1, 2)
+
+
 class FillingDisk(MemoryFileSystem):
     """As full as the test says, and a segment is a hundredth of it."""
 
