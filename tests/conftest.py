@@ -5,6 +5,7 @@ import pytest
 
 import aerobee_client.testing
 from tests.conformance import table
+from tests.support import seeds
 
 # No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile("aerobee", deadline=None, print_blob=True)
@@ -12,10 +13,11 @@ hypothesis.settings.load_profile("aerobee")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What writes the table of tests/conformance, and the fixture.
+    """What writes the table of tests/conformance, what tells seeds, and the fixture.
 
-    That one is registered here for a source tree that was not installed; an installed one brings it by itself.
+    That last one is registered here for a source tree that was not installed; an installed one brings it by itself.
     """
     config.pluginmanager.register(table, "conformance-table")
+    config.pluginmanager.register(seeds, "seeds")
     if not config.pluginmanager.is_registered(aerobee_client.testing):
         config.pluginmanager.register(aerobee_client.testing, "aerobee")

@@ -30,6 +30,8 @@ _SDKS = """
 import asyncio, warnings
 import pytest
 
+SEED = 4711
+
 @pytest.mark.sdk("Python 1")
 @pytest.mark.parametrize("number", range(3))
 def test_runs(number):
@@ -72,7 +74,7 @@ def project(tmp_path: Path) -> Path:
 def run(project: Path, *arguments: str) -> str:
     """The output of a run that has failures."""
     settings = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(project))
-    plugins = ("-p", "tests.conformance.table", "-p", "tests.support.sdk_summary", "-p", "no:cacheprovider")
+    plugins = ("-p", "tests.conformance.table", "-p", "tests.support.sdk_summary", "-p", "tests.support.seeds")
     command = [sys.executable, "-m", "pytest", "-q", *settings, *plugins, *arguments, str(project / "tests")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
@@ -99,7 +101,12 @@ def test_workers_say_what_one_process_says(project: Path) -> None:
         "Java 2               left out, 1 skipped: needs java",
         "Python 1             3 passed, 1 skipped: not there",
     ]
-    for said in ("assert (40 + 2) == 43", "DeprecationWarning: old", "coroutine 'test_forgets.<locals>.forgotten'"):
+    for said in (
+        "assert (40 + 2) == 43",
+        "test_sdks.SEED = 4711",
+        "DeprecationWarning: old",
+        "coroutine 'test_forgets.<locals>.forgotten'",
+    ):
         assert said in alone
         assert said in shared
     passed = COUNT - COUNT // 7 - 1 + 3
