@@ -29,7 +29,7 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
 test: .venv/.dev ## run the tests, in about five minutes; WORKERS=4: with more processes than two
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
 	$(BIN)/python -m pytest -q tests/conformance
