@@ -100,10 +100,16 @@ async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pyte
 
 
 async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
-    """A message that came while it ran is not answered by it, and a power cut may take that message."""
+    """A message that came while it ran is not answered by it, and not in its queue: a power cut may take it."""
     hanging = HangingDisk()
     sender = Sender()
+    seen: list[tuple[int | None, int]] = []
     async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+
+        def arrived(topic: str, queue_id: int, end: int) -> None:
+            seen.append((store.physical_offset_at(topic, queue_id, end - 1), store.positions[2]))
+
+        store.arrival_listeners.append(arrived)
         hanging.hanging = True
         first = sender.append(store, [sender.message(50)])
         early = asyncio.create_task(store.wait_stored(first[0].end))
@@ -117,6 +123,7 @@ async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
         await early
         await store.wait_stored(late[0].end)
         disk = hanging.disk.crash(3)
+    assert seen == [(0, first[0].end), (late[0].physical_offset, late[0].end)]
     with MessageStore.open(CONFIG, file_system=disk) as store:
         compare(store, sender.sent, sender.sent)
 

@@ -55,6 +55,25 @@ def test_every_entry_is_found_newest_first(count: int, at_once: bool) -> None:
     assert len(index.files) == -(-count // (ENTRIES - 1))
 
 
+def test_keys_that_share_a_slot_are_kept_apart() -> None:
+    """A search gives the entries of its hash alone, whatever else hangs on the chain."""
+    index = service(MemoryFileSystem())
+    index.put([3, 3 + SLOTS, 3, 3 + 2 * SLOTS], [0, 100, 200, 300], [NOW] * 4, NOW)
+    assert (found(index, 3), found(index, 3 + SLOTS), found(index, 3 + 3 * SLOTS)) == ([2, 0], [1], [])
+
+
+def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> None:
+    """A slot of nothing but dropped entries is empty: it would lead into the chains of others that come later."""
+    whole, never = MemoryFileSystem(), MemoryFileSystem()
+    index = service(whole)
+    index.put([1, 2, 3, 4], [0, 100, 200, 300], [NOW] * 4, NOW)
+    index.truncate(200)
+    service(never).put([1, 2], [0, 100], [NOW] * 2, NOW)
+    (path,) = (path for path in whole.contents() if path.is_relative_to(INDEX))
+    (other,) = (path for path in never.contents() if path.is_relative_to(INDEX))
+    assert whole.contents()[path][HEADER_SIZE:] == never.contents()[other][HEADER_SIZE:]
+
+
 def test_one_by_one_and_at_once_give_the_same_bytes() -> None:
     """Numpy's way and the loop's way."""
     disks = MemoryFileSystem(), MemoryFileSystem()
