@@ -113,7 +113,7 @@ async def test_073_goodbye_ends_long_polls(client: RawClient, topic: str, group:
     polls = [asyncio.create_task(client.receive(topic, group, wait=19, auto_renew=True)) for _ in range(3)]
     stays = client.other()
     other = asyncio.create_task(stays.receive(topic, group, wait=19, auto_renew=True))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     assert not any(poll.done() for poll in polls)
     assert await client.goodbye(group) == Code.OK
     async with asyncio.timeout(10):

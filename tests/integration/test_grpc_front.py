@@ -64,7 +64,7 @@ async def test_termination_ends_what_a_client_waits_for(broker: InProcessBroker)
     poll = receive_request(long_polling_timeout=v2.Duration(seconds=20))
     waiting = broker.messaging.ReceiveMessage(poll, metadata=METADATA, timeout=25)
     reading = asyncio.ensure_future(waiting.read())
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     request = v2.NotifyClientTerminationRequest(group=GROUP)
     assert (await broker.messaging.NotifyClientTermination(request, metadata=METADATA)).status.code == Code.OK
     async with asyncio.timeout(10):

@@ -46,7 +46,7 @@ async def in_process_broker(
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(server.run(config, stop, announce, clock=clock))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             address, metrics = await ready
         async with grpc.aio.insecure_channel(address) as channel:
             try:
@@ -60,7 +60,7 @@ async def in_process_broker(
                 )
             finally:
                 stop.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 assert await running == 0
 
 
