@@ -152,8 +152,10 @@ class Recovery:
             queue.next_offset = queue.max_offset
         self._log.set_end(report.end)
         self._log.damaged = report.damaged
-        if not report.clean and report.records:
-            self._checkpoint.confirm_offset = self._last_record
+        checkpoint = self._checkpoint
+        if report.records and (not report.clean or checkpoint.confirm_offset >= report.end):
+            checkpoint.confirm_offset = self._last_record
+        checkpoint.confirm_offset = min(checkpoint.confirm_offset, report.end)
         return report
 
     def _all_queues(self) -> list[AnyQueue]:

@@ -323,6 +323,17 @@ def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
         assert (appended.queue_offset, appended.physical_offset) == (len(kept), 2 * SEGMENT)
 
 
+def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
+    """As RocketMQ's: after a crash the last record, also of a log that has lost its end since, however it stopped."""
+    scene = Scene(closed=False)
+    with scene.open() as store:
+        assert store.checkpoint.confirm_offset == scene.sent[-1].physical_offset
+    scene.damage(scene.sent[-2], 0, bytes(SEGMENT - scene.sent[-2].physical_offset % SEGMENT))
+    with scene.open() as store:
+        assert store.recovery.clean
+        assert store.checkpoint.confirm_offset == scene.sent[-3].physical_offset
+
+
 def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
     """Its topic stays deleted, whatever is read again."""
     disk = MemoryFileSystem()
