@@ -117,6 +117,8 @@ class CommitLog:
         for a record that fits into no segment.
         """
         active = self._active
+        if active is not None and active.wrote + sum(sizes) + BLANK_SIZE_MIN <= active.reserved:
+            return  # nearly always
         position = self.segment_size if active is None else active.wrote
         ends_here = False
         while (full := self._without_room(sizes, position, essential=essential)) is not None:

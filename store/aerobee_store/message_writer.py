@@ -1,4 +1,5 @@
-"""Appends messages to the log, and moves what one tick of the event loop gathered to the page cache at its end."""
+"""Appends messages to the log, and moves what has gathered to the page cache: with async flush at the end of the event
+loop's tick; with sync flush the sync does so, or else a timer."""
 
 from __future__ import annotations
 
@@ -40,8 +41,10 @@ from aerobee_store.record import (
 from aerobee_store.record_batch import RecordBatch, write_place
 from aerobee_store.stats import StoreStats
 
-# What one tick may gather before it is written without waiting for the tick's end.
+# What may gather before it is written at once.
 _GATHER_SIZE_MAX: Final = 4 << 20
+# With sync flush, how long what nobody waits for stays out of the page cache.
+_GATHER_SECONDS: Final = 0.01
 
 
 class Appended(NamedTuple):
@@ -296,6 +299,8 @@ class MessageWriter:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commit_waiters.append((end, waiter))
         if self._commits is None:
+            if self._config.flush == "sync":
+                self.commit()
             await waiter
             return
         self._commits.request()
@@ -390,11 +395,14 @@ class MessageWriter:
             self.commit()
         elif not self._commit_scheduled:
             self._commit_scheduled = True
-            self.loop.call_soon(self._commit_scheduled_now)
+            if self._config.flush == "async":
+                self.loop.call_soon(self._commit_scheduled_now)
+            else:  # before that a sync writes all of its group at once, which costs a system call instead of one each
+                self.loop.call_later(_GATHER_SECONDS, self._commit_scheduled_now)
 
     def _commit_scheduled_now(self) -> None:
         self._commit_scheduled = False
-        if not self._ended:
+        if not self._ended and self.loop is not None:
             self.commit()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from aerobee_broker.config import Address, BrokerConfig
     from aerobee_broker.listeners import Listening
 
+_OBJECTS_PER_COLLECTION = 20_000  # a few megabytes at the most
 _EXAMPLES = """\
   aerobee serve --dev                          for development: topics and groups appear with their first use
   aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
@@ -118,7 +120,23 @@ async def _serve(config: BrokerConfig) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, begin_to_stop)
-    return await server.run(config, stop, _announce)
+
+    def serving(listening: Listening, metrics: Address) -> None:
+        collect_less_garbage()
+        _announce(listening, metrics)
+
+    return await server.run(config, stop, serving)
+
+
+def collect_less_garbage() -> None:
+    """Leave what exists now out of every later collection: modules, tables and queues stay as long as the process.
+
+    And collect less often. What calls leave behind goes by its reference counts nearly all; looking through what is in
+    flight every 700 objects, as Python does by default, took 3 % of the processor time of sends.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
 
 
 def _announce(listening: Listening, metrics: Address) -> None:

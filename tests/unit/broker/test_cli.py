@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from aerobee_broker.cli import build_parser, main
 from aerobee_broker.commands import options, output
+from aerobee_broker.commands.serve import collect_less_garbage
 from aerobee_client.message import StoredMessage
 from aerobee_proto import admin_v1, v2
 
@@ -30,6 +32,19 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Ite
 
 
 COMMANDS = [(), *commands(build_parser())]
+
+
+def test_what_a_broker_has_at_its_start_is_not_collected_again() -> None:
+    """`serve` exempts it from the garbage collection, which then comes more seldom; garbage is still found."""
+    thresholds = gc.get_threshold()
+    try:
+        collect_less_garbage()
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() > thresholds
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 @pytest.fixture

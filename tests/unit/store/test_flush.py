@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, flush
+from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, flush, message_writer
 from aerobee_store.config import FlushMode
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.serving import serving
@@ -44,6 +44,10 @@ class HangingDisk:
 
 def log_syncs(disk: MemoryFileSystem) -> int:
     return sum(operation.name == "sync" and "commitlog" in operation.path.parts for operation in disk.log)
+
+
+def log_writes(disk: MemoryFileSystem) -> int:
+    return sum(operation.name == "write" and "commitlog" in operation.path.parts for operation in disk.log)
 
 
 async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
@@ -97,6 +101,37 @@ async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pyte
         monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
         for number in range(3):
             await send(store, number)
+
+
+async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sync flush what comes during a sync is one write and one sync, however many ticks it took to come."""
+    monkeypatch.setattr(message_writer, "_GATHER_SECONDS", 60.0)
+    hanging = HangingDisk()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        await send(store, 0)
+        hanging.hanging = True
+        first = asyncio.create_task(send(store, 1))
+        await asyncio.to_thread(hanging.started.wait, 5)
+        before = log_writes(hanging.disk)
+        store.append([Message("orders", 0, b"nobody waits")])
+        waiters = []
+        for number in range(8):
+            waiters.append(asyncio.create_task(send(store, number)))
+            await asyncio.sleep(0)
+        hanging.release()
+        await asyncio.gather(first, *waiters)
+        assert log_writes(hanging.disk) == before + 1
+
+
+async def test_what_nobody_waits_for_is_written_without_a_sync() -> None:
+    """With sync flush, too, it is in the page cache within moments: the death of the process does not take it."""
+    async with asyncio.timeout(10), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
+        await send(store, 0)
+        before = log_syncs(disk)
+        (appended,) = store.append([Message("orders", 0, b"nobody waits")])
+        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer that does it tells nobody
+            await asyncio.sleep(0.001)
+        assert log_syncs(disk) == before
 
 
 async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
