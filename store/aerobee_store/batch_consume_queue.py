@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store.consume_queue import ConsumeQueue, QueueMisalignedError
+from aerobee_store.consume_queue import ChangedQueues, ConsumeQueue, QueueMisalignedError
 from aerobee_store.file_system import File, FileSystem
 
 BATCH_UNIT: Final = struct.Struct(">qiqqqhii")
@@ -59,9 +59,20 @@ class BatchConsumeQueue:
 
     __slots__ = ("_units", "max_offset", "min_offset", "next_offset")
 
-    def __init__(self, file_system: FileSystem, directory: Path, topic: str, queue_id: int, file_size: int) -> None:
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        *,
+        changed: ChangedQueues | None = None,
+    ) -> None:
         # Its "queue offsets" are the numbers of units.
-        self._units = ConsumeQueue(file_system, directory, topic, queue_id, file_size, dtype=BATCH_UNIT_DTYPE)
+        self._units = ConsumeQueue(
+            file_system, directory, topic, queue_id, file_size, changed=changed, dtype=BATCH_UNIT_DTYPE
+        )
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
@@ -233,7 +244,7 @@ class BatchConsumeQueue:
         return released
 
     def take_dirty(self) -> list[File]:
-        """The files written since the last call, to be synced in a disk thread."""
+        """As ConsumeQueue's."""
         return self._units.take_dirty()
 
     def end_messages(self) -> None:

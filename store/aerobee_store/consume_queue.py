@@ -10,7 +10,10 @@ A filler unit (0, 0x7FFFFFFF, 0) stands for no message: before the first message
 a damaged record would be. It is never served, and never counts as a position.
 
 Queues are derived from the log. They are written with `pwrite` and read with `pread`, without a mapping: thousands of
-queues then cost a few hundred bytes each.
+queues then cost a few hundred bytes each. New units wait in memory for the next flush of derived files, up to a page of
+them: a queue that gets one message at a time then costs a write, and where descriptors are short an open, once a flush
+instead of once a message. Who reads the queue in this process finds them; a start after a crash adds them from the log,
+as it adds those that were written and not synced. Likewise the first file of a queue is durable once it is synced.
 """
 
 from __future__ import annotations
@@ -39,10 +42,15 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER_UNIT: Final = UNIT.pack(0, FILLER_SIZE, 0)
 
 _CHUNK: Final = 4096
+_WAITING_SIZE_MAX: Final = 4096
 _LINEAR_SIZE_MAX: Final = 1 << 16
+_DIRECTORY_LEVELS: Final = 3  # from a file of a queue to the directory of all queues of its kind
 
 Units = npt.NDArray[np.void]
 """Units as a structured array of UNIT_DTYPE."""
+
+ChangedQueues = dict["ConsumeQueue", None]
+"""Queues that have something to be written or synced, in the order in which it came."""
 
 
 class QueueMisalignedError(StoreError):
@@ -53,12 +61,15 @@ class ConsumeQueue:
     """One queue. Units `min_offset <= n < max_offset` can be served; `next_offset` is the next message's."""
 
     __slots__ = (
+        "_changed",
         "_dirty",
+        "_doubtful",
         "_dtype",
         "_files",
         "_run",
         "_starts",
         "_unit_size",
+        "_waiting",
         "extension",
         "max_offset",
         "min_offset",
@@ -76,10 +87,14 @@ class ConsumeQueue:
         queue_id: int,
         file_size: int,
         *,
+        changed: ChangedQueues | None = None,
         dtype: np.dtype[np.void] = UNIT_DTYPE,
         extension: ConsumeQueueExt | None = None,
     ) -> None:
-        """`dtype`: of a unit, which begins with the fields of UNIT_DTYPE. `extension`: its extended units, if any."""
+        """`changed`: where it notes that it has something to be written or synced; None: whoever made it knows.
+
+        `dtype`: of a unit, which begins with the fields of UNIT_DTYPE. `extension`: its extended units, if any.
+        """
         self.topic = topic
         self.queue_id = queue_id
         self._dtype = dtype
@@ -88,6 +103,9 @@ class ConsumeQueue:
         self._starts: list[int] = []
         self._files: dict[int, File] = {}
         self._dirty: set[int] = set()
+        self._changed = changed if changed is not None else {}
+        self._waiting = b""  # the last units, which are in no file yet
+        self._doubtful = False  # the process that made the files may have died before their names were durable
         self.extension = extension
         self.min_offset = 0
         self.max_offset = 0
@@ -119,6 +137,7 @@ class ConsumeQueue:
         otherwise they are known to be one run, and its end is found by bisection. Either way `torn` says whether more
         came behind it: units are then missing, which only the log can give back.
         """
+        self._doubtful = suspect
         self._starts = self._run.load()
         self.torn |= self._run.had_empty  # a file that was just made, or one that has lost its content
         if self._starts:  # otherwise it goes on where `begin_at` said
@@ -144,16 +163,19 @@ class ConsumeQueue:
         end = min(queue_offset + count, self.max_offset)
         parts = []
         position, stop = queue_offset * self._unit_size, end * self._unit_size
-        while position < stop:
+        written = self._written
+        while position < min(stop, written):
             start = position - position % self._run.file_size
             file = self._file(start)
             if file is None:
                 break
-            part = file.read(min(stop, start + self._run.file_size) - position, position - start)
+            part = file.read(min(stop, written, start + self._run.file_size) - position, position - start)
             if not part:
                 break
             parts.append(part)
             position += len(part)
+        if written <= position < stop:
+            parts.append(self._waiting[position - written : stop - written])
         return np.frombuffer(b"".join(parts), self._dtype)
 
     def tags_codes(self, units: Units) -> Iterator[int | None]:
@@ -207,39 +229,29 @@ class ConsumeQueue:
             # The first unit of a queue: fill its file from the beginning, as RocketMQ does.
             first = queue_offset - queue_offset % self.units_per_file
             self.min_offset = max(self.min_offset, queue_offset)  # higher where all so far was deleted
+            self._create(first * self._unit_size)
         if first < queue_offset:
             units = FILLER_UNIT * (queue_offset - first) + units
             queue_offset = first
-        position = queue_offset * self._unit_size
-        end = position + len(units)
-        file_size = self._run.file_size
-        while position < end:
-            start = position - position % file_size
-            count = min(end, start + file_size) - position
-            file = self._file(start)
-            if file is None:
-                file = self._create(start)
-            part = units if count == len(units) else units[:count]
-            file.write([part], position - start)
-            self._dirty.add(start)
-            units = units[count:]
-            position += count
-        self.max_offset = end // self._unit_size
+        self._waiting = self._waiting + units if self._waiting else units
+        self.max_offset = queue_offset + len(units) // self._unit_size
         if self.next_offset < self.max_offset:
             self.next_offset = self.max_offset
+        self._changed[self] = None
+        if len(self._waiting) >= _WAITING_SIZE_MAX:
+            self._write_waiting()
 
     def overwrite(self, queue_offset: int, units: bytes) -> None:
         """Put the right units in the place of wrong ones, below the end of the queue: recovery's business."""
         assert queue_offset * self._unit_size + len(units) <= self.max_offset * self._unit_size
-        end = self.max_offset
-        self.max_offset = queue_offset
-        self.put(queue_offset, units)
-        self.max_offset = max(end, self.max_offset)
+        self._write_waiting()
+        self._write(queue_offset * self._unit_size, units)
 
     def truncate(self, end: int) -> None:
         """Forget every unit from queue offset `end` on; their bytes are zeroed, so that no later start finds them."""
         if end >= self.max_offset:
             return
+        self._write_waiting()
         end = max(end, self._starts[0] // self._unit_size)
         end_position = end * self._unit_size
         gone = [start for start in self._starts if start >= end_position and start != self._starts[0]]
@@ -353,9 +365,12 @@ class ConsumeQueue:
                 self.extension.distrust(int(addresses.min()))
         position, end = queue_offset * self._unit_size, (queue_offset + count) * self._unit_size
         self._dirty.update(range(position - position % self._run.file_size, end, self._run.file_size))
+        self._changed[self] = None
 
     def take_dirty(self) -> list[File]:
-        """The files written since the last call, to be synced in a disk thread."""
+        """Write what waits; return the files written since the last call, to be synced in a disk thread. OSError."""
+        self._write_waiting()
+        self._changed.pop(self, None)
         files = self.extension.take_dirty() if self.extension is not None else []
         if not self._dirty:
             return files
@@ -378,6 +393,7 @@ class ConsumeQueue:
 
     def give_up_files(self) -> list[Path]:
         """Let go of all files; return their paths, in the order in which the caller has to remove them."""
+        self._waiting = b""
         paths = [self._run.path(start) for start in sorted(self._starts, reverse=True)]
         for start in self._starts.copy():
             self._forget_file(start)
@@ -388,6 +404,7 @@ class ConsumeQueue:
 
     def destroy(self) -> None:
         """Remove all files and the directory."""
+        self._waiting = b""
         self._remove_files(list(self._starts))
         self._run.file_system.remove_directory(self._run.directory)
         if self.extension is not None:
@@ -400,6 +417,8 @@ class ConsumeQueue:
         self.min_offset = self.max_offset = self.next_offset = queue_offset
 
     def close(self) -> None:
+        """What waits to be written is given up."""
+        self._waiting = b""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -410,6 +429,7 @@ class ConsumeQueue:
         """Cut the extended units behind the last that a unit names. They rise in the queue, so its end tells."""
         extension = self.extension
         assert extension is not None
+        self._changed[self] = None
         if not extension.files:
             extension.begin_behind(self.max_offset)
             return
@@ -433,14 +453,48 @@ class ConsumeQueue:
             if start not in self._starts:
                 return None
             file = self._run.file_system.open(self._run.path(start), evictable=True)
+            if self._doubtful:
+                file.unsynced_levels = _DIRECTORY_LEVELS
             self._files[start] = file
         return file
 
     def _create(self, start: int) -> File:
-        file = self._run.create(start, evictable=True)
+        if self._starts:
+            before = self._file(self._starts[-1])
+            assert before is not None
+            if before.unsynced_levels:
+                before.sync()
+            file = self._run.create(start, evictable=True)
+        else:
+            file = self._run.create_unsynced(start)
         self._starts.append(start)
         self._files[start] = file
         return file
+
+    @property
+    def _written(self) -> int:
+        """Before which byte of the queue the units are in its files; all behind waits."""
+        return self.max_offset * self._unit_size - len(self._waiting)
+
+    def _write_waiting(self) -> None:
+        if self._waiting:
+            self._write(self._written, self._waiting)
+            self._waiting = b""
+
+    def _write(self, position: int, units: bytes) -> None:
+        end = position + len(units)
+        file_size = self._run.file_size
+        while position < end:
+            start = position - position % file_size
+            count = min(end, start + file_size) - position
+            file = self._file(start)
+            if file is None:
+                file = self._create(start)
+            file.write([units if count == len(units) else units[:count]], position - start)
+            self._dirty.add(start)
+            units = units[count:]
+            position += count
+        self._changed[self] = None
 
     def _remove_files(self, starts: list[int]) -> None:
         for start in starts:
@@ -499,6 +553,7 @@ class ConsumeQueue:
         if stop > used and file.read(stop - used, used).strip(b"\0"):
             file.zero(used, stop - used)
             self._dirty.add(start)
+            self._changed[self] = None
             return True
         return False
 

@@ -287,6 +287,17 @@ class FileRun:
             raise
         return file
 
+    def create_unsynced(self, start_offset: int) -> File:
+        """Create an evictable file, durable with its name and size once it is synced. OSError: there is none.
+
+        The one before it must be durable: of two without their size only the last can be told from damage.
+        """
+        path = self.path(start_offset)
+        made = self.file_system.make_directory(path.parent, durable=False)
+        file = self.file_system.create(path, self.file_size, evictable=True)
+        file.unsynced_levels = 1 + made
+        return file
+
     def remove(self, starts: Sequence[int]) -> None:
         """Remove files, last first, so that a crash in between leaves no hole."""
         self.before_removal(starts)

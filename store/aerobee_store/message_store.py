@@ -129,9 +129,10 @@ class MessageStore:
         self._flush_derived = FlushDerived(
             self._dispatch,
             self._index,
-            self._queues.all,
+            self._queues.changed,
             lambda: self._log.flushed,
             self.checkpoint,
+            lock,
             self._disk,
             interval_seconds=config.derived_flush_interval_seconds,
             on_failure=self._fail,
@@ -587,7 +588,7 @@ class MessageStore:
             self.state = "failed"
             self.failure = cause
             self.running.set(RunningFlags.NOT_WRITEABLE, str(error))
-            if (flag := self._dispatch.error_flag) is not _NO_FLAGS:
+            if (flag := self._dispatch.error_flag | self._flush_derived.error_flag) is not _NO_FLAGS:
                 self.running.set(flag, str(cause))
         self._group_commit.fail(error)
         self._writer.fail(error)

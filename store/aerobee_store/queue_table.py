@@ -14,7 +14,7 @@ from typing import Final
 
 from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ConsumeQueue
+from aerobee_store.consume_queue import ChangedQueues, ConsumeQueue
 from aerobee_store.consume_queue_ext import ConsumeQueueExt
 from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.errors import InvalidMessageError, LightQueuesFullError, StoreDirectoryError
@@ -73,6 +73,8 @@ class QueueTable:
         self.light_count = 0  # of the simple ones, those whose names begin with %LMQ%
         self.simple: dict[tuple[str, int], ConsumeQueue] = {}
         self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self.changed: ChangedQueues = {}
+        """Those that have something to be written or synced; whoever does it takes them out."""
         self._going: dict[str, QueueFiles] = {}  # topic -> what may still be there of its former queues
 
     def __len__(self) -> int:
@@ -207,6 +209,7 @@ class QueueTable:
             topic,
             queue_id,
             self._config.queue_file_size,
+            changed=self.changed,
             extension=self._extension(topic, queue_id),
         )
         self.simple[topic, queue_id] = queue
@@ -231,7 +234,8 @@ class QueueTable:
         if queue is None:
             self._finish_removal(topic)
             directory = self._config.directory / BATCH_DIRECTORY / topic / str(queue_id)
-            queue = BatchConsumeQueue(self._file_system, directory, topic, queue_id, self._config.batch_queue_file_size)
+            size = self._config.batch_queue_file_size
+            queue = BatchConsumeQueue(self._file_system, directory, topic, queue_id, size, changed=self.changed)
             self.batch[topic, queue_id] = queue
             self._batch_topics.add(topic)
             queue.begin_at(self._deleted.next_offset(topic, queue_id))

@@ -45,7 +45,7 @@ __all__ += ["Operation"]
 
 CHANGES: Final = frozenset(
     {"create", "write", "reserve", "sync", "make_directory", "sync_directory", "remove_directory", "rename", "link"}
-    | {"unlink", "lock"}
+    | {"unlink", "lock", "sync_file_system"}
 )
 """The operations that change the disk: between any two of them a crash can leave something new."""
 
@@ -88,7 +88,7 @@ class _Fault:
 class MemoryFile:
     """An open file of a `MemoryFileSystem`."""
 
-    __slots__ = ("_closed", "_disk", "_evictable", "_inode", "path")
+    __slots__ = ("_closed", "_disk", "_evictable", "_inode", "path", "unsynced_levels")
 
     def __init__(self, disk: MemoryFileSystem, path: Path, inode: Inode, *, evictable: bool) -> None:
         self.path = path
@@ -96,6 +96,7 @@ class MemoryFile:
         self._inode = inode
         self._evictable = evictable
         self._closed = 0
+        self.unsynced_levels = 0
 
     @property
     def size(self) -> int:
@@ -143,7 +144,11 @@ class MemoryFile:
                 return
         assert inode is not None
         closed = self._closed
+        levels, self.unsynced_levels = self.unsynced_levels, 0
         self._disk.sync_inode(inode, self.path)
+        for directory in self.path.parents[:levels]:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                self._disk.sync_directory(directory)
         if self._closed != closed and not self._evictable:
             raise _os_error(error_numbers.EBADF, self.path)
 
@@ -160,22 +165,34 @@ class _MemoryLock:
     def release(self) -> None:
         self._disk.locked.discard(self._path)
 
+    def sync_together(self, files: Sequence[File]) -> bool:
+        if self._disk.together_min is None or len(files) < self._disk.together_min:
+            return False
+        self._disk.sync_file_system(self._path)
+        for file in files:
+            file.unsynced_levels = 0
+        return True
+
 
 class MemoryFileSystem:
     """A disk in memory; see the module. Threads may use it at the same time.
 
-    `capacity`: bytes, None for a disk that never runs full. `clock`: for modification times.
+    `capacity`: bytes, None for a disk that never runs full. `clock`: for modification times. `together_min`: from how
+    many files on its lock syncs them together; None: never.
     `before_operation`: called before each operation, outside of the disk's lock; it may look at the disk, take a
     `crash` of it, block, or raise.
     `log`: all operations so far.
     """
 
-    def __init__(self, *, capacity: int | None = None, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self, *, capacity: int | None = None, clock: ManualClock | None = None, together_min: int | None = None
+    ) -> None:
         self.capacity = capacity
         self.before_operation: Callable[[Operation], None] | None = None
         self.log: list[Operation] = []
         self.locked: set[Path] = set()
         self.may_lock_memory = True
+        self.together_min = together_min
         self._clock = clock or ManualClock()
         self._root = Directory()
         self._name_changes: list[NameChange] = []
@@ -336,22 +353,37 @@ class MemoryFileSystem:
         with self._mutex:
             return self._inode(path).modified_ms
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durable: bool = True) -> int:
         if self.is_directory(path):
-            return
-        if path.parent != path:
-            self.make_directory(path.parent)
+            return 0
+        made = self.make_directory(path.parent, durable=durable) if path.parent != path else 0
         self.begin("make_directory", path)
         with self._mutex:
             parent = self._directory(path.parent)
             if path.name in parent.entries:
                 raise _os_error(error_numbers.EEXIST, path)
             self._set_name(parent, path.name, Directory())
-        try:
-            self.sync_directory(path.parent)
-        except OSError:
-            self.remove_directory(path)  # as the real one
-            raise
+        if durable:
+            try:
+                self.sync_directory(path.parent)
+            except OSError:
+                self.remove_directory(path)  # as the real one
+                raise
+        return made + 1
+
+    def sync_file_system(self, path: Path) -> None:
+        """All that was written before the call becomes durable, file by file, and then all names (`syncfs`)."""
+        with self._mutex:
+            covered = self._name_changes.copy()
+            files = list(self.files())
+        self.begin("sync_file_system", path)
+        for found, inode in files:
+            self.sync_inode(inode, found)
+        with self._mutex:
+            for change in covered:
+                if change in self._name_changes:
+                    change.apply(change.directory.durable)
+                    self._name_changes.remove(change)
 
     def sync_directory(self, path: Path) -> None:
         with self._mutex:
@@ -628,7 +660,7 @@ class MemoryFileSystem:
 
     def _successor(self, root: Entry) -> MemoryFileSystem:
         assert isinstance(root, Directory)
-        disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock)
+        disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock, together_min=self.together_min)
         disk._root = root
         disk._sequence = self._sequence
         disk._used_blocks = sum(len(inode.blocks) for inode in {id(inode): inode for _, inode in disk.files()}.values())

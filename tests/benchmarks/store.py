@@ -29,7 +29,7 @@ class Sizes:
     queries: int = 2000
     opened: tuple[int, ...] = (1 << 30,)
     topics: int = 5000
-    topic_messages: int = 60_000
+    topic_messages: int = 200_000
 
 
 SHORT = Sizes(

@@ -105,9 +105,9 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def power_cuts(seed: int) -> Iterator[World]:
+def power_cuts(seed: int, together_min: int | None) -> Iterator[World]:
     """What the disk is, and what was promised, at every operation of one life, or at each third."""
-    world, taken = World(), []
+    world, taken = World(MemoryFileSystem(together_min=together_min)), []
 
     def take(operation: Operation) -> None:
         if operation.name in CHANGES and operation.number % STEP == seed % STEP:
@@ -122,10 +122,13 @@ def power_cuts(seed: int) -> Iterator[World]:
     return iter(taken)
 
 
+@pytest.mark.parametrize("together_min", [None, 1])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_power_cut_at_every_operation(seed: int) -> None:
-    """Nothing that was promised is missing from any of its queues, nothing is twice, and all go on without a gap."""
-    for number, world in enumerate(power_cuts(seed)):
+def test_a_power_cut_at_every_operation(seed: int, together_min: int | None) -> None:
+    """Nothing that was promised is missing from any of its queues, nothing is twice, and all go on without a gap;
+    with files that are synced one by one, and together.
+    """
+    for number, world in enumerate(power_cuts(seed, together_min)):
         try:
             with world.open() as store:
                 check(store, world)

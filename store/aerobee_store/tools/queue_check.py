@@ -19,6 +19,7 @@ from aerobee_store.log_scan import LogScan, QueueUnits, queue_units, rows_by_que
 from aerobee_store.multi_dispatch import AS_RECORDED
 from aerobee_store.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.record_batch import RecordBatch
+from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings
 from aerobee_store.tools.store_files import QueueFiles, QueueKey, StoreFiles
@@ -68,7 +69,7 @@ class QueueCheck:
             findings.add(Finding(kind="configuration-file", path="config/deletedTopics.json", detail=str(error)))
         self._extensions: dict[QueueKey, ConsumeQueueExt | None] = {}
         self._batch_topics = {topic for topic, _ in files.batch_queues}
-        # A live store dispatches in the order of the log: units of records before this place were there at the start.
+        # Of a live store units of records before this place were there at the start.
         self._dispatched = _dispatched(files) if files.live else 1 << 63
         self.units = 0
         self.records_of_deleted_topics = 0
@@ -517,7 +518,13 @@ def _gaps(files: QueueFiles, covered: list[list[int]]) -> Iterator[tuple[int, in
 
 
 def _dispatched(files: StoreFiles) -> int:
-    """The end of the last record that any queue knows."""
+    """Up to which physical offset all queues of a live store are complete in their files.
+
+    The checkpoint says it, as what is behind may wait in memory. RocketMQ has no such place, and writes units in the
+    order of the log: up to the end of the last record that any queue knows.
+    """
+    if (derived := load_checkpoint(files).derived_offset) is not None:
+        return derived
     end = 0
     for queue in files.queues.values():
         number = queue.end()

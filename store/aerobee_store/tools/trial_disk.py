@@ -26,6 +26,9 @@ class HeldLock:
 
     def release(self) -> None: ...
 
+    def sync_together(self, files: Sequence[File]) -> bool:
+        return False
+
 
 class LockedDisk(DiskFileSystem):
     """The disk of the machine, for whoever holds the store's lock already."""
@@ -39,6 +42,7 @@ class TrialFile:
 
     def __init__(self, disk: TrialDisk, path: Path, size: int, real: File | None) -> None:
         self.path = path
+        self.unsynced_levels = 0
         self.written: list[tuple[int, int]] = []
         """Stretches (begin, end) that were written to, in the order of the writes."""
         self.mapped_for_writing = False
@@ -218,10 +222,13 @@ class TrialDisk:
     def modified_ms(self, path: Path) -> int:
         return self._real.modified_ms(path)
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durable: bool = True) -> int:
+        made = 0
         while not self.is_directory(path):
             self._directories.add(path)
             path = path.parent
+            made += 1
+        return made
 
     def sync_directory(self, path: Path) -> None: ...
 

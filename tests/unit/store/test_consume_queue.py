@@ -32,9 +32,13 @@ def filled(disk: MemoryFileSystem, count: int) -> ConsumeQueue:
     queue = queue_on(disk)
     for number in range(count):
         queue.put(number, unit(number))
+    sync(queue)
+    return queue
+
+
+def sync(queue: ConsumeQueue) -> None:
     for file in queue.take_dirty():
         file.sync()
-    return queue
 
 
 def test_units_come_back_over_the_ends_of_files() -> None:
@@ -67,6 +71,7 @@ def test_the_first_unit_may_have_any_offset() -> None:
     queue = queue_on(disk)
     queue.put(250, unit(250))
     assert (queue.min_offset, queue.max_offset, queue.files) == (250, 251, [200])
+    sync(queue)
     assert disk.contents()[queue.directory / f"{200 * UNIT_SIZE:020d}"][: 50 * UNIT_SIZE] == FILLER_UNIT * 50
     again = queue_on(disk, load=False)
     again.correct_min_offset(0)
@@ -92,6 +97,7 @@ def test_cutting_leaves_no_bytes_behind() -> None:
     (content,) = disk.contents().values()
     assert not any(content[150 * UNIT_SIZE :])
     queue.put(150, unit(777))
+    sync(queue)
     assert offsets(queue_on(disk, load=True), 149, 5) == [149, 777]
     queue.truncate(500)
     assert queue.max_offset == 151

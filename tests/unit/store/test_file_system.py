@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 from aerobee_store.file_system import DiskFileSystem, File
 
@@ -74,3 +77,59 @@ def disk_file(disk: DiskFileSystem, path: Path) -> Iterator[File]:
         yield file
     finally:
         file.close()
+
+
+def test_many_files_are_synced_together(tmp_path: Path) -> None:
+    """Few are not; many are, with their names, unless one of them lies elsewhere."""
+    disk = DiskFileSystem()
+    lock = disk.lock(tmp_path / "lock", b"lock")
+    files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(256)]
+    try:
+        for file in files:
+            file.unsynced_levels = 1
+            file.write([b"x"], 0)
+        assert not lock.sync_together(files[:255])
+        if not lock.sync_together(files):
+            pytest.skip("this file system does not tell for sure what could not be written")
+        assert all(file.unsynced_levels == 0 for file in files)
+        elsewhere = Path("/dev/shm")
+        if elsewhere.is_dir() and elsewhere.stat().st_dev != tmp_path.stat().st_dev:
+            with (
+                tempfile.TemporaryDirectory(dir=elsewhere) as directory,
+                disk_file(disk, Path(directory) / "a") as file,
+            ):
+                assert not lock.sync_together([*files, file])
+    finally:
+        for file in files:
+            file.close()
+        lock.release()
+
+
+def test_a_lock_on_a_file_system_that_may_stay_silent() -> None:
+    """Files are synced one by one there."""
+    directory = Path("/dev/shm")
+    if not directory.is_dir():
+        pytest.skip("no /dev/shm")
+    disk = DiskFileSystem()
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        lock = disk.lock(Path(name) / "lock", b"lock")
+        files = [disk.create(Path(name) / str(number), 100, evictable=True) for number in range(256)]
+        assert not lock.sync_together(files)
+        for file in files:
+            file.unsynced_levels = 1
+            file.sync()
+            file.close()
+            assert file.unsynced_levels == 0
+        lock.release()
+
+
+def test_a_directory_that_is_made_without_a_sync(tmp_path: Path) -> None:
+    """It says how many were missing; one that is there is no error."""
+    disk = DiskFileSystem()
+    assert disk.make_directory(tmp_path / "a" / "b", durable=False) == 2
+    assert disk.make_directory(tmp_path / "a" / "c") == 1
+    assert disk.make_directory(tmp_path / "a" / "c", durable=False) == 0
+    file = disk.create(tmp_path / "a" / "b" / "file", 10, evictable=True)
+    file.unsynced_levels = 3
+    (tmp_path / "a" / "b" / "file").unlink()
+    file.sync()  # nothing is left that could be lost

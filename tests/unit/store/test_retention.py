@@ -601,6 +601,7 @@ def test_a_file_that_ends_in_a_filler_goes_with_its_messages() -> None:
     queue = ConsumeQueue(disk, Path("/consumequeue/orders/0"), "orders", 0, 10 * 20)
     queue.put(0, b"".join(UNIT.pack(1000 * number, 1000, 0) for number in range(9)))
     queue.put(10, b"".join(UNIT.pack(1000 * number, 1000, 0) for number in range(10, 25)))
+    queue.take_dirty()
     assert queue.expired_files(8000) == []
     queue.correct_min_offset(8000)
     assert queue.min_offset == 8
