@@ -503,6 +503,15 @@ class _StoreCollector(Collector):
             "aerobee_store_scrubbed_segments", "Old segments read again from end to end.", stats.scrubbed_segments
         )
         yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
+        labels = (*_STORE, "path")
+        total = GaugeMetricFamily(
+            "aerobee_store_log_disk_bytes", "Size of the disk of a directory of the log.", labels=labels
+        )
+        used = GaugeMetricFamily("aerobee_store_log_disk_used_bytes", "Used of it, by anybody.", labels=labels)
+        for path, disk in status.log_disks.items():
+            total.add_metric((*self._base, str(path)), disk.total)
+            used.add_metric((*self._base, str(path)), disk.used)
+        yield from (total, used)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=_STORE)

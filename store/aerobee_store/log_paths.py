@@ -25,7 +25,7 @@ from typing import Final
 
 from aerobee_store.config import StoreConfig
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.file_system import File, FileSystem
+from aerobee_store.file_system import DiskUsage, File, FileSystem
 from aerobee_store.mapped_file import FileRun, file_name
 
 FILE_NAME: Final = "commitlog.paths"
@@ -111,6 +111,20 @@ class LogPaths(FileRun):
         self._known = known
         self._remember()
         return starts
+
+    def disks(self) -> dict[Path, DiskUsage]:
+        """How full the disk of each path is, read-only ones included; without those that cannot be asked."""
+        usages = {}
+        for path in self.directories:
+            with suppress(OSError):
+                usages[path] = self._disk_of(path)
+        return usages
+
+    def _disk_of(self, path: Path) -> DiskUsage:
+        """Of a path that may not be there yet."""
+        while not self.file_system.exists(path) and path != path.parent:
+            path = path.parent
+        return self.file_system.usage(path)
 
     def is_read_only(self, start_offset: int) -> bool:
         return self._where.get(start_offset) in self.read_only

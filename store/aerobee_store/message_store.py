@@ -89,8 +89,9 @@ class MessageStore:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
         self._commit_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
         self._pool = BufferPool.of(config, file_system)
+        self._paths = LogPaths(file_system, config)
         self._log = CommitLog(
-            MappedFileQueue(LogPaths(file_system, config), segments_of(config, self._pool)),
+            MappedFileQueue(self._paths, segments_of(config, self._pool)),
             write_ahead=config.flush == "sync",
             disk_headroom=config.disk_headroom,
         )
@@ -304,7 +305,17 @@ class MessageStore:
             self._lock.release()
 
     def _close_orderly(self) -> None:
-        # What a cancelled service has begun ends before the last words are written.
+        self._end_what_has_begun()
+        self._allocation.close(orderly=True)
+        self._flush_all()
+        with suppress(FileNotFoundError):
+            self.file_system.unlink(self._abort_path)
+        self.file_system.sync_directory(self.config.directory)
+
+    def _end_what_has_begun(self) -> None:
+        """Wait for what a service, cancelled or not, has begun in a thread. Raises what it failed with, which the
+        service may not have heard of yet.
+        """
         for disk in (self._commit_disk, self._log_disk, self._disk):
             disk.submit(lambda: None).result()
         if self._commits is not None and self._commits.write_error is not None:
@@ -312,11 +323,6 @@ class MessageStore:
         for service in (self._group_commit, self._flush_derived):
             if service.sync_error is not None:
                 raise service.sync_error  # syncing again would succeed, and prove nothing
-        self._allocation.close(orderly=True)
-        self._flush_all()
-        with suppress(FileNotFoundError):
-            self.file_system.unlink(self._abort_path)
-        self.file_system.sync_directory(self.config.directory)
 
     def __enter__(self) -> Self:
         return self
@@ -389,9 +395,13 @@ class MessageStore:
         self._dispatch.follow(self._log.committed)
 
     def flush(self) -> None:
-        """Make everything durable and dispatched now; blocking. For tools and tests that run no services."""
+        """Make everything durable and dispatched now; blocking. For tools and tests that run no services.
+
+        Beside services it waits for the sync that one of them has begun; if that fails it does not try once more.
+        """
         self._check_open()
         try:
+            self._end_what_has_begun()
             self._flush_all()
         except (OSError, StoreError) as error:
             raise self._fail(error) from error
@@ -556,6 +566,7 @@ class MessageStore:
             queues=len(self._queues),
             damaged_ranges=len(log.damaged),
             disk=self.file_system.usage(self.config.directory),
+            log_disks=self._paths.disks(),
             oldest_timestamp=log.store_timestamp_at(log.min_offset),
             running_flags=self.running.flags,
             refusal=self.running.reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,9 @@ class StoreStatus:
     queues: int
     damaged_ranges: int
     disk: DiskUsage
+    """Of the directory."""
+    log_disks: Mapping[Path, DiskUsage]
+    """Of each path of the log, those that are only read included; without those that cannot be asked."""
     oldest_timestamp: int | None
     running_flags: RunningFlags
     refusal: str

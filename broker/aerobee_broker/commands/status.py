@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands import options, output
@@ -79,6 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
             ("oldest message", oldest),
             ("log", f"{output.size_text(store.max_physical_offset - store.min_physical_offset)}"),
             ("disk", f"{disk:.0%} used of {output.size_text(store.disk_total_bytes)}"),
+            *(
+                (
+                    f"disk of {each.path}",
+                    f"{each.used_bytes / max(each.total_bytes, 1):.0%} used of {output.size_text(each.total_bytes)}",
+                )
+                for each in store.log_disks
+                if Path(each.path) != Path(store.directory) / "commitlog"
+            ),
             ("syncs", f"{store.fsync_count:,}, the last in {store.last_fsync_seconds * 1000:.2f} ms"),
             (
                 "damage",

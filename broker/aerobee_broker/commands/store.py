@@ -344,7 +344,7 @@ def _shown(name: str, value: object) -> object:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
         unit = _words(name).split()[-1]
-        if unit == "time":
+        if unit in ("time", "timestamp"):
             return output.time_text(value) if value > 0 else "-"
         if unit in ("bytes", "size", "total", "available", "used"):
             return f"{value:,} ({output.size_text(value)})" if value >= 1024 else f"{value:,}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerobee_proto import admin_v1, v2
+from aerobee_store import StoreConfig
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
 
 BASE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "aerobee"}
@@ -150,6 +152,21 @@ async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
     assert shown["aerobee_timer_lateness_seconds_count", labels(**store)] == 1
     assert shown["aerobee_timer_lost_total", labels(**store)] == 0
     assert shown["rocketmq_messages_in_total", labels(topic="later", message_type="delay", is_system="false")] == 2
+
+
+async def test_every_disk_of_the_log_is_shown(tmp_path: Path) -> None:
+    """By its path, size and use; GetStoreStatus says the same."""
+    paths = (tmp_path / "a", tmp_path / "b")
+    config = replace(StoreConfig.tiny(tmp_path / "data"), commit_log_paths=paths)
+    async with in_process_broker(tmp_path / "data", store=config) as broker:
+        shown = await scrape(broker)
+        status = await broker.administration.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=5)
+    assert [disk.path for disk in status.log_disks] == [str(path) for path in paths]
+    for disk in status.log_disks:
+        of_path = labels(storage_type="local", storage_medium="disk", path=disk.path)
+        assert shown["aerobee_store_log_disk_bytes", of_path] == disk.total_bytes > 0
+        assert 0 < shown["aerobee_store_log_disk_used_bytes", of_path] <= disk.total_bytes
+        assert 0 < disk.used_bytes <= disk.total_bytes
 
 
 async def test_an_edited_table_is_counted(tmp_path: Path) -> None:

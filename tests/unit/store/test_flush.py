@@ -80,6 +80,7 @@ async def send(store: MessageStore, number: int) -> None:
 
 async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight waited together; the next nine, who come one after the other, share one sync too, without a time-out."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 30.0)
     monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 30.0)
     async with asyncio.timeout(20), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(8)))
@@ -94,13 +95,38 @@ async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch:
 
 async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """When fewer come than the last time, they wait for the gathering time once, and whoever sends alone not at all."""
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 0.05)
     async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(8)))
         await send(store, 8)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
         monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
         for number in range(3):
             await send(store, number)
+
+
+@pytest.mark.parametrize(("each", "at_most"), [(1000.0, 0.01), (0.001, 1000.0)])
+async def test_gathering_is_bounded_by_the_size_of_the_group_and_altogether(
+    monkeypatch: pytest.MonkeyPatch, each: float, at_most: float
+) -> None:
+    """The shorter of both times ends it."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", each)
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", at_most)
+    async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(8)))
+        await asyncio.gather(*(send(store, number) for number in range(2)))
+
+
+async def test_a_group_becomes_small_again_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a burst of 64 those two that go on wait for others eight times at the most, and then no more."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 0.01)
+    async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(64)))
+        for _ in range(8):
+            await asyncio.gather(*(send(store, number) for number in range(2)))
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        for _ in range(3):
+            await asyncio.gather(*(send(store, number) for number in range(2)))
 
 
 async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +187,45 @@ async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
     assert seen == [(0, first[0].end), (late[0].physical_offset, late[0].end)]
     with MessageStore.open(CONFIG, file_system=disk) as store:
         compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize("derived", [False, True])
+async def test_a_flush_beside_a_sync_that_fails_does_not_hide_it(derived: bool) -> None:
+    """Its own sync would succeed, and call durable what the failed one has lost; so it learns of the failure first.
+
+    `derived`: the sync of a queue instead of the log's.
+    """
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, derived_flush_interval_seconds=0.01 if derived else 60.0)
+
+    def before(operation: Operation) -> None:
+        concerned = "consumequeue" if derived else "commitlog"
+        if operation.name == "sync" and concerned in operation.path.parts and threading.current_thread() is not main:
+            hanging.started.set()
+            assert hanging.go.wait(10)
+            raise OSError(errno.EIO, "as the test wants it", str(operation.path))
+
+    main = threading.main_thread()
+    store = MessageStore.open(config, file_system=hanging.disk, clock=ManualClock())
+    async with asyncio.timeout(10):
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        hanging.disk.before_operation = before
+        sent = sender.append(store, [sender.message(50)])
+        waiter = asyncio.create_task(store.wait_stored(sent[0].end))
+        await asyncio.to_thread(hanging.started.wait, 5)
+        threading.Timer(0.05, hanging.go.set).start()
+        with pytest.raises(StoreFailedError):
+            store.flush()
+        assert store.state == "failed"
+        if not derived:
+            assert store.positions[2] <= sent[0].physical_offset, "nobody has made it durable"
+            with pytest.raises(StoreFailedError):
+                await waiter
+        with pytest.raises((StoreFailedError, OSError)):
+            await services
+    store.close()
 
 
 async def test_a_hanging_sync_gives_a_time_out_and_the_message_stays() -> None:
@@ -352,7 +417,7 @@ async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
         assert await asyncio.to_thread(hanging.started.wait, 5)
         for _ in range(3):
             sender.append(store, [sender.message(4000)])
-        store.flush()  # in this thread: all is durable, and the first segment may go
+        store._flush_all()  # in this thread, not waiting for the other: all is durable, and the first segment may go
         assert isinstance(store.clock, ManualClock)
         store.clock.advance(3600 * 24 * 2)
         for _ in range(24):

@@ -318,6 +318,26 @@ def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
         compare(store, world.sender.sent, world.sender.sent)
 
 
+def test_the_disk_of_every_path_is_shown() -> None:
+    """Those that are only read as well; one that cannot be asked is left out, and the others are told all the same."""
+    world = World(A, B, read_only_commit_log_paths=(C,))
+    world.disk.ratios = {A.parent: 0.5, B.parent: 0.25, C.parent: 0.75}
+    for path in (A, B, C):
+        world.disk.make_directory(path)
+    with world.open() as store:
+        assert {path: disk.ratio for path, disk in store.status().log_disks.items()} == {A: 0.5, B: 0.25, C: 0.75}
+        assert store.status().disk.ratio == pytest.approx(0.1)
+        ask = world.disk.usage
+
+        def usage(path: Path) -> DiskUsage:
+            if path.is_relative_to(B):
+                raise OSError(errno.EIO, "gone")
+            return ask(path)
+
+        world.disk.usage = usage  # type: ignore[method-assign]  # a disk that breaks
+        assert set(store.status().log_disks) == {A, C}
+
+
 async def test_retention_removes_from_every_path() -> None:
     """Read-only ones included; a path whose last segment expired is not missed at the next start."""
     world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)

@@ -426,9 +426,11 @@ async def test_a_topic_deleted_during_a_round(world: World) -> None:
     async with asyncio.timeout(10):
         assert await asyncio.to_thread(at_queue.wait, 5)
         world.disk.before_operation = None
-        world.store.delete_topic("gone")
+        deletion = asyncio.get_running_loop().create_task(world.store.delete_topics(["gone"]))
+        await asyncio.sleep(0)
         may_go_on.set()
         await round_of
+        await deletion
         await world.store.retention.clean()
     assert world.store.state == "open"
     assert "gone" not in world.store.queues()

@@ -99,6 +99,10 @@ class StatusAdministration:
             queue_count=status.queues,
             disk_total_bytes=status.disk.total,
             disk_used_bytes=status.disk.used,
+            log_disks=[
+                admin_v1.LogDisk(path=str(path), total_bytes=disk.total, used_bytes=disk.used)
+                for path, disk in status.log_disks.items()
+            ],
             fsync_count=stats.sync_seconds.count,
             last_fsync_seconds=stats.sync_seconds.last,
             recovery_seconds=stats.recovery_seconds,

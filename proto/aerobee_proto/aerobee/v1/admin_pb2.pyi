@@ -2347,6 +2347,7 @@ class GetStoreStatusResponse(_message.Message):
     MESSAGES_APPENDED_FIELD_NUMBER: _builtins.int
     BYTES_APPENDED_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    LOG_DISKS_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """The path on the broker's machine."""
     min_physical_offset: _builtins.int
@@ -2387,6 +2388,10 @@ class GetStoreStatusResponse(_message.Message):
 
     @_builtins.property
     def state(self) -> Global___StoreState: ...
+    @_builtins.property
+    def log_disks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDisk]:
+        """One for each directory of the log."""
+
     def __init__(
         self,
         *,
@@ -2411,11 +2416,40 @@ class GetStoreStatusResponse(_message.Message):
         messages_appended: _builtins.int = ...,
         bytes_appended: _builtins.int = ...,
         state: Global___StoreState | None = ...,
+        log_disks: _abc.Iterable[Global___LogDisk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_timestamp", b"oldest_timestamp", "state", b"state", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_appended", b"bytes_appended", "checksum_failures", b"checksum_failures", "committed_physical_offset", b"committed_physical_offset", "damaged_range_count", b"damaged_range_count", "directory", b"directory", "disk_total_bytes", b"disk_total_bytes", "disk_used_bytes", b"disk_used_bytes", "dispatched_physical_offset", b"dispatched_physical_offset", "flushed_physical_offset", b"flushed_physical_offset", "fsync_count", b"fsync_count", "last_fsync_seconds", b"last_fsync_seconds", "max_physical_offset", b"max_physical_offset", "messages_appended", b"messages_appended", "min_physical_offset", b"min_physical_offset", "oldest_timestamp", b"oldest_timestamp", "queue_count", b"queue_count", "recovery_seconds", b"recovery_seconds", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "state", b"state", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_appended", b"bytes_appended", "checksum_failures", b"checksum_failures", "committed_physical_offset", b"committed_physical_offset", "damaged_range_count", b"damaged_range_count", "directory", b"directory", "disk_total_bytes", b"disk_total_bytes", "disk_used_bytes", b"disk_used_bytes", "dispatched_physical_offset", b"dispatched_physical_offset", "flushed_physical_offset", b"flushed_physical_offset", "fsync_count", b"fsync_count", "last_fsync_seconds", b"last_fsync_seconds", "log_disks", b"log_disks", "max_physical_offset", b"max_physical_offset", "messages_appended", b"messages_appended", "min_physical_offset", b"min_physical_offset", "oldest_timestamp", b"oldest_timestamp", "queue_count", b"queue_count", "recovery_seconds", b"recovery_seconds", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "state", b"state", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStoreStatusResponse: _TypeAlias = GetStoreStatusResponse  # noqa: Y015
+
+@_typing.final
+class LogDisk(_message.Message):
+    """The file system that holds a directory of the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The directory, on the broker's machine."""
+    total_bytes: _builtins.int
+    used_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        total_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogDisk: _TypeAlias = LogDisk  # noqa: Y015
