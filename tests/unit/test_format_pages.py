@@ -38,3 +38,15 @@ def test_every_module_of_a_mechanism_exists() -> None:
     assert len(modules) > 20
     roots = (ROOT / "store" / "aerobee_store", ROOT / "broker" / "aerobee_broker")
     assert [module for module in modules if not any((root / module).exists() for root in roots)] == []
+
+
+def test_every_mechanism_has_its_metric() -> None:
+    """The last column names metrics that docs/metrics.md explains, in every row."""
+    text = (FOLDER / "mechanisms.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`((?:aerobee|rocketmq)_[a-z_]+)`", (FOLDER.parent / "metrics.md").read_text()))
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert len(rows) > 20
+    for row in rows:
+        name, metrics = row[0].strip(), row[4]
+        assert "`" in metrics or metrics.strip() == "those of ConsumeQueue", name
+        assert set(re.findall(r"`([a-z_]+)`", metrics)) <= explained, name
