@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -129,3 +130,103 @@ def has_data(content: bytearray, block: int) -> bool:
     """Whether a block of a file is not all zeros."""
     begin, end = block * BLOCK_SIZE, min((block + 1) * BLOCK_SIZE, len(content))
     return content.count(0, begin, end) != end - begin
+
+
+def tree_after_crash(root: Directory, changes: Sequence[NameChange], source: random.Random) -> Directory:
+    """All that lies below a directory as a power cut could leave it. `changes`: of names, since they were synced."""
+    names = _names_after_crash(root, changes, source)
+    copies: dict[int, Entry] = {}
+
+    def copy(entry: Entry) -> Entry:
+        made = copies.get(id(entry))
+        if made is not None:
+            return made
+        if isinstance(entry, Inode):
+            copies[id(entry)] = inode = entry.after_crash(source)
+            return inode
+        return copy_directory(entry)
+
+    def copy_directory(entry: Directory) -> Directory:
+        copies[id(entry)] = directory = Directory()
+        for name, child in names[id(entry)].items():
+            directory.entries[name] = copy(child)
+        directory.durable = dict(directory.entries)
+        return directory
+
+    return copy_directory(root)
+
+
+def tree_after_kill(root: Directory, changes: Sequence[NameChange]) -> tuple[Directory, list[NameChange]]:
+    """The same after `kill -9`, where all is as it was written; and what is not synced of it yet."""
+    copies: dict[int, Entry] = {}
+
+    def copy(entry: Entry) -> Entry:
+        made = copies.get(id(entry))
+        if made is not None:
+            return made
+        if isinstance(entry, Inode):
+            copies[id(entry)] = inode = entry.after_kill()
+            return inode
+        return copy_directory(entry)
+
+    def copy_directory(entry: Directory) -> Directory:
+        made = copies.get(id(entry))
+        if isinstance(made, Directory):
+            return made
+        copies[id(entry)] = directory = Directory()
+        directory.entries = {name: copy(child) for name, child in entry.entries.items()}
+        directory.durable = {name: copy(child) for name, child in entry.durable.items()}
+        return directory
+
+    after = copy_directory(root)
+    return after, [
+        NameChange(
+            copy_directory(change.directory),
+            change.name,
+            None if change.entry is None else copy(change.entry),
+            change.joined,
+        )
+        for change in changes
+    ]
+
+
+def _names_after_crash(
+    root: Directory, changes: Sequence[NameChange], source: random.Random
+) -> dict[int, dict[str, Entry]]:
+    """What each directory holds: what was synced, and of the changes since either the first ones, or some."""
+    tree: dict[int, dict[str, Entry]] = {}
+
+    def collect(directory: Directory) -> None:
+        if id(directory) not in tree:
+            tree[id(directory)] = dict(directory.durable)
+            for entry in [*directory.durable.values(), *directory.entries.values()]:
+                if isinstance(entry, Directory):
+                    collect(entry)
+
+    collect(root)
+    for change in changes:
+        collect(change.directory)
+        if isinstance(change.entry, Directory):
+            collect(change.entry)  # it may be gone again
+    if source.random() < 0.5:
+        cut = source.randint(0, len(changes))
+        if cut < len(changes) and changes[cut].joined:
+            cut += 1
+        changes = changes[:cut]
+        chance = 1.0
+    else:
+        chance = source.choice((0.2, 0.5, 0.8))
+    left_out: set[tuple[int, str]] = set()  # a later change of a name cannot be there without the earlier one
+    before_happened = True
+    for change in changes:
+        key = (id(change.directory), change.name)
+        happens = key not in left_out and source.random() < chance
+        if change.joined:
+            # The old name of a renamed file is never gone without the new one being there.
+            happens = before_happened and key not in left_out
+        if happens:
+            change.apply(tree[id(change.directory)])
+        else:
+            left_out.add(key)
+        before_happened = happens
+    return tree

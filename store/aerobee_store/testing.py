@@ -38,6 +38,8 @@ from aerobee_store.memory_inodes import (
     Inode,
     NameChange,
     has_data,
+    tree_after_crash,
+    tree_after_kill,
 )
 
 __all__ = ["BLOCK_SIZE", "CHANGES", "SECTOR_SIZE", "HoleWrittenError", "ManualClock", "MemoryFile", "MemoryFileSystem"]
@@ -211,47 +213,15 @@ class MemoryFileSystem:
             self._note_stores()
             for path, inode in self.files():
                 inode.check_holes(path)
-            tree = self._names_after_crash(source)
-            copies: dict[int, Entry] = {}
-
-            def copy(entry: Entry) -> Entry:
-                made = copies.get(id(entry))
-                if made is not None:
-                    return made
-                if isinstance(entry, Inode):
-                    copies[id(entry)] = inode = entry.after_crash(source)
-                    return inode
-                directory = copies[id(entry)] = Directory()
-                for name, child in tree[id(entry)].items():
-                    directory.entries[name] = copy(child)
-                directory.durable = dict(directory.entries)
-                return directory
-
-            return self._successor(copy(self._root))
+            return self._successor(tree_after_crash(self._root, self._name_changes, source))
 
     def kill(self) -> MemoryFileSystem:
         """The disk as the next process finds it after `kill -9`: everything written is there, durable or not."""
         with self._mutex:
             self._note_stores()
-            copies: dict[int, Entry] = {}
-
-            def copy(entry: Entry) -> Entry:
-                made = copies.get(id(entry))
-                if made is not None:
-                    return made
-                if isinstance(entry, Inode):
-                    copies[id(entry)] = inode = entry.after_kill()
-                    return inode
-                directory = copies[id(entry)] = Directory()
-                directory.entries = {name: copy(child) for name, child in entry.entries.items()}
-                directory.durable = {name: copy(child) for name, child in entry.durable.items()}
-                return directory
-
-            disk = self._successor(copy(self._root))
-            for directory, name, entry, joined in self._name_changes:
-                target = copy(directory)
-                assert isinstance(target, Directory)
-                disk._name_changes.append(NameChange(target, name, None if entry is None else copy(entry), joined))
+            root, changes = tree_after_kill(self._root, self._name_changes)
+            disk = self._successor(root)
+            disk._name_changes = changes
             return disk
 
     def fail_at(
@@ -618,48 +588,7 @@ class MemoryFileSystem:
         if isinstance(entry, Inode) and all(inode is not entry for _, inode in self.files()):
             self._used_blocks -= len(entry.blocks)
 
-    def _names_after_crash(self, source: random.Random) -> dict[int, dict[str, Entry]]:
-        """What each directory holds: what was synced, and of the changes since either the first ones, or some."""
-        tree: dict[int, dict[str, Entry]] = {}
-
-        def collect(directory: Directory) -> None:
-            if id(directory) not in tree:
-                tree[id(directory)] = dict(directory.durable)
-                for entry in [*directory.durable.values(), *directory.entries.values()]:
-                    if isinstance(entry, Directory):
-                        collect(entry)
-
-        collect(self._root)
-        for change in self._name_changes:
-            collect(change.directory)
-            if isinstance(change.entry, Directory):
-                collect(change.entry)  # it may be gone again
-        changes = self._name_changes
-        if source.random() < 0.5:
-            cut = source.randint(0, len(changes))
-            if cut < len(changes) and changes[cut].joined:
-                cut += 1
-            changes = changes[:cut]
-            chance = 1.0
-        else:
-            chance = source.choice((0.2, 0.5, 0.8))
-        left_out: set[tuple[int, str]] = set()  # a later change of a name cannot be there without the earlier one
-        before_happened = True
-        for change in changes:
-            key = (id(change.directory), change.name)
-            happens = key not in left_out and source.random() < chance
-            if change.joined:
-                # The old name of a renamed file is never gone without the new one being there.
-                happens = before_happened and key not in left_out
-            if happens:
-                change.apply(tree[id(change.directory)])
-            else:
-                left_out.add(key)
-            before_happened = happens
-        return tree
-
-    def _successor(self, root: Entry) -> MemoryFileSystem:
-        assert isinstance(root, Directory)
+    def _successor(self, root: Directory) -> MemoryFileSystem:
         disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock, together_min=self.together_min)
         disk._root = root
         disk._sequence = self._sequence
