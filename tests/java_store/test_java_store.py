@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 from aerobee_store import Message, MessageStore, StoreLockedError
 from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.config import UNIT_SIZE
-from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.file_system import DiskFileSystem, DiskUsage
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
 from tests.java_store import contents
@@ -197,6 +197,58 @@ def test_java_reads_what_we_closed(release: Release, java: Open, tmp_path: Path,
     check_verified(directory)
     with MessageStore.open(config(directory)) as ours:
         assert ours.recovery.clean
+        check_we_read(ours, stored)
+
+
+class FillingDisks(DiskFileSystem):
+    """Some directories lie on disks that others have filled."""
+
+    full: frozenset[Path] = frozenset()
+
+    def usage(self, path: Path) -> DiskUsage:
+        return DiskUsage(total=1 << 40, available=0 if path in self.full else 1 << 39)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_java_steps_over_a_segment_that_ended_early(
+    release: Release, java: Open, tmp_path: Path, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk of a segment was full, the blank behind its last record is long; RocketMQ goes on behind it."""
+    monkeypatch.setattr("aerobee_store.mapped_file._RESERVE_SIZE", 1)
+    directory, paths = tmp_path / "store", (tmp_path / "a", tmp_path / "b")
+    settings = replace(config(directory), commit_log_paths=paths, disk_headroom=1 << 20)
+    disk, clock = FillingDisks(), ManualClock(time.time_ns() // 1_000_000 - 60_000)
+    stored: list[Stored] = []
+    with MessageStore.open(settings, file_system=disk, clock=clock) as store:
+        for number, appends in enumerate(islice(rounds(release.major), 40)):
+            if number in (5, 22):
+                active = store._log.active
+                assert active is not None
+                assert active.size - active.wrote > 1000
+                disk.full = frozenset({active.path.parent})
+            for messages in appends:
+                clock.advance(0.01)
+                stored += append(store, [messages])
+            store._log.files.run.full = frozenset()  # as retention finds it
+    (directory / "commitlog").mkdir()
+    for path in paths:
+        for segment in path.iterdir():
+            segment.rename(directory / "commitlog" / segment.name)
+    (directory / "commitlog.paths").unlink()
+    if not closed:
+        (directory / "abort").touch()
+    early = [
+        (before, after)
+        for before, after in pairwise(stored)
+        if after.physical_offset - before.physical_offset - before.size > 1000
+    ]
+    assert len(early) >= 2
+    with java(directory, messageIndexSafe=True) as store:
+        assert (store.min_offset, store.max_offset) == (0, stored[-1].physical_offset + stored[-1].size)
+        check_java_reads(store, directory, stored)
+    check_verified(directory, besides=late_delays(release) if not closed else ("", ""))
+    with MessageStore.open(config(directory)) as ours:
+        assert not ours.recovery.damaged
         check_we_read(ours, stored)
 
 
