@@ -286,6 +286,36 @@ def test_the_segment_in_use_ends_when_its_disk_is_full(
         compare(store, world.sender.sent, world.sender.sent)
 
 
+@pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
+def test_a_power_cut_while_a_segment_ends_early(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any operation, with any part of what was not synced: what was answered is there, and not damaged."""
+    monkeypatch.setattr("aerobee_store.mapped_file._RESERVE_SIZE", 1)
+    world = World(A, B, disk_headroom=1 << 20, write_mode=mode)
+    taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
+    durable: list[Sent] = []
+
+    def before(operation: Operation) -> None:
+        if operation.name in CHANGES:
+            taken.extend((world.disk.crash(3 * operation.number + seed), list(durable)) for seed in range(3))
+
+    with world.open() as store:
+        for number in range(8):
+            if number == 3:
+                world.disk.ratios = {A.parent: 1.0}
+                world.disk.before_operation = before
+            world.sender.append(store, [world.sender.message(700) for _ in range(2)])
+            store.flush()
+            durable += world.sender.sent[len(durable) :]
+        world.disk.before_operation = None
+        assert world.numbers(B) == [1]
+    assert len(taken) > 60
+    for disk, certain in taken:
+        with MessageStore.open(world.config, file_system=disk, clock=ManualClock()) as store:
+            assert all(damage.start >= certain[-1].end for damage in store.recovery.damaged)
+            assert not store.recovery.lost
+            compare(store, world.sender.sent, certain)
+
+
 def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is refused, nothing of the log has changed, and it goes on in its place when there is room again."""
     monkeypatch.setattr("aerobee_store.mapped_file._RESERVE_SIZE", 1)
