@@ -136,6 +136,15 @@ def test_what_is_no_store(action: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert file.read_bytes() == b"mine"
 
 
+def test_one_directory_too_high_or_too_low(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who names the directory above a store, or the log in it, is told which one was meant."""
+    case = golden.load("plain", tmp_path)
+    assert case.store.name == "store"
+    for named in (case.store.parent, case.store / "commitlog"):
+        assert main(["store", "verify", str(named)]) == 2
+        assert f"do you mean {case.store}?" in capsys.readouterr().err
+
+
 def test_repairing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Announced with exit code 1 and no change, done with --apply, nothing to do after that; JSON says the same."""
     case = golden.load("crash-tail", tmp_path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -182,8 +183,9 @@ class StoreFiles:
             raise StoreDirectoryError(f"{directory}: not a directory; name the one that holds commitlog")
         names = sorted(path.name for path in directory.iterdir())
         if not _SIGNS_OF_A_STORE.intersection(names):
-            hint = f"; do you mean {directory / 'store'}?" if "store" in names else ""
-            raise StoreDirectoryError(f"{directory}: not a store, for it has no commitlog{hint}")
+            meant = directory / "store" if "store" in names else directory.absolute().parent
+            hint = f"do you mean {meant}?" if _is_store(meant) else "name the directory that a broker has as its store"
+            raise StoreDirectoryError(f"{directory}: not a store, for it has no commitlog; {hint}")
         if is_locked(directory / "lock"):
             state: StoreState = "live"
         else:
@@ -343,6 +345,12 @@ class StoreFiles:
         directory = self.directory / "timerlog"
         self.timer_log = self._numbered(directory, "timer-file")
         self._check_sizes(directory, "timer-file", self.timer_log, _usual(self.timer_log.values()))
+
+
+def _is_store(directory: Path) -> bool:
+    with suppress(OSError):
+        return not _SIGNS_OF_A_STORE.isdisjoint(path.name for path in directory.iterdir())
+    return False
 
 
 def _usual(sizes: Any) -> int:
