@@ -385,7 +385,7 @@ class MessageStore:
         self._group_commit.request()
 
     def commit(self) -> None:
-        """Move what was appended to the page cache now, rather than at the end of the tick."""
+        """Move what was appended to the page cache now."""
         self._check_open()
         self._writer.commit()
         self._check_open()

@@ -1,5 +1,5 @@
-"""Appends messages to the log, and moves what has gathered to the page cache: with async flush at the end of the event
-loop's tick; with sync flush the sync does so, or else a timer."""
+"""Appends messages to the log, and moves what has gathered to the page cache: at the end of the event loop's tick with
+async flush, or if somebody waits for just that; otherwise the sync does so, or else a timer."""
 
 from __future__ import annotations
 
@@ -299,8 +299,8 @@ class MessageWriter:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commit_waiters.append((end, waiter))
         if self._commits is None:
-            if self._config.flush == "sync":
-                self.commit()
+            if self._config.flush == "sync" and self.loop is not None and len(self._commit_waiters) == 1:
+                self.loop.call_soon(self._commit_scheduled_now)  # once for all of this tick
             await waiter
             return
         self._commits.request()
