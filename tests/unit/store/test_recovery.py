@@ -334,6 +334,33 @@ def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
         assert store.checkpoint.confirm_offset == scene.sent[-3].physical_offset
 
 
+def test_the_checkpoint_of_a_log_that_has_lost_everything() -> None:
+    """No record is known to be there."""
+    scene = Scene(closed=False, count=3)
+    scene.open().close()
+    scene.damage(scene.sent[0], 0, bytes(SEGMENT))
+    with scene.open() as store:
+        assert (store.recovery.records, store.recovery.end) == (0, 0)
+        assert store.checkpoint.confirm_offset == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_power_cut_after_a_start_that_followed_a_kill(seed: int) -> None:
+    """What a killed process had written, the start makes durable: from then on it is served, and counts as synced."""
+    disk, clock, sender = MemoryFileSystem(), ManualClock(), Sender()
+    config = replace(CONFIG, flush="async")
+    store = MessageStore.open(config, file_system=disk, clock=clock)
+    for _ in range(20):
+        sender.append(store, [sender.message(1300)])
+        store.commit()
+    disk = disk.kill()
+    after = MessageStore.open(config, file_system=disk, clock=clock)
+    compare(after, sender.sent, sender.sent)
+    with MessageStore.open(config, file_system=disk.crash(seed), clock=clock) as again:
+        assert not again.recovery.lost
+        compare(again, sender.sent, sender.sent)
+
+
 def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
     """Its topic stays deleted, whatever is read again."""
     disk = MemoryFileSystem()
