@@ -4,7 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STORE ?= ./data
-WORKERS ?= 2
+# Processes that run tests; more than cores, since tests wait for half of their time.
+WORKERS ?= 3
 
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +29,7 @@ setup: .venv/.dev ## create .venv with all that development needs
 run: .venv/.run ## start a broker on a store under ./data (topics are created on first use)
 	@exec $(BIN)/aerobee serve --dev --store $(STORE)
 
-test: .venv/.dev ## run the tests, in about five minutes; WORKERS=4: with more processes than two
+test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more processes than three
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
