@@ -366,6 +366,9 @@ class TestDirectory:
         with pytest.raises(StoreDirectoryError, match="not a store"):
             verify(tmp_path)
         (tmp_path / "store").mkdir()
+        with pytest.raises(StoreDirectoryError, match="name the directory"):
+            verify(tmp_path)  # what is below is none either
+        (tmp_path / "store" / "commitlog").mkdir()
         with pytest.raises(StoreDirectoryError, match="do you mean"):
             verify(tmp_path)
         with pytest.raises(StoreDirectoryError, match="not a directory"):
