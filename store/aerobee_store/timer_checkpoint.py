@@ -75,7 +75,7 @@ class TimerCheckpoint:
 
     @classmethod
     def decode(cls, data: bytes) -> TimerCheckpoint | None:
-        """What a file says; None if it is too short, or says what cannot be."""
+        """What a file says; None if it is too short, or says nothing or what cannot be."""
         if len(data) < _FIELDS.size:
             return None
         copy = data[_COPY_AT : _COPY_AT + _FIELDS.size]
@@ -85,8 +85,8 @@ class TimerCheckpoint:
                 _log.warning("timer checkpoint has a flipped bit, which is put right")
                 data = mended
         read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
-        if min(read_time, position, queue_offset) < 0:
-            return None
+        if read_time <= 0 or min(position, queue_offset) < 0:
+            return None  # zeros: a power cut came between the making of the file and its first sync
         begin, precision, clean, wheel_crc = None, 0, 0, 0
         if _is_ours(data):
             begin, precision, clean = _OWN.unpack_from(data, _FIELDS.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from bisect import bisect_left
 from collections import Counter
@@ -19,6 +20,7 @@ from aerobee_store import ConfigError, StoreConfig
 from aerobee_store import properties as p
 from aerobee_store.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem
+from aerobee_store.timer_checkpoint import TIMER_CHECKPOINT_SIZE
 from aerobee_store.timer_files import TIMER_TOPIC
 from tests.support.timer_world import START_MS, STORE, TOPIC, TimerWorld
 
@@ -337,6 +339,25 @@ async def test_lost_timer_files_are_made_again_from_the_log(start: Start, lost: 
     for _ in range(30):
         await world.advance(7)
     assert Counter(world.bodies()) == Counter(map(str, range(40)))
+
+
+async def test_a_checkpoint_of_zeros(start: Start) -> None:
+    """A power cut may leave them: what waits is not stored again for each window since 1970."""
+    world = await start()
+    await world.send("a", 5)
+    await world.send("b", 50)
+    await world.save()
+    disk = world.disk.kill()
+    (path,) = (path for path in disk.contents() if path.name == "timercheck")
+    with contextlib.closing(disk.open(path)) as file:
+        file.write([bytes(TIMER_CHECKPOINT_SIZE)], 0)
+    world = await world.next_life(disk)
+    await world.settle()
+    assert (world.bodies(), world.timer.stats.rolled) == ([], 0)
+    await world.advance(5)
+    assert world.bodies() == ["a"]
+    await world.advance(45)
+    assert world.bodies() == ["a", "b"]
 
 
 async def test_clock_that_was_set_back_loses_nothing(start: Start) -> None:
