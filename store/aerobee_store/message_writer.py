@@ -242,8 +242,8 @@ class MessageWriter:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
         if batch.topics != (topic,) or np.count_nonzero(batch.queue_id != queue_id):
             raise InvalidMessageError(f"the records are not all of queue {queue_id} of topic {topic!r}")
-        if np.count_nonzero(batch.sys_flag & (SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH)):
-            kind = "a transactional record" if (batch.sys_flag & SYS_FLAG_TRANSACTION).any() else "an inner batch"
+        if batch.any_has(SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH):
+            kind = "a transactional record" if batch.any_has(SYS_FLAG_TRANSACTION) else "an inner batch"
             raise InvalidMessageError(f"{kind} cannot be appended in store layout")
         if names_queues(batch):
             raise InvalidMessageError(

@@ -428,6 +428,8 @@ def peek(
     if end is None:
         end = len(buffer)
     place_in_log = position if physical_offset is None else physical_offset
+    if position == end:
+        return ScanStop(StopReason.END_OF_DATA, position, place_in_log, 0, "0 bytes are left")
 
     def stop(reason: StopReason, detail: str, size: int = 0) -> ScanStop:
         return ScanStop(reason, position, place_in_log, size, detail)

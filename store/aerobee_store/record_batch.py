@@ -30,6 +30,7 @@ from .record_columns import (
     Source,
     all_true,
     columns_of,
+    constant,
     crcs_of,
     digits_of,
     find_starts,
@@ -168,6 +169,10 @@ class RecordBatch:
     def body_crc(self) -> Integers:
         return self._head["body_crc"].astype(np.int64)
 
+    def any_has(self, flags: int) -> bool:
+        """Whether a record has one of these bits in its system flags."""
+        return bool(np.count_nonzero((self.sys_flag[:1] if self._same_layout else self.sys_flag) & flags))
+
     def topic(self, index: int) -> str:
         return self.topics[int(self.topic_index[index])]
 
@@ -227,7 +232,7 @@ class RecordBatch:
         """`properties.tags_code` of every record's TAGS; 0 without. Units of delayed messages hold a time instead."""
         pairs = self._property_pairs()
         if (tag := pairs.value_of_all(property_codec.TAGS)) is not None:
-            return np.full(len(self), property_codec.tags_code(tag.decode("utf-8", "replace")), np.int64)
+            return constant(property_codec.tags_code(tag.decode("utf-8", "replace")), len(self))
         codes = np.zeros(len(self), np.int64)
         record, start, end = pairs.find(property_codec.TAGS)
         codes[record] = pairs.java_hashes(start, end).view(np.int32)
@@ -259,8 +264,8 @@ class RecordBatch:
     def _index_hashes(
         self, pairs: PropertyPairs, record: Integers, start: Integers, end: Integers, prefixes: tuple[str, ...]
     ) -> tuple[Integers, Integers]:
-        kind = self.sys_flag & record_codec.SYS_FLAG_TRANSACTION
-        if np.count_nonzero(kind):
+        if self.any_has(record_codec.SYS_FLAG_TRANSACTION):
+            kind = self.sys_flag & record_codec.SYS_FLAG_TRANSACTION
             kept = (kind != record_codec.SYS_FLAG_TRANSACTION)[record]
             record, start, end = record[kept], start[kept], end[kept]
         hashes = pairs.java_hashes(start, end, prefixes, self.topic_index[record]).view(np.int32).astype(np.int64)
@@ -338,7 +343,7 @@ def write_place(
     host = property_codec.encode_host(store_host) if store_host is not None else b""
     physical = start + (physical_offset - int(start[0]))
     behind_born_host = start
-    if np.count_nonzero(batch.sys_flag & _UNUSUAL_FLAGS) or len(host) > _HOST_V4_SIZE:
+    if batch.any_has(_UNUSUAL_FLAGS) or len(host) > _HOST_V4_SIZE:
         wide = (batch.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
         if host and bool((wide != (len(host) != _HOST_V4_SIZE)).any()):
             raise InvalidMessageError(

@@ -58,6 +58,7 @@ PACKED_DIGITS: Final = np.dtype(f"V{_DIGITS.itemsize}")
 _TAIL: Final = np.dtype([("name", ">u8"), ("separator", "u1"), ("digits", _DIGITS), ("close", "u1")])
 I64: Final = np.dtype(">i8")
 _I64_NATIVE: Final = np.dtype(np.int64)
+_BOOLEAN: Final = np.dtype(np.bool_)
 _I32: Final = np.dtype(">i4")
 _I16: Final = np.dtype(">i2")
 _HOSTS_V6: Final = record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
@@ -115,9 +116,9 @@ def find_starts(
         left -= 1
     if position > end:
         position = positions.pop()  # the record ends behind the bytes at hand
-    uniform = np.arange(run, dtype=np.int64) * stride + start
+    uniform = np.arange(start, start + run * stride, stride or 1, dtype=np.int64)
     if run and not positions:
-        return uniform, np.full(run, stride, np.int64), stride, position
+        return uniform, constant(stride, run), stride, position
     starts = np.array(positions, np.int64)
     if run:
         starts = np.concatenate((uniform, starts))
@@ -240,18 +241,18 @@ def _first_layout(view: memoryview, start: Integers, head: npt.NDArray[np.void],
     times = _column(view, position + record_codec.STORE_TIMESTAMP_POSITION + born_extra, stride, count, I64)
     body_start = start + (first.body_start - position)
     return _Layout(
-        sys_flag=_constant(first.sys_flag, count),
+        sys_flag=constant(first.sys_flag, count),
         store_timestamp=times.astype(np.int64),
         body_start=body_start,
-        body_size=_constant(first.body_size, count),
+        body_size=constant(first.body_size, count),
         topic_start=body_start,  # not needed: the topic is known
         topic_size=body_start,
         properties_start=start + (first.properties_start - position),
-        properties_size=_constant(first.properties_size, count),
+        properties_size=constant(first.properties_size, count),
         tail=tail,
-        has_property_crc=_constant(first.has_property_crc, count, np.dtype(np.bool_)),
+        has_property_crc=constant(first.has_property_crc, count, _BOOLEAN),
         topics=(first.topic,),
-        topic_index=_constant(0, count),
+        topic_index=constant(0, count),
     )
 
 
@@ -345,7 +346,8 @@ def _column(buffer: memoryview, position: int, stride: int, count: int, dtype: A
     return np.ndarray((count,), dtype, buffer, position, (stride,))
 
 
-def _constant(value: int, count: int, dtype: np.dtype[Any] = _I64_NATIVE) -> npt.NDArray[Any]:
+@lru_cache(maxsize=256)
+def constant(value: int, count: int, dtype: np.dtype[Any] = _I64_NATIVE) -> npt.NDArray[Any]:
     """The same value for all, read-only; it takes the room of one."""
     return np.ndarray((count,), dtype, dtype.type(value).tobytes(), 0, (0,))
 

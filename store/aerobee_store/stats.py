@@ -99,10 +99,9 @@ class StoreStats:
         return histogram
 
     def count_sizes(self, sizes: npt.NDArray[np.int64]) -> None:
-        """Count the sizes of many records at once."""
-        low, high = int(sizes.min()), int(sizes.max())
-        if low.bit_length() == high.bit_length():
-            self.record_sizes[low.bit_length()] += len(sizes)
+        """Count the sizes of many records at once, at least one."""
+        if not sizes.strides[0]:  # one value for all
+            self.record_sizes[int(sizes[0]).bit_length()] += len(sizes)
             return
         _, bits = np.frexp(sizes)
         for number, count in enumerate(np.bincount(bits).tolist()):

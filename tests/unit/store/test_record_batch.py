@@ -233,6 +233,18 @@ def test_whether_the_properties_contain_something() -> None:
     assert not batch.properties_contain(b"no")
 
 
+def test_whether_a_record_has_a_flag() -> None:
+    """Of any record, also where all have one layout and are looked at together."""
+    first = Message("t", 0, b"alike", sys_flag=record.SYS_FLAG_COMPRESSED)
+    batch = RecordBatch.parse(log_of([first, Message("t", 0, b"other")] * 4), base_physical_offset=0)
+    assert len(batch) == 8
+    assert batch.any_has(record.SYS_FLAG_COMPRESSED | record.SYS_FLAG_PREPARED)
+    assert not batch.any_has(record.SYS_FLAG_PREPARED)
+    batch = RecordBatch.parse(log_of([first] * 4), base_physical_offset=0)
+    assert batch.any_has(record.SYS_FLAG_COMPRESSED)
+    assert not batch.any_has(record.SYS_FLAG_PREPARED)
+
+
 @pytest.mark.parametrize("position", [12, 20, 28], ids=["queue id", "queue offset", "physical offset"])
 def test_negative_numbers_are_corrupt(position: int) -> None:
     """A record whose numbers are negative ends the batch, with the reason of the scalar check."""
