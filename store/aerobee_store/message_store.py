@@ -40,7 +40,7 @@ from aerobee_store.retention import Retention, RetentionListener
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
-from aerobee_store.store_directory import lock_directory, open_error, sync_names
+from aerobee_store.store_directory import lock_directory, open_error, put_back, sync_names
 from aerobee_store.store_status import StoreState, StoreStatus
 from aerobee_store.topic_removal import TopicRemoval
 from aerobee_store.write_modes import BufferPool, segments_of
@@ -208,6 +208,7 @@ class MessageStore:
         except OSError as error:
             raise open_error(directory, error) from error
         try:
+            put_back(file_system, directory)
             store = cls(config, file_system, clock, lock, is_batch_topic)
             store._recover(whole_log=whole_log)
         except OSError as error:

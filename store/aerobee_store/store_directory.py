@@ -29,6 +29,11 @@ _STORE_NAMES: Final = frozenset(
 )
 
 
+REBUILD_OLD: Final = "rebuild.old"
+"""Where a rebuild (tools/rebuild.py) moves what it replaces, until it is done."""
+REBUILT_NAMES: Final = ("consumequeue", "batchconsumequeue", "index")
+
+
 def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
     """Lock the directory of a store, made if it is not there. StoreLockedError, StoreDirectoryError, OSError."""
     if file_system.exists(directory):
@@ -48,6 +53,24 @@ def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
         raise StoreLockedError(
             f"{directory}: another process has this store open; stop it, or name another directory"
         ) from error
+
+
+def put_back(file_system: FileSystem, directory: Path) -> bool:
+    """Put back what a rebuild had moved away and not replaced yet when it was killed; whether there was any. OSError.
+
+    Queues of which the log has no message any more know alone where their offsets go on.
+    """
+    moved = [
+        name
+        for name in REBUILT_NAMES
+        if file_system.exists(directory / REBUILD_OLD / name) and not file_system.exists(directory / name)
+    ]
+    for name in moved:
+        file_system.rename(directory / REBUILD_OLD / name, directory / name)
+    if moved:
+        file_system.sync_directory(directory / REBUILD_OLD)
+        file_system.sync_directory(directory)
+    return bool(moved)
 
 
 def sync_names(file_system: FileSystem, directories: Iterable[Path]) -> None:

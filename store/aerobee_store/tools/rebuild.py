@@ -8,8 +8,9 @@ They are built beside the old ones, in `rebuild.new`, and put in their place whe
     4. write the checkpoint, remove `abort`; for a store that was not closed in order leave it at 2
     5. remove rebuild.old
 
-A crash before 2 leaves the store as it was, a crash after it leaves what the next start completes. What it leaves in
-rebuild.new and rebuild.old is removed by the next rebuild; nothing else looks at them.
+A crash before 2 leaves the store as it was, a crash after it leaves what the next start completes; what was moved away
+and not replaced yet is put back by the next start or rebuild. The rest of what it leaves in rebuild.new and rebuild.old
+is removed by the next rebuild.
 
 What the log does not say is kept: a queue of which the log has no message any more keeps its last file, for that alone
 knows where its offsets go on. Of queues whose first messages have expired the units of these are filler units.
@@ -37,6 +38,7 @@ from aerobee_store.index_file import IndexService
 from aerobee_store.log_scan import LogEnd, batch_queue_units, queue_units
 from aerobee_store.multi_dispatch import AS_RECORDED
 from aerobee_store.record_batch import RecordBatch
+from aerobee_store.store_directory import REBUILD_OLD, REBUILT_NAMES, put_back
 from aerobee_store.tools.actions import Action, GivenSizes, Sizes, locked, sizes_of
 from aerobee_store.tools.damage import finding_of
 from aerobee_store.tools.findings import Finding
@@ -45,7 +47,7 @@ from aerobee_store.tools.store_files import Progress, QueueFiles, QueueKey, Stor
 from aerobee_store.tools.trial_disk import TrialDisk
 
 NEW: Final = "rebuild.new"
-OLD: Final = "rebuild.old"
+OLD: Final = REBUILD_OLD
 _CHUNK: Final = 1 << 16
 
 
@@ -104,6 +106,9 @@ def rebuild(
     files = StoreFiles.find(directory)
     try:
         with locked(directory, create=apply):
+            if apply and put_back(DiskFileSystem(), directory):
+                files.close()
+                files = StoreFiles.find(directory)
             if not files.segments:
                 raise StoreDirectoryError(f"{directory / 'commitlog'}: no segment of the log; nothing to rebuild from")
             _check_replaceable(directory, _names(queues=queues, index=index))
@@ -431,7 +436,7 @@ class _Rebuild:
 
 def _names(*, queues: bool, index: bool) -> list[str]:
     """The directories of a store that are replaced."""
-    return [*(["consumequeue", "batchconsumequeue"] if queues else []), *(["index"] if index else [])]
+    return [name for name in REBUILT_NAMES if (index if name == "index" else queues)]
 
 
 def _check_replaceable(directory: Path, names: Sequence[str]) -> None:

@@ -219,8 +219,15 @@ def test_a_deleted_topic_stays_deleted(stored: Stored) -> None:
         assert store.append([stored.messages[0]])[0].queue_offset == 30
 
 
-def test_the_end_of_a_queue_outlives_its_messages(tmp_path: Path, stored: Stored) -> None:
-    """A queue of which the log has nothing any more keeps its last file: its offsets must not begin anew."""
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("renames", [None, 0, 1, 2, 3])
+def test_the_end_of_a_queue_outlives_its_messages(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, renames: int | None, again: bool
+) -> None:
+    """A queue of which the log has nothing any more keeps its last file: its offsets must not begin anew.
+
+    `renames`: after so many of them the rebuild is killed, and then begun again, or a start follows.
+    """
     with MessageStore.open(stored.config) as store:
         ends = {topic: store.queue_range(topic, 0)[1] for topic in "AB"}
         while store.status().segments < 8:
@@ -228,8 +235,14 @@ def test_the_end_of_a_queue_outlives_its_messages(tmp_path: Path, stored: Stored
         store.flush()
     for path in sorted((stored.directory / "commitlog").iterdir())[:6]:
         path.unlink()
-    report = rebuild(stored.directory, apply=True)
-    assert "keep-queue" in {action.kind for action in report.actions}
+    if renames is not None:
+        monkeypatch.setattr(DiskFileSystem, "rename", killed_at(DiskFileSystem.rename, renames + 1))
+        with pytest.raises(KeyboardInterrupt):
+            rebuild(stored.directory, apply=True)
+        monkeypatch.undo()
+    if renames is None or again:
+        report = rebuild(stored.directory, apply=True)
+        assert "keep-queue" in {action.kind for action in report.actions}
     with MessageStore.open(stored.config) as store:
         assert store.queue_range("A", 0) == (ends["A"], ends["A"])
         assert store.append([stored.messages[0]])[0].queue_offset == ends["A"]
@@ -297,12 +310,9 @@ def test_a_file_of_a_batch_queue_that_is_missing(tmp_path: Path, lost: int) -> N
         assert store.queue_range(BATCH_TOPIC, 0) == (0, 50)
 
 
-@pytest.mark.parametrize("step", ["write_new", "unlink", "rename-1", "rename-2", "rename-3", "rename-4"])
-def test_a_rebuild_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """After any step of putting the new files in place, the next start has every message in its queue and index."""
-    name, _, count = step.partition("-")
-    left = int(count or 1)
-    real = getattr(DiskFileSystem, name)
+def killed_at(real: Callable[..., None], count: int) -> Callable[..., None]:
+    """A method of the disk, of which the call of this number is the end of the process."""
+    left = count
 
     def killed(disk: DiskFileSystem, *arguments: object) -> None:
         nonlocal left
@@ -311,7 +321,14 @@ def test_a_rebuild_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         real(disk, *arguments)
 
-    monkeypatch.setattr(DiskFileSystem, name, killed)
+    return killed
+
+
+@pytest.mark.parametrize("step", ["write_new", "unlink", "rename-1", "rename-2", "rename-3", "rename-4"])
+def test_a_rebuild_that_is_killed(stored: Stored, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """After any step of putting the new files in place, the next start has every message in its queue and index."""
+    name, _, count = step.partition("-")
+    monkeypatch.setattr(DiskFileSystem, name, killed_at(getattr(DiskFileSystem, name), int(count or 1)))
     with pytest.raises(KeyboardInterrupt):
         rebuild(stored.directory, apply=True)
     monkeypatch.undo()
