@@ -60,6 +60,40 @@ def sync_all(files: Sequence[MappedFile | File]) -> float:
     return time.perf_counter() - started
 
 
+class GroupSize:
+    """How many of those who wait should be answered together, and how long the first may wait for the others.
+
+    It follows how many are in flight. `tries`: now and then a lone one waits, too, to see whether others come; without
+    this it takes a group of several to begin with, which a sync brings about, as it takes its time.
+    """
+
+    def __init__(self, *, tries: bool = False) -> None:
+        self._tries = tries
+        self._groups_before_growth = _GROUPS_BEFORE_GROWTH if tries else 0
+        self.count = 1
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait for the others."""
+        return min(_GATHER_SECONDS_EACH * self.count, _GATHER_SECONDS_MAX)
+
+    def follow(self, waited: int) -> None:
+        """Learn from a group of `waited`."""
+        missing = self.count - waited
+        if waited <= 1 and not (self._tries and waited):
+            self.count = 1
+        elif missing == 1:  # the one more did not come, so no more are in flight; do not ask for it again soon
+            self._groups_before_growth = _GROUPS_BEFORE_GROWTH
+            self.count = waited
+        elif missing > 1:
+            self.count = (self.count + waited) // 2
+        elif self._groups_before_growth:
+            self._groups_before_growth -= 1
+            self.count = waited
+        else:
+            self.count = waited + 1
+
+
 class CommitInterval:
     """With write mode "pool", the task that moves what is in the pool's buffers to the page cache: in a thread, so that
     the event loop never waits for a page of the file. After RocketMQ's CommitRealTimeService.
@@ -164,8 +198,7 @@ class GroupCommit:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
         self._gathered = asyncio.Event()
-        self._gather_count = 1
-        self._groups_before_growth = 0
+        self._group = GroupSize()
         self.sync_error: OSError | None = None  # of a sync that nobody may have waited for to its end
         self._messages_before = 0
         self._failure: StoreFailedError | None = None
@@ -184,7 +217,7 @@ class GroupCommit:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((end, waiter))
         self._wake.set()
-        if len(self._waiters) >= self._gather_count:
+        if len(self._waiters) >= self._group.count:
             self._gathered.set()
         await waiter
 
@@ -203,7 +236,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
-            if self._gather_count > 1 and len(self._waiters) < self._gather_count:
+            if self._group.count > 1 and len(self._waiters) < self._group.count:
                 await self._gather()
             self._wake.clear()
             if self._failure is not None:
@@ -231,7 +264,7 @@ class GroupCommit:
             self._stats.sync_seconds.observe(seconds)
             self._stats.messages_per_sync.observe(appended - self._messages_before)
             self._messages_before = appended
-            self._gather_count = self._next_gather_count(waited)
+            self._group.follow(waited)
             self._resolve()
             self._after_sync()
 
@@ -245,23 +278,8 @@ class GroupCommit:
         """
         self._gathered.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(_GATHER_SECONDS_EACH * self._gather_count, _GATHER_SECONDS_MAX)):
+            async with asyncio.timeout(self._group.seconds):
                 await self._gathered.wait()
-
-    def _next_gather_count(self, waited: int) -> int:
-        """How many the next group should have, after one of `waited`: it follows what is in flight."""
-        missing = self._gather_count - waited
-        if waited <= 1:
-            return 1
-        if missing == 1:  # the one more did not come, so no more are in flight; do not ask for it again soon
-            self._groups_before_growth = _GROUPS_BEFORE_GROWTH
-            return waited
-        if missing > 1:
-            return (self._gather_count + waited) // 2
-        if self._groups_before_growth:
-            self._groups_before_growth -= 1
-            return waited
-        return waited + 1
 
     async def _commit_beside(self, commits: CommitInterval) -> None:
         running = asyncio.create_task(commits.commit(), name="commit-for-sync")

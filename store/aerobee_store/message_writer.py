@@ -1,5 +1,5 @@
-"""Appends messages to the log, and moves what has gathered to the page cache: at the end of the event loop's tick with
-async flush, or if somebody waits for just that; otherwise the sync does so, or else a timer."""
+"""Appends messages to the log, and moves what has gathered to the page cache: for a group of those who wait for just
+that, or else by a timer; what waits for a sync is written with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aerobee_store.consume_queue import ConsumeQueue
 from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
 from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
 from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError, SyncTimeoutError
-from aerobee_store.flush import CommitInterval, GroupCommit
+from aerobee_store.flush import CommitInterval, GroupCommit, GroupSize
 from aerobee_store.multi_dispatch import (
     MultiDispatch,
     QueueKey,
@@ -104,7 +104,9 @@ class MessageWriter:
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
         self.loop: asyncio.AbstractEventLoop | None = None  # None: no services, `flush` or `close` does all
         self._ended = False
-        self._commit_scheduled = False
+        self._commit_at_the_latest: asyncio.TimerHandle | None = None
+        self._group_at_the_latest: asyncio.TimerHandle | None = None
+        self._group = GroupSize(tries=True)  # of those who wait for the page cache alone
         self._commit_waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def append(
@@ -299,8 +301,10 @@ class MessageWriter:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commit_waiters.append((end, waiter))
         if self._commits is None:
-            if self._config.flush == "sync" and self.loop is not None and len(self._commit_waiters) == 1:
-                self.loop.call_soon(self._commit_scheduled_now)  # once for all of this tick
+            if self.loop is not None and len(self._commit_waiters) == self._group.count:
+                self.loop.call_soon(self._commit_unless_ended)  # once for all of this tick
+            elif self.loop is not None and len(self._commit_waiters) == 1:
+                self._group_at_the_latest = self.loop.call_later(self._group.seconds, self._commit_unless_ended)
             await waiter
             return
         self._commits.request()
@@ -325,6 +329,10 @@ class MessageWriter:
     def after_commit(self) -> None:
         """Dispatch what the page cache has, where that is enough, and answer who waits for it. Fails as `commit`."""
         self._stats.commits += 1
+        for timer in (self._commit_at_the_latest, self._group_at_the_latest):
+            if timer is not None:
+                timer.cancel()
+        self._commit_at_the_latest = self._group_at_the_latest = None
         self._allocation.look()
         try:
             if self._config.flush == "async":
@@ -334,6 +342,8 @@ class MessageWriter:
             return
         committed = self._log.committed
         waiters, self._commit_waiters = self._commit_waiters, []
+        if self._config.flush == "async":
+            self._group.follow(len(waiters))
         for end, waiter in waiters:
             if end > committed:
                 self._commit_waiters.append((end, waiter))
@@ -393,15 +403,11 @@ class MessageWriter:
                 self._commits.request()
         elif self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
             self.commit()
-        elif not self._commit_scheduled:
-            self._commit_scheduled = True
-            if self._config.flush == "async":
-                self.loop.call_soon(self._commit_scheduled_now)
-            else:  # before that a sync writes all of its group at once, which costs a system call instead of one each
-                self.loop.call_later(_GATHER_SECONDS, self._commit_scheduled_now)
+        elif self._commit_at_the_latest is None:
+            # Who waits for it has it written before, a group at once, which costs a system call instead of one each.
+            self._commit_at_the_latest = self.loop.call_later(_GATHER_SECONDS, self._commit_unless_ended)
 
-    def _commit_scheduled_now(self) -> None:
-        self._commit_scheduled = False
+    def _commit_unless_ended(self) -> None:
         if not self._ended and self.loop is not None:
             self.commit()
 

@@ -1,7 +1,7 @@
 """Ways to move appended bytes to the page cache, besides the gathered write of mapped_file.py.
 
-    gathered   `MappedFile`      what has gathered goes in one pwritev: with the sync that answers it, or with async
-                                 flush at the end of the event loop's tick (the default)
+    gathered   `MappedFile`      what has gathered goes in one pwritev, with the sync or the group of those who wait
+                                 that it answers (the default)
     mapped     `SharedSegment`   records are stored into a shared mapping of the file: no system call, but page faults
     pool       `PooledSegment`   records are copied to a locked buffer, which a thread writes to the file: the event
                                  loop never waits for a page of the file. RocketMQ's TransientStorePool

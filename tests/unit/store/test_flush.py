@@ -279,6 +279,37 @@ async def test_async_flush_answers_from_the_page_cache() -> None:
         assert store.positions[2] == sent[0].end
 
 
+async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lone send that found others on their way, those who come in different ticks are one write."""
+    monkeypatch.setattr(flush, "_GROUPS_BEFORE_GROWTH", 0)
+    async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), disk := MemoryFileSystem()) as store:
+        await send(store, 0)
+        before = log_writes(disk)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        first = asyncio.create_task(send(store, 1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not first.done()
+        await asyncio.gather(first, send(store, 2))
+        assert log_writes(disk) == before + 1
+
+
+async def test_with_async_flush_who_sends_alone_seldom_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About once in 64 times, for a moment, to see whether others come."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 0.001)
+    waited = []
+    async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), MemoryFileSystem()) as store:
+        for number in range(200):
+            sending = asyncio.create_task(send(store, number))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if not sending.done():
+                waited.append(number)
+            await sending
+    assert waited == [65, 131, 197]
+
+
 async def test_what_async_flush_may_lose_is_bounded() -> None:
     """Nobody waits, and within the interval it is synced by itself; queues, index and checkpoint follow."""
     disk = MemoryFileSystem()
