@@ -23,6 +23,7 @@ from tests.chaos.history import (
     Findings,
     Kind,
     Outcome,
+    Place,
     RecallAttempted,
     check,
 )
@@ -76,11 +77,13 @@ class Left:
         self._history = history
         self._next = 0
         self._sent: dict[str, Attempted] = {}
-        self._left: set[tuple[str, str]] = set()  # group, message id
-        self._finished: set[tuple[str, str]] = set()
+        self._undelivered: set[tuple[str, str]] = set()  # group, message id: acknowledged
+        self._seen: set[tuple[str, str]] = set()  # delivered, or perhaps recalled
+        self._unconsumed: set[tuple[str, str, Place]] = set()  # delivered; a message may lie in two places
+        self._consumed: set[tuple[str, str, Place]] = set()
 
     def is_nothing(self) -> bool:
-        """Whether all that was acknowledged or delivered is consumed."""
+        """Whether all that was acknowledged is delivered, and all that was delivered consumed, wherever it lies."""
         for event in self._history[self._next :]:
             match event:
                 case Attempted():
@@ -88,23 +91,24 @@ class Left:
                 case Acknowledged():
                     sent = self._sent[event.message_id]
                     if sent.kind is not Kind.TRANSACTIONAL or sent.outcome is Outcome.COMMIT:
-                        self._add(*((group, event.message_id) for topic, group, _ in GROUPS if topic == sent.topic))
+                        wanted = {(group, event.message_id) for topic, group, _ in GROUPS if topic == sent.topic}
+                        self._undelivered |= wanted - self._seen
                 case RecallAttempted():
-                    never = {(group, event.message_id) for _, group, _ in GROUPS}
-                    self._left -= never
-                    self._finished |= never
+                    self._see({(group, event.message_id) for _, group, _ in GROUPS})
                 case Delivered():
-                    self._add((event.group, event.message_id))
+                    self._see({(event.group, event.message_id)})
+                    self._unconsumed |= {(event.group, event.message_id, event.place)} - self._consumed
                 case ConsumeAttempted():
-                    self._left.discard((event.group, event.message_id))
-                    self._finished.add((event.group, event.message_id))
+                    self._unconsumed.discard((event.group, event.message_id, event.place))
+                    self._consumed.add((event.group, event.message_id, event.place))
                 case _:
                     pass
         self._next = len(self._history)
-        return not self._left
+        return not (self._undelivered or self._unconsumed)
 
-    def _add(self, *keys: tuple[str, str]) -> None:
-        self._left.update(key for key in keys if key not in self._finished)
+    def _see(self, keys: set[tuple[str, str]]) -> None:
+        self._undelivered -= keys
+        self._seen |= keys
 
 
 async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +159,18 @@ async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
     assert findings.counts["acknowledged"] > 3 * min(SECONDS, 60), "there was hardly any load"
     assert findings.duplicates.total() > 0 or not _IS_LONG, "nobody was disturbed"
+
+
+def test_what_is_left_of_a_message_in_two_places() -> None:
+    """Its producer sent it twice, so it lies twice in its topic, and a group is not done before both are consumed."""
+    history: list[Event] = [Attempted(0, "a", "chaos-delay"), Attempted(0, "a", "chaos-delay"), Acknowledged(0, "a")]
+    left = Left(history)
+    assert not left.is_nothing()
+    for offset in (0, 1):
+        history.append(Delivered(0, "patient", "a", "chaos-delay", (0, offset), 1, offset))
+        assert not left.is_nothing()
+        history.append(ConsumeAttempted(0, "patient", "a", (0, offset)))
+        assert left.is_nothing()
 
 
 def _report(findings: Findings) -> str:
