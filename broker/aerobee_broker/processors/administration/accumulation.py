@@ -125,11 +125,12 @@ class Accumulation:
                     by_lite_topic.setdefault(named, _Sum()).add(status, times)
             if number % TURN_COUNT == TURN_COUNT - 1:
                 await asyncio.sleep(0)
+        now_ms = self._clock.now_ms()  # one for all, so that sums and parts agree
         return v2.DescribeGroupAccumulationResponse(
             status=OK,
-            accumulation=self._sum_to_wire(total),
-            topic_accumulation={topic: self._sum_to_wire(found) for topic, found in by_topic.items()},
-            lite_topic_accumulation={name: self._sum_to_wire(found) for name, found in by_lite_topic.items()},
+            accumulation=_sum_to_wire(total, now_ms),
+            topic_accumulation={topic: _sum_to_wire(found, now_ms) for topic, found in by_topic.items()},
+            lite_topic_accumulation={name: _sum_to_wire(found, now_ms) for name, found in by_lite_topic.items()},
         )
 
     async def time_span(self, request: v2.QueryTimeSpanRequest, client: Client) -> v2.QueryTimeSpanResponse:
@@ -178,16 +179,17 @@ class Accumulation:
         consumed = self._store.store_timestamp_at(topic, queue_id, status.commit_offset - 1)
         return _Times(oldest, oldest_ready, consumed or 0)
 
-    def _sum_to_wire(self, found: _Sum) -> v2.DescribeGroupAccumulationResponse.GroupAccumulation:
-        wire = v2.DescribeGroupAccumulationResponse.GroupAccumulation(
-            inflight_messages=found.in_flight,
-            ready_messages=found.ready,
-            accumulation=found.in_flight + found.ready,
-            last_consume_timestamp=found.consumed_ms,
-        )
-        waits = 0 if found.oldest_ready_ms is None else max(self._clock.now_ms() - found.oldest_ready_ms, 0)
-        wire.deliver_delay_time.FromMilliseconds(waits)
-        return wire
+
+def _sum_to_wire(found: _Sum, now_ms: int) -> v2.DescribeGroupAccumulationResponse.GroupAccumulation:
+    wire = v2.DescribeGroupAccumulationResponse.GroupAccumulation(
+        inflight_messages=found.in_flight,
+        ready_messages=found.ready,
+        accumulation=found.in_flight + found.ready,
+        last_consume_timestamp=found.consumed_ms,
+    )
+    waits = 0 if found.oldest_ready_ms is None else max(now_ms - found.oldest_ready_ms, 0)
+    wire.deliver_delay_time.FromMilliseconds(waits)
+    return wire
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
