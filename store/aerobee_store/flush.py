@@ -80,7 +80,7 @@ class GroupSize:
     def follow(self, waited: int) -> None:
         """Learn from a group of `waited`."""
         missing = self.count - waited
-        if waited <= 1 and not (self._tries and waited):
+        if waited <= 1 and not self._tries:
             self.count = 1
         elif missing == 1:  # the one more did not come, so no more are in flight; do not ask for it again soon
             self._groups_before_growth = _GROUPS_BEFORE_GROWTH

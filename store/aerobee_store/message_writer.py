@@ -342,7 +342,7 @@ class MessageWriter:
             return
         committed = self._log.committed
         waiters, self._commit_waiters = self._commit_waiters, []
-        if self._config.flush == "async":
+        if self._config.flush == "async" and waiters:
             self._group.follow(len(waiters))
         for end, waiter in waiters:
             if end > committed:
