@@ -43,7 +43,7 @@ from aerobee_store.stats import StoreStats
 
 # What may gather before it is written at once.
 _GATHER_SIZE_MAX: Final = 4 << 20
-# With sync flush, how long what nobody waits for stays out of the page cache.
+# How long what nobody waits for stays out of the page cache.
 _GATHER_SECONDS: Final = 0.01
 
 
@@ -408,7 +408,9 @@ class MessageWriter:
             self._commit_at_the_latest = self.loop.call_later(_GATHER_SECONDS, self._commit_unless_ended)
 
     def _commit_unless_ended(self) -> None:
-        if not self._ended and self.loop is not None:
+        if self._ended or self.loop is None:
+            self._commit_at_the_latest = None  # the services may run again, and whoever appends then needs a new one
+        else:
             self.commit()
 
 

@@ -160,6 +160,27 @@ async def test_what_nobody_waits_for_is_written_without_a_sync() -> None:
         assert log_syncs(disk) == before
 
 
+async def test_what_nobody_waits_for_is_written_when_the_services_run_again() -> None:
+    """Whatever was on its way when they ended."""
+    store = MessageStore.open(CONFIG, file_system=MemoryFileSystem(clock=ManualClock()), clock=ManualClock())
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            services = asyncio.create_task(store.run())
+            await asyncio.sleep(0)
+            (appended,) = store.append([Message("orders", 0, b"nobody waits")])
+            services.cancel()
+            await asyncio.gather(services, return_exceptions=True)
+            await asyncio.sleep(0.05)  # the timer of the first message goes off meanwhile
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        (appended,) = store.append([Message("orders", 0, b"nobody waits")])
+        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer that does it tells nobody
+            await asyncio.sleep(0.001)
+        services.cancel()
+        await asyncio.gather(services, return_exceptions=True)
+    store.close()
+
+
 async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
     """A message that came while it ran is not answered by it, and not in its queue: a power cut may take it."""
     hanging = HangingDisk()
