@@ -4,6 +4,9 @@ protoc writes messages (`_pb2.py`), services (`_pb2_grpc.py`, only where there a
 The result is then changed in one respect, because protoc cannot: it registers in our private pool instead of
 protobuf's default pool, and takes Timestamp and Duration from there (`pool.py` says why).
 
+The base classes in `_pb2_grpc.py` answer UNIMPLEMENTED for what a server made of them leaves out. Fakes in tests are
+made of them; the broker is not: it registers a coroutine of its own for each call, and without one it does not start.
+
 Needs the development tools of this project: grpcio-tools and mypy-protobuf in the environment that runs it.
 """
 
