@@ -163,7 +163,8 @@ class SegmentAllocation:
         """Wait for what is under way, and take it over."""
         if self._making is not None:
             with suppress(OSError):
-                await asyncio.wrap_future(self._making[1])
+                # Several may wait for it: one that is cancelled leaves it to the others.
+                await asyncio.shield(asyncio.wrap_future(self._making[1]))
             self._collect()
 
     def _collect(self) -> MappedFile | None:

@@ -390,6 +390,26 @@ async def test_services_that_end_and_begin_again() -> None:
     assert len(created) == len(set(created)) == 3
 
 
+async def test_services_that_end_leave_what_is_being_made_to_who_else_waits_for_it() -> None:
+    """Retention may wait for it as well, in a task that nobody has cancelled."""
+    store = MessageStore.open(config_of(), file_system=MemoryFileSystem(), clock=ManualClock())
+    go = threading.Event()
+    async with asyncio.timeout(10):
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        store._allocation._disk.submit(go.wait, 10)  # so that the next segment is asked for, and not begun
+        await send(store, Sender(), QUARTER)
+        while store._allocation._making is None:  # noqa: ASYNC110 - it is the state that matters
+            await asyncio.sleep(0.001)
+        giving_back = asyncio.create_task(store._allocation.give_back())
+        await asyncio.sleep(0)
+        services.cancel()
+        await asyncio.gather(services, return_exceptions=True)
+        go.set()
+        assert await giving_back == 1
+    store.close()
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     """By their full names."""
     with pytest.raises(ConfigError, match=r"store\.segments_ahead"):
