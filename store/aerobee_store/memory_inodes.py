@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -135,59 +135,54 @@ def has_data(content: bytearray, block: int) -> bool:
 def tree_after_crash(root: Directory, changes: Sequence[NameChange], source: random.Random) -> Directory:
     """All that lies below a directory as a power cut could leave it. `changes`: of names, since they were synced."""
     names = _names_after_crash(root, changes, source)
-    copies: dict[int, Entry] = {}
-
-    def copy(entry: Entry) -> Entry:
-        made = copies.get(id(entry))
-        if made is not None:
-            return made
-        if isinstance(entry, Inode):
-            copies[id(entry)] = inode = entry.after_crash(source)
-            return inode
-        return copy_directory(entry)
-
-    def copy_directory(entry: Directory) -> Directory:
-        copies[id(entry)] = directory = Directory()
-        for name, child in names[id(entry)].items():
-            directory.entries[name] = copy(child)
-        directory.durable = dict(directory.entries)
-        return directory
-
-    return copy_directory(root)
+    copies = _Copies(lambda inode: inode.after_crash(source), lambda entry: (names[id(entry)], names[id(entry)]))
+    return copies.directory(root)
 
 
 def tree_after_kill(root: Directory, changes: Sequence[NameChange]) -> tuple[Directory, list[NameChange]]:
     """The same after `kill -9`, where all is as it was written; and what is not synced of it yet."""
-    copies: dict[int, Entry] = {}
-
-    def copy(entry: Entry) -> Entry:
-        made = copies.get(id(entry))
-        if made is not None:
-            return made
-        if isinstance(entry, Inode):
-            copies[id(entry)] = inode = entry.after_kill()
-            return inode
-        return copy_directory(entry)
-
-    def copy_directory(entry: Directory) -> Directory:
-        made = copies.get(id(entry))
-        if isinstance(made, Directory):
-            return made
-        copies[id(entry)] = directory = Directory()
-        directory.entries = {name: copy(child) for name, child in entry.entries.items()}
-        directory.durable = {name: copy(child) for name, child in entry.durable.items()}
-        return directory
-
-    after = copy_directory(root)
+    copies = _Copies(Inode.after_kill, lambda entry: (entry.entries, entry.durable))
+    after = copies.directory(root)
     return after, [
         NameChange(
-            copy_directory(change.directory),
+            copies.directory(change.directory),
             change.name,
-            None if change.entry is None else copy(change.entry),
+            None if change.entry is None else copies.entry(change.entry),
             change.joined,
         )
         for change in changes
     ]
+
+
+class _Copies:
+    """Of the files and directories of a tree, each made once: what has two names, or has been renamed, stays one."""
+
+    def __init__(
+        self,
+        inode_after: Callable[[Inode], Inode],
+        names_after: Callable[[Directory], tuple[dict[str, Entry], dict[str, Entry]]],
+    ) -> None:
+        """`names_after`: what a directory holds, and what of it is durable."""
+        self._inode_after = inode_after
+        self._names_after = names_after
+        self._inodes: dict[int, Inode] = {}
+        self._directories: dict[int, Directory] = {}
+
+    def entry(self, entry: Entry) -> Entry:
+        if isinstance(entry, Directory):
+            return self.directory(entry)
+        if id(entry) not in self._inodes:
+            self._inodes[id(entry)] = self._inode_after(entry)
+        return self._inodes[id(entry)]
+
+    def directory(self, entry: Directory) -> Directory:
+        made = self._directories.get(id(entry))
+        if made is None:
+            made = self._directories[id(entry)] = Directory()
+            entries, durable = self._names_after(entry)
+            made.entries = {name: self.entry(child) for name, child in entries.items()}
+            made.durable = {name: self.entry(child) for name, child in durable.items()}
+        return made
 
 
 def _names_after_crash(
