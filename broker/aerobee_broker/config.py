@@ -27,9 +27,9 @@ from types import UnionType
 from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from aerobee_broker.delivery.config import DeliveryConfig
-from aerobee_broker.delivery.timer_config import PRECISIONS_MS, TimerConfig
-from aerobee_broker.delivery.transaction_config import TransactionsConfig
-from aerobee_broker.topics import QUEUE_COUNT_MAX
+from aerobee_broker.tables.topics import QUEUE_COUNT_MAX
+from aerobee_broker.timer.config import PRECISIONS_MS, TimerConfig
+from aerobee_broker.transactions.config import TransactionsConfig
 from aerobee_store.config import BATCH_UNIT_SIZE, UNIT_SIZE, StoreConfig
 from aerobee_store.errors import ConfigError
 

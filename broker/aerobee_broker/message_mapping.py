@@ -15,8 +15,8 @@ from hashlib import md5
 from typing import Final
 
 from aerobee_proto import v2
-from aerobee_store import properties as p
-from aerobee_store.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE, Message, Record
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE, Message, Record
 
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 LITE_TOPIC: Final = "__LITE_TOPIC"

@@ -24,11 +24,11 @@ from aerobee_broker.config import (
     setting_of_text,
     setting_text,
 )
-from aerobee_broker.json_fields import JsonFields
-from aerobee_store import java_json
+from aerobee_broker.tables.json_fields import JsonFields
 from aerobee_store.errors import ConfigError
-from aerobee_store.json_table import JsonTable, TableFiles
 from aerobee_store.stats import StoreStats
+from aerobee_store.tables import java_json
+from aerobee_store.tables.json_table import JsonTable, TableFiles
 
 _log = logging.getLogger(__name__)
 

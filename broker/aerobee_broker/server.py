@@ -10,20 +10,16 @@ from typing import Final
 
 import grpc
 
-from aerobee_broker.accounts import Accounts
-from aerobee_broker.broker_stats import BrokerStats
-from aerobee_broker.clients import ClientRegistry
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
-from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.level_delay import LevelDelay
-from aerobee_broker.delivery.producers import Producers
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import ListenError
-from aerobee_broker.http_endpoint import HttpEndpoint
 from aerobee_broker.listeners import Listening, check_ports, listen, tls_credentials
-from aerobee_broker.metrics import Metrics
+from aerobee_broker.metrics.broker_stats import BrokerStats
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.metrics.http_endpoint import HttpEndpoint
+from aerobee_broker.metrics.metrics import Metrics
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
@@ -49,7 +45,11 @@ from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_handler
 from aerobee_broker.services.messaging_service import MessagingService
 from aerobee_broker.services.standard_services import health_handler, reflection_handlers
-from aerobee_broker.tables import BatchTopics, Tables
+from aerobee_broker.tables.tables import BatchTopics, Tables
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.producers import Producers
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
 

@@ -24,8 +24,8 @@ from aerobee_store.errors import (
 from aerobee_store.message_reader import ReadResult
 from aerobee_store.message_store import MessageStore
 from aerobee_store.message_writer import Appended, AppendedBatch
-from aerobee_store.record import Message, Record
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.records.record import Message, Record
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags
 from aerobee_store.store_status import StoreStatus
 

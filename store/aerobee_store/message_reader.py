@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Literal
 
-from aerobee_store import inner_batch, multi_dispatch, properties
-from aerobee_store.batch_consume_queue import BatchConsumeQueue
-from aerobee_store.commit_log import CommitLog
-from aerobee_store.consume_queue import FILLER_SIZE
-from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
-from aerobee_store.index_file import IndexService
-from aerobee_store.queue_table import QueueTable
-from aerobee_store.record import Record, TransactionType
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.queues import multi_dispatch
+from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
+from aerobee_store.queues.consume_queue import FILLER_SIZE
+from aerobee_store.queues.index_file import IndexService
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.records import inner_batch, properties
+from aerobee_store.records.record import Record, TransactionType
 from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)

@@ -16,34 +16,34 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
-from aerobee_store.allocate import SegmentAllocation
-from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.clock import Clock, SystemClock
-from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.deleted_topics import DeletedTopics
-from aerobee_store.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
+from aerobee_store.disk.file_system import DiskFileSystem, FileSystem, Lock
+from aerobee_store.disk.store_directory import lock_directory, open_error, put_back, sync_names
+from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.durability.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
+from aerobee_store.durability.recovery import Recovery, RecoveryReport
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
-from aerobee_store.file_system import DiskFileSystem, FileSystem, Lock
-from aerobee_store.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
-from aerobee_store.index_file import IndexService
-from aerobee_store.log_paths import LogPaths
-from aerobee_store.mapped_file import MappedFileQueue
+from aerobee_store.log.allocate import SegmentAllocation
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.log_paths import LogPaths
+from aerobee_store.log.mapped_file import MappedFileQueue
+from aerobee_store.log.write_modes import BufferPool, segments_of
+from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.maintenance.retention import Retention, RetentionListener
+from aerobee_store.maintenance.scrub import Scrub
+from aerobee_store.maintenance.topic_removal import TopicRemoval
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
-from aerobee_store.multi_dispatch import MultiDispatch
-from aerobee_store.queue_table import QueueTable
-from aerobee_store.record import Message, Record
-from aerobee_store.record_batch import RecordBatch
-from aerobee_store.recovery import Recovery, RecoveryReport
-from aerobee_store.retention import Retention, RetentionListener
+from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
+from aerobee_store.queues.index_file import IndexService
+from aerobee_store.queues.multi_dispatch import MultiDispatch
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.records.record import Message, Record
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags, RunningState
-from aerobee_store.scrub import Scrub
 from aerobee_store.stats import StoreStats
-from aerobee_store.store_directory import lock_directory, open_error, put_back, sync_names
 from aerobee_store.store_status import StoreState, StoreStatus
-from aerobee_store.topic_removal import TopicRemoval
-from aerobee_store.write_modes import BufferPool, segments_of
 
 _log = logging.getLogger(__name__)
 

@@ -11,18 +11,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aerobee_store import inner_batch, properties, record
-from aerobee_store.allocate import SegmentAllocation
-from aerobee_store.batch_consume_queue import AnyQueue
 from aerobee_store.clock import Clock
-from aerobee_store.commit_log import CommitLog
 from aerobee_store.config import StoreConfig
-from aerobee_store.consume_queue import ConsumeQueue
-from aerobee_store.delay_levels import SCHEDULE_TOPIC, unit_code
-from aerobee_store.dispatch import Dispatch, Entry, EntryBatch
+from aerobee_store.durability.flush import CommitInterval, GroupCommit, GroupSize
 from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError, SyncTimeoutError
-from aerobee_store.flush import CommitInterval, GroupCommit, GroupSize
-from aerobee_store.multi_dispatch import (
+from aerobee_store.log.allocate import SegmentAllocation
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.queues.batch_consume_queue import AnyQueue
+from aerobee_store.queues.consume_queue import ConsumeQueue
+from aerobee_store.queues.dispatch import Dispatch, Entry, EntryBatch
+from aerobee_store.queues.multi_dispatch import (
     MultiDispatch,
     QueueKey,
     may_name_queues,
@@ -30,15 +28,17 @@ from aerobee_store.multi_dispatch import (
     with_offsets,
     without_offsets,
 )
-from aerobee_store.queue_table import QueueTable
-from aerobee_store.record import (
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.records import inner_batch, properties, record
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.records.record import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_PREPARED,
     SYS_FLAG_TRANSACTION,
     Draft,
     Message,
 )
-from aerobee_store.record_batch import RecordBatch, write_place
+from aerobee_store.records.record_batch import RecordBatch, write_place
 from aerobee_store.stats import StoreStats
 
 # What may gather before it is written at once.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from aerobee_store.file_system import DiskUsage
+from aerobee_store.disk.file_system import DiskUsage
 from aerobee_store.running_flags import RunningFlags
 
 StoreState = Literal["open", "failed", "closed"]

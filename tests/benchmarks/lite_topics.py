@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import Action, Change
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig, light_topic_name
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig, light_topic_name
 from aerobee_store import Message, MessageStore, StoreConfig
-from aerobee_store.properties import INNER_MULTI_DISPATCH
+from aerobee_store.records.properties import INNER_MULTI_DISPATCH
 from tests.support.delivery_world import MovableClock
 
 PARENT: Final = "rooms"

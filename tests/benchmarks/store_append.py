@@ -15,7 +15,7 @@ import uvloop
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.config import FlushMode, WriteMode
-from aerobee_store.record import Draft
+from aerobee_store.records.record import Draft
 from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.report import rate, table
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from aerobee_store import MessageStore, RecordBatch, StoreConfig
 from aerobee_store.clock import SystemClock
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.index_file import IndexService
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.queues.index_file import IndexService
 from tests.benchmarks.report import microseconds, percentile, rate, table
 from tests.benchmarks.store_append import BATCH, frame
 

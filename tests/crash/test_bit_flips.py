@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import Message, MessageStore, Record, StoreConfig, StoreError
-from aerobee_store.properties import KEYS
+from aerobee_store.records.properties import KEYS
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from aerobee_store.tools.verify import verify
 from tests.support.bit_flips import SEED, Damage, Table, UnseenError, WrongError
 from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent
-from tests.unit.store.test_batch_consume_queue import TOPIC as BATCH_TOPIC
-from tests.unit.store.test_batch_consume_queue import inner
+from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPIC
+from tests.unit.store.queues.test_batch_consume_queue import inner
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 COUNT = 92_000 if IS_LONG else 9_800  # 10,050 with those of test_bit_flips_broker.py, or 102,000

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.consumer_groups import GroupConfig, GroupTable
-from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.topics import TopicConfig, TopicTable
+from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_store import MessageStore, StoreError
-from aerobee_store.java_json import IntegerMap, dumps
-from aerobee_store.json_table import JsonTable
 from aerobee_store.stats import StoreStats
+from aerobee_store.tables.java_json import IntegerMap, dumps
+from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.bit_flips import SEED, Damage, Done, Table, WrongError
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World

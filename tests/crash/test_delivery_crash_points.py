@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import Action, Change
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.message_mapping import PRIORITY_PROPERTY
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig, TopicMessageType, light_topic_name
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name
 from aerobee_store import MessageStore
 from aerobee_store.config import FlushMode, StoreConfig
-from aerobee_store.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
-from aerobee_store.record import Message
+from aerobee_store.records.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
+from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 
 pytestmark = pytest.mark.crash

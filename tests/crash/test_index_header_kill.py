@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.index_file import HEADER, HEADER_SIZE, IndexFile, file_size
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.queues.index_file import HEADER, HEADER_SIZE, IndexFile, file_size
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
@@ -30,8 +30,8 @@ CONFIG = replace(StoreConfig.tiny(DIRECTORY), index_slot_count=SLOTS, index_entr
 _WRITER = """
 import sys
 from pathlib import Path
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.index_file import IndexFile
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.queues.index_file import IndexFile
 index = IndexFile(DiskFileSystem().open(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), new=False)
 number = 0
 while True:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.delivery import timer as timer_module
+from aerobee_broker.timer import timer as timer_module
 from aerobee_proto import v2
 from aerobee_store import (
     Appended,
@@ -26,8 +26,8 @@ from aerobee_store import (
     StoreFailedError,
     StoreLockedError,
 )
-from aerobee_store.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, ConsumeQueue, QueueMisalignedError
-from aerobee_store.json_table import JsonTable
+from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, ConsumeQueue, QueueMisalignedError
+from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, compare, read_all, reopen
 from tests.support.timer_world import STORE as TIMER_STORE

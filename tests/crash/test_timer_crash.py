@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from aerobee_broker.delivery.timer import MessageNotPendingError
+from aerobee_broker.timer.timer import MessageNotPendingError
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
 from tests.support.timer_world import START_MS, TOPIC, TimerWorld
 

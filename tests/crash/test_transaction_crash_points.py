@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.delivery.half_messages import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
+from aerobee_broker.transactions.half_messages import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from aerobee_proto import v2
 from aerobee_store import RecordNotFoundError
 from aerobee_store.config import FlushMode

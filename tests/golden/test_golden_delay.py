@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.delivery.level_delay import LevelDelay
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.timer_config import TimerConfig
+from aerobee_broker.timer.config import TimerConfig
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.timer import Timer
 from aerobee_store import MessageStore
-from aerobee_store.delay_levels import SCHEDULE_TOPIC, delivery_time
-from aerobee_store.java_json import loads
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, delivery_time
+from aerobee_store.tables.java_json import loads
 from aerobee_store.testing import ManualClock
 from tests.golden.test_golden_store import config_of
 from tests.support import golden

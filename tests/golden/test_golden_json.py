@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.consumer_groups import GroupTable
-from aerobee_broker.consumer_offsets import OffsetTable
-from aerobee_broker.topics import TopicTable
+from aerobee_broker.tables.consumer_groups import GroupTable
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.topics import TopicTable
 from aerobee_store.clock import SystemClock
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.java_json import Bean, BoxedList, IntegerMap, JsonFormatError, dumps, loads
-from aerobee_store.json_table import JsonTable
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.tables.java_json import Bean, BoxedList, IntegerMap, JsonFormatError, dumps, loads
+from aerobee_store.tables.json_table import JsonTable
 
 CASES = Path(__file__).parent / "cases"
 FILES = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aerobee_store import MessageStore
-from aerobee_store.consume_queue import UNIT_DTYPE
+from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.tools.actions import GivenSizes
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.verify import verify

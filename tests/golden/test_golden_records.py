@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerobee_store import properties, record, record_batch
-from aerobee_store.record import Message, Record, RecordHeader, ScanStop, StopReason
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.records import properties, record, record_batch
+from aerobee_store.records.record import Message, Record, RecordHeader, ScanStop, StopReason
+from aerobee_store.records.record_batch import RecordBatch
 from tests.support import golden
 from tests.support.golden import GoldenCase, GoldenMessage
 

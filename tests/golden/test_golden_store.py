@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.index_file import IndexFile
-from aerobee_store.record import Message
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.queues.index_file import IndexFile
+from aerobee_store.records.record import Message
 from tests.support import golden
 from tests.support.golden import GoldenCase, GoldenMessage
 

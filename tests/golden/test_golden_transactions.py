@@ -7,17 +7,17 @@ import dataclasses
 from contextlib import suppress
 from pathlib import Path
 
-from aerobee_broker.clients import ClientRegistry
+from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.delivery.half_messages import HALF_TOPIC, OP_TOPIC, Outcome
-from aerobee_broker.delivery.producers import Producers
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.transaction_config import TransactionsConfig
-from aerobee_broker.delivery.transactions import Transactions
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.config import TransactionsConfig
+from aerobee_broker.transactions.half_messages import HALF_TOPIC, OP_TOPIC, Outcome
+from aerobee_broker.transactions.producers import Producers
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore
-from aerobee_store.record import TransactionType
+from aerobee_store.records.record import TransactionType
 from aerobee_store.testing import ManualClock
 from tests.golden.test_golden_store import config_of
 from tests.support import golden

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_proto import admin_v1, v2
-from aerobee_store.properties import offset_message_id
+from aerobee_store.records.properties import offset_message_id
 from tests.conformance.raw_client import RawClient, consumer_settings, message, producer_settings, resource, timestamp
 from tests.support.in_process_broker import in_process_broker
 from tests.support.travelling_clock import TravellingClock

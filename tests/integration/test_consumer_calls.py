@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.errors import (
     BrokerError,
     GroupNotFoundError,
@@ -18,7 +18,7 @@ from aerobee_broker.errors import (
     InvalidRequestError,
     TopicNotFoundError,
 )
-from aerobee_broker.topics import Permission, TopicConfig
+from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
 

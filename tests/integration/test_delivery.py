@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.delivery.journal import JOURNAL_GROUP, JOURNAL_TOPIC
 from aerobee_broker.delivery.receiving import DeliveredMessage
@@ -19,7 +18,8 @@ from aerobee_broker.errors import (
     TooManyRequestsError,
     TopicNotFoundError,
 )
-from aerobee_broker.topics import TopicConfig
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World, bodies
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
-from aerobee_store import java_json
+from aerobee_store.tables import java_json
 from tests.conformance.raw_client import RawClient, duration, message, resource, timestamp
 from tests.integration.test_retention import expire
 from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World

@@ -13,9 +13,9 @@ import pytest
 from aerobee_client import Message, connect
 from aerobee_client.testing import run_broker
 from aerobee_proto import v2
-from aerobee_store import java_json
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.timer_checkpoint import TimerCheckpointFile
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.tables import java_json
+from aerobee_store.timer.checkpoint import TimerCheckpointFile
 from aerobee_store.tools.verify import verify
 from tests.java_store.conftest import MARKS, Open
 from tests.java_store.contents import SIZES

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import Message, MessageStore, Record, StoreConfig
-from aerobee_store.consume_queue import UNIT
-from aerobee_store.consume_queue_ext import is_address
+from aerobee_store.queues.consume_queue import UNIT
+from aerobee_store.queues.consume_queue_ext import is_address
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
 from tests.java_store.conftest import MARKS, Open
 from tests.java_store.contents import config
 from tests.java_store.java_program import JavaStore, Release
 from tests.support.stored_messages import read_all
-from tests.unit.store.test_batch_consume_queue import TOPIC as BATCH_TOPIC
-from tests.unit.store.test_batch_consume_queue import inner
+from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPIC
+from tests.unit.store.queues.test_batch_consume_queue import inner
 
 pytestmark = MARKS
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreLockedError
-from aerobee_store.checkpoint import Checkpoint
 from aerobee_store.config import UNIT_SIZE
-from aerobee_store.file_system import DiskFileSystem, DiskUsage
+from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
+from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
 from tests.java_store import contents
@@ -214,7 +214,7 @@ def test_java_steps_over_a_segment_that_ended_early(
     release: Release, java: Open, tmp_path: Path, closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the disk of a segment was full, the blank behind its last record is long; RocketMQ goes on behind it."""
-    monkeypatch.setattr("aerobee_store.mapped_file._RESERVE_SIZE", 1)
+    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
     directory, paths = tmp_path / "store", (tmp_path / "a", tmp_path / "b")
     settings = replace(config(directory), commit_log_paths=paths, disk_headroom=1 << 20)
     disk, clock = FillingDisks(), ManualClock(time.time_ns() // 1_000_000 - 60_000)

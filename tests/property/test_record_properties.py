@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerobee_store import properties, record
 from aerobee_store.errors import CorruptRecordError
-from aerobee_store.record import Message, ScanStop
-from aerobee_store.record_batch import RecordBatch, place
+from aerobee_store.records import properties, record
+from aerobee_store.records.record import Message, ScanStop
+from aerobee_store.records.record_batch import RecordBatch, place
 
 STORE_HOST = ("192.168.1.5", 10911)
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from aerobee_store import Appended, MessageStore, RecordBatch, StoreBusyError, StoreConfig
 from aerobee_store.config import FlushMode, WriteMode
-from aerobee_store.record import BLANK_SIZE_MIN, Draft
+from aerobee_store.records.record import BLANK_SIZE_MIN, Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, TAG_NAMES, Sender, Sent, compare, read_all, reopen
 

@@ -8,21 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.consumer_groups import GroupConfig
-from aerobee_broker.counters import BrokerCounters
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter
 from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
 from aerobee_store import MessageStore, StoreConfig
-from aerobee_store.properties import SHARDING_KEY, TAGS, UNIQ_KEY
-from aerobee_store.record import Message
+from aerobee_store.records.properties import SHARDING_KEY, TAGS, UNIQ_KEY
+from aerobee_store.records.record import Message
 
 TOPIC = "orders"
 GROUP = "billing"

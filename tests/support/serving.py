@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from aerobee_store import MessageStore, StoreConfig, StoreFailedError
-from aerobee_store.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.testing import ManualClock
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aerobee_store import Appended, Message, MessageStore, Record, StoreConfig
-from aerobee_store.properties import KEYS, TAGS
+from aerobee_store.records.properties import KEYS, TAGS
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 
 DIRECTORY = Path("/store")

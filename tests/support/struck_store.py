@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreError, StoreFullError
-from aerobee_store.properties import KEYS
+from aerobee_store.records.properties import KEYS
 from aerobee_store.testing import ManualClock
 
 _PR_SET_PTRACER: Final = 0x59616D61

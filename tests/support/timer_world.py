@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.timer_config import TimerConfig
+from aerobee_broker.timer.config import TimerConfig
+from aerobee_broker.timer.timer import Timer
 from aerobee_store import MessageStore, Record, StoreConfig
-from aerobee_store.file_system import FileSystem
-from aerobee_store.properties import UNIQ_KEY
-from aerobee_store.record import Message
+from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.records.properties import UNIQ_KEY
+from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 
 TOPIC = "orders"

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from aerobee_broker.accounts import load_accounts
+from aerobee_broker.clients.accounts import load_accounts
 from aerobee_broker.config import BrokerConfig, ListenConfig
 from aerobee_broker.errors import ForbiddenError
 

@@ -34,7 +34,7 @@ def test_every_page_is_in_the_list() -> None:
 def test_every_module_of_a_mechanism_exists() -> None:
     """The column of the code names modules of the store, and of the broker where it says so."""
     text = (FOLDER / "mechanisms.md").read_text(encoding="utf-8")
-    modules = re.findall(r"`((?:delivery/)?[a-z_]+\.py)`", text)
+    modules = re.findall(r"`((?:[a-z_]+/)?[a-z_]+\.py)`", text)
     assert len(modules) > 20
     roots = (ROOT / "store" / "aerobee_store", ROOT / "broker" / "aerobee_broker")
     assert [module for module in modules if not any((root / module).exists() for root in roots)] == []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables
-from aerobee_broker.topics import TopicConfig, dead_letter_topic
+from aerobee_broker.tables.topics import TopicConfig, dead_letter_topic
 from aerobee_store import InvalidMessageError, MessageStore, Record
-from aerobee_store import properties as p
-from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message
 
 
 class DeadLetters:

@@ -47,7 +47,7 @@ from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueSt
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.topics import LIGHT_PREFIX, TopicMessageType, dead_letter_topic, light_topic_name
+from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicMessageType, dead_letter_topic, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 

@@ -16,8 +16,8 @@ from typing import Final
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.errors import JournalFormatError
 from aerobee_store import MessageStore
-from aerobee_store.properties import TAGS
-from aerobee_store.record import Message
+from aerobee_store.records.properties import TAGS
+from aerobee_store.records.record import Message
 
 JOURNAL_TOPIC: Final = "rmq_sys_AEROBEE_DELIVERY"
 JOURNAL_GROUP: Final = "CID_RMQ_SYS_AEROBEE_DELIVERY"  # its offset in consumerOffset.json is where replay begins

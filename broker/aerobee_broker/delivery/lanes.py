@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Final
 
-from aerobee_store.properties import SHARDING_KEY
+from aerobee_store.records.properties import SHARDING_KEY
 
 _STALE_MAX: Final = 1024  # pairs in the heap beyond twice the lanes
 

@@ -26,7 +26,7 @@ from aerobee_broker.delivery.lanes import Lanes
 from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.topics import LIGHT_PREFIX, TopicConfig, light_topic_name, split_light_topic_name
+from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicConfig, light_topic_name, split_light_topic_name
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 

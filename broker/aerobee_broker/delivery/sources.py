@@ -9,7 +9,7 @@ from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.subscriptions import Queue, Subscription, Subscriptions
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.topics import TopicConfig
+from aerobee_broker.tables.topics import TopicConfig
 
 
 class Source(Protocol):

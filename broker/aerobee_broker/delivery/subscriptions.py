@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aerobee_broker.consumer_groups import GroupTable
-from aerobee_broker.consumer_offsets import OffsetTable
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.queue_delivery import QueueDelivery
 from aerobee_broker.delivery.receipt_handle import owner_of
-from aerobee_broker.topics import LIGHT_PREFIX, TopicTable, split_light_topic_name
+from aerobee_broker.tables.consumer_groups import GroupTable
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicTable, split_light_topic_name
 from aerobee_store import MessageStore, Record
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.processors.naming import group_name
 from aerobee_proto import v2
 

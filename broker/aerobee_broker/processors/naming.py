@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aerobee_broker.clients import Client
-from aerobee_broker.consumer_groups import check_group_name
-from aerobee_broker.topics import check_topic_name, stored_name
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.tables.consumer_groups import check_group_name
+from aerobee_broker.tables.topics import check_topic_name, stored_name
 from aerobee_proto import v2
 
 

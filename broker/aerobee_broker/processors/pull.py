@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
@@ -22,8 +22,8 @@ from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.processors.receive import duration_ms
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 

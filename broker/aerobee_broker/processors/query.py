@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final, assert_never
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import message_keys, timestamp_ms, to_wire_message
 from aerobee_broker.processors.naming import group_name, topic_name
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import light_topic_name
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import light_topic_name
 from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.errors import CorruptRecordError, InvalidMessageError, RecordNotFoundError
-from aerobee_store.properties import parse_offset_message_id
-from aerobee_store.record import Record
+from aerobee_store.records.properties import parse_offset_message_id
+from aerobee_store.records.record import Record
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 COUNT_DEFAULT: Final = 32

@@ -11,12 +11,8 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Final
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.counters import BrokerCounters, SentCounters
-from aerobee_broker.delivery.recall_handle import RecallHandle
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import (
     DELAY,
@@ -26,16 +22,20 @@ from aerobee_broker.message_mapping import (
     message_type,
     to_store_message,
 )
+from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
 from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
+from aerobee_broker.timer.recall_handle import RecallHandle
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_broker.validation import check_message
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
-from aerobee_store.properties import INNER_MULTI_DISPATCH, java_hash
-from aerobee_store.record import Message
+from aerobee_store.records.properties import INNER_MULTI_DISPATCH, java_hash
+from aerobee_store.records.record import Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients import Client
-from aerobee_broker.counters import BrokerCounters
-from aerobee_broker.delivery.half_messages import Outcome
-from aerobee_broker.delivery.transactions import Transactions
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.transactions.half_messages import Outcome
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")

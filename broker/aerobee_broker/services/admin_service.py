@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import grpc
 
-from aerobee_broker.accounts import Accounts
-from aerobee_broker.clients import Client
-from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.audit import audited

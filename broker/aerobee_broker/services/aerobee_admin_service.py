@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import grpc
 
-from aerobee_broker.accounts import Accounts
-from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
 from aerobee_broker.processors.administration.configuration import ConfigurationAdministration

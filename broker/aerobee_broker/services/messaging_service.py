@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import grpc
 
-from aerobee_broker.accounts import Account, Accounts
-from aerobee_broker.clients import Client, ClientRegistry, TelemetryStream
-from aerobee_broker.counters import BrokerCounters, ReceivedCounters
+from aerobee_broker.clients.accounts import Account, Accounts
+from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.clients.permissions import check_settings
 from aerobee_broker.errors import BrokerError
-from aerobee_broker.permissions import check_settings
+from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor

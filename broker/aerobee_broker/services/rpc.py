@@ -18,11 +18,11 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from aerobee_broker.accounts import Account, Accounts
-from aerobee_broker.clients import Client, ClientRegistry
-from aerobee_broker.counters import BrokerCounters
+from aerobee_broker.clients.accounts import Account, Accounts
+from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.errors import ForbiddenError, InvalidRequestError
-from aerobee_broker.permissions import check_permission
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.services.errors import status_of
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL

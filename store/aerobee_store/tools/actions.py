@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from aerobee_store.config import StoreConfig
+from aerobee_store.disk.file_system import DiskFileSystem, is_locked
 from aerobee_store.errors import StoreLockedError
-from aerobee_store.file_system import DiskFileSystem, is_locked
 from aerobee_store.tools.findings import json_name, known_fields
 from aerobee_store.tools.index_layout import DEFAULT_COUNTS, IndexCounts, IndexFileReader, open_index
 from aerobee_store.tools.store_files import StoreFiles

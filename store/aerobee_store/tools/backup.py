@@ -33,14 +33,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.errors import StoreDirectoryError, StoreFullError
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.log_paths import FILE_NAME
-from aerobee_store.log_scan import LogEnd
-from aerobee_store.mapped_file import MappedFile
-from aerobee_store.record import ScanStop
-from aerobee_store.record_batch import RecordBatch
-from aerobee_store.table_checksums import SUFFIX
+from aerobee_store.log.log_paths import FILE_NAME
+from aerobee_store.log.log_scan import LogEnd
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.records.record import ScanStop
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tables.table_checksums import SUFFIX
 from aerobee_store.tools.actions import locked
 from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.log_walk import log_scan

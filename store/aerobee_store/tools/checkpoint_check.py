@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aerobee_store.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from aerobee_store.durability.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.tools.findings import Finding, Severity
 from aerobee_store.tools.store_files import StoreFiles

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from aerobee_store.commit_log import DamagedRange
-from aerobee_store.log_scan import SEGMENT_MISSING
+from aerobee_store.log.commit_log import DamagedRange
+from aerobee_store.log.log_scan import SEGMENT_MISSING
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.store_files import QueueKey, StoreFiles
 

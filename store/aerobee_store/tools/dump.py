@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from aerobee_store.commit_log import DamagedRange
-from aerobee_store.properties import Host
-from aerobee_store.record import Record, ScanStop
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.log.commit_log import DamagedRange
+from aerobee_store.records.properties import Host
+from aerobee_store.records.record import Record, ScanStop
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.damage import finding_of
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk

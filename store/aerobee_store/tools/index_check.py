@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store.file_system import File
-from aerobee_store.log_scan import LogScan
-from aerobee_store.record import ScanStop
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.disk.file_system import File
+from aerobee_store.log.log_scan import LogScan
+from aerobee_store.records.record import ScanStop
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings, Severity
 from aerobee_store.tools.index_layout import IndexCounts, IndexFileReader, chain, open_index

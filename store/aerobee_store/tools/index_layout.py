@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store.file_system import File
-from aerobee_store.index_file import ENTRY_DTYPE, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE
+from aerobee_store.disk.file_system import File
+from aerobee_store.queues.index_file import ENTRY_DTYPE, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE
 
 _SAMPLE: Final = 4096  # entries whose chains are looked at
 _TRIED_MAX: Final = 1 << 16  # candidates of a small or nearly empty file, tried one by one

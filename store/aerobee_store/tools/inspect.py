@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from aerobee_store import record
-from aerobee_store.commit_log import DamagedRange
-from aerobee_store.consume_queue import FILLER_SIZE
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.log_scan import LogEnd, LogScan
-from aerobee_store.record import ScanStop
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.log.commit_log import DamagedRange
+from aerobee_store.log.log_scan import LogEnd, LogScan
+from aerobee_store.queues.consume_queue import FILLER_SIZE
+from aerobee_store.records import record
+from aerobee_store.records.record import ScanStop
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.damage import finding_of
 from aerobee_store.tools.findings import Finding, json_name

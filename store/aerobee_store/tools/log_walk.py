@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from aerobee_store.commit_log import DamagedRange
-from aerobee_store.log_scan import LogEnd, LogScan
-from aerobee_store.record import RECORD_SIZE_MIN, StopReason
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.log.commit_log import DamagedRange
+from aerobee_store.log.log_scan import LogEnd, LogScan
+from aerobee_store.records.record import RECORD_SIZE_MIN, StopReason
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.store_files import StoreFiles
 

@@ -10,15 +10,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store import java_json, properties
-from aerobee_store.consume_queue import FILLER_SIZE, Units
-from aerobee_store.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt, ExtensionUnit
-from aerobee_store.deleted_topics import DeletedTopics
 from aerobee_store.errors import StoreError
-from aerobee_store.log_scan import LogScan, QueueUnits, queue_units, rows_by_queue
-from aerobee_store.multi_dispatch import AS_RECORDED
-from aerobee_store.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.log.log_scan import LogScan, QueueUnits, queue_units, rows_by_queue
+from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.queues.consume_queue import FILLER_SIZE, Units
+from aerobee_store.queues.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt, ExtensionUnit
+from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.records import properties
+from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tables import java_json
 from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings

@@ -27,18 +27,18 @@ from typing import Final
 
 import numpy as np
 
-from aerobee_store import java_json
-from aerobee_store.batch_consume_queue import AnyQueue, BatchConsumeQueue
-from aerobee_store.checkpoint import Checkpoint
-from aerobee_store.consume_queue import ConsumeQueue
-from aerobee_store.deleted_topics import DeletedTopics
+from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
+from aerobee_store.disk.store_directory import REBUILD_OLD, REBUILT_NAMES, put_back
+from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.file_system import DiskFileSystem, FileSystem
-from aerobee_store.index_file import IndexService
-from aerobee_store.log_scan import LogEnd, batch_queue_units, queue_units
-from aerobee_store.multi_dispatch import AS_RECORDED
-from aerobee_store.record_batch import RecordBatch
-from aerobee_store.store_directory import REBUILD_OLD, REBUILT_NAMES, put_back
+from aerobee_store.log.log_scan import LogEnd, batch_queue_units, queue_units
+from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue
+from aerobee_store.queues.consume_queue import ConsumeQueue
+from aerobee_store.queues.index_file import IndexService
+from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tables import java_json
 from aerobee_store.tools.actions import Action, GivenSizes, Sizes, locked, sizes_of
 from aerobee_store.tools.damage import finding_of
 from aerobee_store.tools.findings import Finding

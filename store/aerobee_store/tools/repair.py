@@ -41,12 +41,12 @@ from typing import Final
 
 import numpy as np
 
-from aerobee_store.batch_consume_queue import BATCH_UNIT_DTYPE
-from aerobee_store.consume_queue import UNIT_DTYPE
+from aerobee_store.disk.file_system import DiskFileSystem, File, FileSystem
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.file_system import DiskFileSystem, File, FileSystem
-from aerobee_store.index_file import HEADER, HEADER_SIZE
 from aerobee_store.message_store import MessageStore
+from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
+from aerobee_store.queues.consume_queue import UNIT_DTYPE
+from aerobee_store.queues.index_file import HEADER, HEADER_SIZE
 from aerobee_store.tools.actions import Action, GivenSizes, Moment, Sizes, locked, sizes_of
 from aerobee_store.tools.findings import FINDINGS_MAX, Finding
 from aerobee_store.tools.rebuild import batch_topics

@@ -16,12 +16,12 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store.batch_consume_queue import BATCH_UNIT_DTYPE
-from aerobee_store.consume_queue import UNIT_DTYPE
+from aerobee_store.disk.file_system import DiskFileSystem, File, is_locked
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.file_system import DiskFileSystem, File, is_locked
-from aerobee_store.log_paths import FILE_NAME, KnownPaths, known_paths
-from aerobee_store.mapped_file import MappedFile
+from aerobee_store.log.log_paths import FILE_NAME, KnownPaths, known_paths
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
+from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.tools.findings import Finding
 
 StoreState = Literal["live", "stopped", "crashed"]

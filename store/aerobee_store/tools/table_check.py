@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from aerobee_store import java_json
-from aerobee_store.file_system import FileSystem
-from aerobee_store.table_checksums import SUFFIX, Content, TableChecksums
+from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.tables import java_json
+from aerobee_store.tables.table_checksums import SUFFIX, Content, TableChecksums
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.store_files import StoreFiles
 

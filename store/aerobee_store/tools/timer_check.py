@@ -25,13 +25,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store import properties as p
-from aerobee_store.properties import java_hash
-from aerobee_store.record_batch import RecordBatch
-from aerobee_store.timer_checkpoint import TIMER_CHECKPOINT_SIZE, TimerCheckpoint, TimerCheckpointFile
-from aerobee_store.timer_files import TIMER_QUEUE_ID, TIMER_TOPIC
-from aerobee_store.timer_log import BLANK_SIZE_MIN, DELETE, ROLL, UNIT_DTYPE, UNIT_SIZE, Units, is_blank, valid_units
-from aerobee_store.timer_wheel import SLOT_DTYPE, SLOT_SIZE
+from aerobee_store.records import properties as p
+from aerobee_store.records.properties import java_hash
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.timer.checkpoint import TIMER_CHECKPOINT_SIZE, TimerCheckpoint, TimerCheckpointFile
+from aerobee_store.timer.files import TIMER_QUEUE_ID, TIMER_TOPIC
+from aerobee_store.timer.log import BLANK_SIZE_MIN, DELETE, ROLL, UNIT_DTYPE, UNIT_SIZE, Units, is_blank, valid_units
+from aerobee_store.timer.wheel import SLOT_DTYPE, SLOT_SIZE
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings, Severity
 from aerobee_store.tools.store_files import StoreFiles

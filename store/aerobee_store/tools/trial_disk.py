@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from aerobee_store.file_system import Buffer, DiskFileSystem, DiskUsage, File, Lock
+from aerobee_store.disk.file_system import Buffer, DiskFileSystem, DiskUsage, File, Lock
 
 _COPIED_SIZE_MAX: Final = 64 << 20
 _MAP_NORESERVE: Final = 0x4000  # Linux; mmap has no name for it before Python 3.13

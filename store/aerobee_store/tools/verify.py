@@ -51,10 +51,10 @@ from typing import Final
 
 import numpy as np
 
-from aerobee_store.commit_log import DamagedRange
-from aerobee_store.log_scan import LogEnd
-from aerobee_store.record import PROPERTY_CRC_NAME, PROPERTY_CRC_SIZE
-from aerobee_store.record_batch import RecordBatch
+from aerobee_store.log.commit_log import DamagedRange
+from aerobee_store.log.log_scan import LogEnd
+from aerobee_store.records.record import PROPERTY_CRC_NAME, PROPERTY_CRC_SIZE
+from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.checkpoint_check import check_checkpoint
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import FINDINGS_MAX, Finding, Findings

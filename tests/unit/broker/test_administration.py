@@ -10,7 +10,7 @@ from aerobee_broker.commands import options, output
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_of
-from aerobee_broker.tables import Tables
+from aerobee_broker.tables.tables import Tables
 from aerobee_store import MessageStore, StoreConfig
 from tests.support import golden
 from tests.support.delivery_world import MovableClock

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.errors import TableFormatError
-from aerobee_broker.tables import BatchTopics
-from aerobee_broker.topics import TopicConfig, TopicTable
+from aerobee_broker.tables.tables import BatchTopics
+from aerobee_broker.tables.topics import TopicConfig, TopicTable
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import METADATA, in_process_broker, message

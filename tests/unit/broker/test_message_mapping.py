@@ -8,9 +8,9 @@ import pytest
 
 from aerobee_broker.message_mapping import message_type, to_store_message, to_wire_message
 from aerobee_proto import v2
-from aerobee_store import record
-from aerobee_store.properties import encode_properties
-from aerobee_store.record import Message, Record
+from aerobee_store.records import record
+from aerobee_store.records.properties import encode_properties
+from aerobee_store.records.record import Message, Record
 
 TOPIC = v2.Resource(name="orders", resource_namespace="shop")
 PEER = ("10.0.0.7", 50000)

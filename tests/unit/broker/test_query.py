@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors import query
 from aerobee_broker.processors.query import QueryProcessor
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import Message, MessageStore
 

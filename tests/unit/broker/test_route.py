@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TopicsConfig
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.listeners import Listening
 from aerobee_broker.processors.route import RouteProcessor
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_proto import v2
-from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock
 
 CLIENT = Client("a")

@@ -13,7 +13,7 @@ import pytest
 from aerobee_broker.config import BrokerConfig, setting_names, setting_of_text, setting_text
 from aerobee_broker.runtime_settings import CHANGEABLE, FILE_NAME, RuntimeSettings
 from aerobee_store import ConfigError
-from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.disk.file_system import DiskFileSystem
 
 NAME = "store.retention_hours"
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, TopicsConfig
-from aerobee_broker.counters import BrokerCounters
-from aerobee_broker.delivery.producers import Producers
-from aerobee_broker.delivery.recall_handle import RecallHandle
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.send import SendProcessor, jump_hash
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
+from aerobee_broker.timer.recall_handle import RecallHandle
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.producers import Producers
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 from aerobee_store.testing import ManualClock

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError
 from aerobee_broker.processors.telemetry import TelemetryProcessor, backoff_policy
-from aerobee_broker.tables import Tables
+from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
+from aerobee_broker.tables.tables import Tables
 from aerobee_proto import v2
-from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock
 
 ACCESS_POINT = v2.Endpoints(scheme=v2.AddressScheme.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aerobee_store.record import Message
+from aerobee_store.records.record import Message
 
 STORE_HOST = ("192.168.1.5", 10911)
 BORN_HOST = ("10.1.2.3", 50000)

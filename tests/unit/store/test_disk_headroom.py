@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import Message, MessageStore, StoreConfig, StoreFullError
-from aerobee_store.file_system import DiskFileSystem, DiskUsage
+from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
 
 
 class ShrinkingDisk(DiskFileSystem):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from aerobee_store import Message, MessageStore, RunningFlags, StoreConfig, StoreFailedError
-from aerobee_store.checkpoint import Checkpoint
-from aerobee_store.consume_queue import UNIT_DTYPE
+from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.testing import MemoryFileSystem, Operation
 from aerobee_store.tools.verify import verify
 from tests.support.stored_messages import DIRECTORY

@@ -23,7 +23,7 @@ from aerobee_store import (
     StoreFullError,
     StoreLockedError,
 )
-from aerobee_store.record import Draft
+from aerobee_store.records.record import Draft
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig
-from aerobee_store.consume_queue import UNIT_SIZE
+from aerobee_store.queues.consume_queue import UNIT_SIZE
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, reopen
 

@@ -16,10 +16,10 @@ from aerobee_store import (
     StoreFailedError,
     StoreFullError,
 )
-from aerobee_store.consume_queue import UNIT
+from aerobee_store.disk.file_system import File
 from aerobee_store.errors import StoreAccessError
-from aerobee_store.file_system import File
-from aerobee_store.record import Draft
+from aerobee_store.queues.consume_queue import UNIT
+from aerobee_store.records.record import Draft
 from aerobee_store.testing import MemoryFileSystem
 
 MESSAGE = Message("orders", 0, b"hello", {"KEYS": "k"})

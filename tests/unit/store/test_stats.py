@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
-from aerobee_store.record import Draft
+from aerobee_store.records.record import Draft
 from aerobee_store.stats import RECORD_BYTES_BOUNDS, Histogram, StoreStats
 from aerobee_store.testing import MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
-from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
 from aerobee_broker.message_mapping import to_wire_message
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
 from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.processors.query import by_message_id
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import split_light_topic_name
+from aerobee_broker.tables.consumer_groups import is_system_group
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import split_light_topic_name
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock

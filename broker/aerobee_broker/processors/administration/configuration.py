@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aerobee_broker.clients import Client
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import Source
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.processors.administration.wire import OK

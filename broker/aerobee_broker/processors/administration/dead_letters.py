@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from aerobee_broker.clients import Client
-from aerobee_broker.counters import BrokerCounters
-from aerobee_broker.delivery.timer import TIMER_ORIGIN
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
 from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
+from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.processors.send import jump_hash
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
+from aerobee_broker.timer.timer import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
-from aerobee_store import properties as p
-from aerobee_store.record import SYS_FLAG_TRANSACTION, Message
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message
 
 DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ
 _PAGE_COUNT: Final = 100

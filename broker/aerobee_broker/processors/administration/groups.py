@@ -7,25 +7,25 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from aerobee_broker.clients import Client, ClientRegistry
-from aerobee_broker.consumer_groups import (
-    CustomizedRetry,
-    ExponentialRetry,
-    GroupConfig,
-    check_group_name,
-    is_system_group,
-)
+from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import LITE_QUEUE_ID
-from aerobee_broker.delivery.timer import Timer
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import timestamp_ms
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import connection_to_wire
 from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
 from aerobee_broker.processors.naming import group_name, topic_name
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
+from aerobee_broker.tables.consumer_groups import (
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupConfig,
+    check_group_name,
+    is_system_group,
+)
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
+from aerobee_broker.timer.timer import Timer
 from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore

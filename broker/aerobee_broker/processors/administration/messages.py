@@ -17,11 +17,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from aerobee_broker.clients import Client
-from aerobee_broker.consumer_groups import is_system_group
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Reset
-from aerobee_broker.delivery.half_messages import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, Outcome, read_op
 from aerobee_broker.delivery.journal import JOURNAL_QUEUE_ID, JOURNAL_TOPIC, decode
 from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError, JournalFormatError
@@ -30,15 +28,17 @@ from aerobee_broker.processors.administration.dead_letters import find_resent
 from aerobee_broker.processors.administration.wire import OK, resource, timestamp
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.processors.send import SendProcessor
-from aerobee_broker.tables import Tables
-from aerobee_broker.topics import dead_letter_topic, light_topic_name
+from aerobee_broker.tables.consumer_groups import is_system_group
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import dead_letter_topic, light_topic_name
+from aerobee_broker.transactions.half_messages import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, Outcome, read_op
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore, Record
-from aerobee_store import properties as p
 from aerobee_store.clock import Clock
-from aerobee_store.multi_dispatch import NAME_SEPARATOR
-from aerobee_store.record import TransactionType
-from aerobee_store.timer_files import TIMER_TOPIC
+from aerobee_store.queues.multi_dispatch import NAME_SEPARATOR
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import TransactionType
+from aerobee_store.timer.files import TIMER_TOPIC
 
 JOURNAL_READ_MAX: Final = 100_000  # messages of the journal, each with one or more events
 _JOURNAL_STEP: Final = 128  # of these between two turns of the event loop

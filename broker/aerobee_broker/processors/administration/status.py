@@ -6,17 +6,17 @@ import heapq
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from aerobee_broker.broker_stats import BrokerStats, Window
-from aerobee_broker.clients import Client, ClientRegistry
+from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.consumer_groups import is_system_group
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.timer import Timer
-from aerobee_broker.delivery.transactions import Transactions
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listeners import Listening
+from aerobee_broker.metrics.broker_stats import BrokerStats, Window
 from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, timestamp
-from aerobee_broker.tables import Tables
+from aerobee_broker.tables.consumer_groups import is_system_group
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import admin_v1, v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock

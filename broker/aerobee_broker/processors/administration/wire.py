@@ -6,10 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from aerobee_broker.consumer_groups import GroupConfig, is_system_group
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.processors.telemetry import retry_policy
-from aerobee_broker.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, is_system_topic, split_stored_name
+from aerobee_broker.tables.consumer_groups import GroupConfig, is_system_group
+from aerobee_broker.tables.topics import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    TopicConfig,
+    is_system_topic,
+    split_stored_name,
+)
 from aerobee_proto import admin_v1, v2
 
 OK: Final = v2.Status(code=v2.Code.OK, message="OK")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.delivery.lite import Action, Change
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.errors import InvalidReceiptHandleError, InvalidRequestError, TopicNotFoundError
-from aerobee_broker.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
 from aerobee_proto import v2
-from aerobee_store.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
-from aerobee_store.record import Message
+from aerobee_store.records.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
+from aerobee_store.records.record import Message
 from tests.support.delivery_world import GROUP, MovableClock, World, bodies
 
 ROOMS = "rooms"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.delivery.receiving import DeliveredMessage
+from aerobee_broker.tables.consumer_groups import GroupConfig
 from tests.support.delivery_world import TOPIC, MovableClock, World
 
 LEDGER = "ledger"

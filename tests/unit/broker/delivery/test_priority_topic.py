@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.consumer_groups import GroupConfig
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.message_mapping import PRIORITY_PROPERTY
-from aerobee_broker.topics import TopicConfig, TopicMessageType
-from aerobee_store.properties import UNIQ_KEY
-from aerobee_store.record import Message
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
+from aerobee_store.records.properties import UNIQ_KEY
+from aerobee_store.records.record import Message
 from tests.support.delivery_world import GROUP, MovableClock, World
 
 URGENT = "urgent"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from aerobee_store import StoreConfig
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.properties import UNIQ_KEY
-from aerobee_store.record import Message
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.records.properties import UNIQ_KEY
+from aerobee_store.records.record import Message
 from tests.support.timer_world import START_MS, TOPIC, TimerWorld
 
 COUNT = 100_000

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import MessageStore, StoreDirectoryError, StoreFullError
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.json_table import JsonTable
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.tools import backup as module
 from aerobee_store.tools.backup import PARTIAL, backup
 from aerobee_store.tools.verify import verify

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig, StoreDirectoryError, StoreLockedError
-from aerobee_store.consume_queue import UNIT
-from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.queues.consume_queue import UNIT
 from aerobee_store.tools.actions import GivenSizes
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.trial_disk import LockedDisk
 from aerobee_store.tools.verify import verify
-from tests.unit.store.test_batch_consume_queue import TOPIC as BATCH_TOPIC
-from tests.unit.store.test_batch_consume_queue import inner
+from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPIC
+from tests.unit.store.queues.test_batch_consume_queue import inner
 from tests.unit.store.tools.conftest import COUNT, Stored, snapshot
 
 SIZES = GivenSizes(queue_file_size=400, index_slot_count=50, index_entry_count=100)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from aerobee_store import StoreConfig
-from aerobee_store.file_system import DiskFileSystem
+from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.testing import ManualClock
-from aerobee_store.timer_checkpoint import TimerCheckpointFile
-from aerobee_store.timer_log import UNIT_SIZE
-from aerobee_store.timer_wheel import SLOT_SIZE
+from aerobee_store.timer.checkpoint import TimerCheckpointFile
+from aerobee_store.timer.log import UNIT_SIZE
+from aerobee_store.timer.wheel import SLOT_SIZE
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import VerifyReport, verify
 from tests.support.timer_world import START_MS, TimerWorld

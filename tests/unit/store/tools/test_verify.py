@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError, record
-from aerobee_store.checkpoint import Checkpoint
-from aerobee_store.file_system import DiskFileSystem
-from aerobee_store.index_file import IndexService, file_size
-from aerobee_store.json_table import JsonTable
-from aerobee_store.properties import index_hash
+from aerobee_store import Message, MessageStore, StoreConfig, StoreDirectoryError
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.queues.index_file import IndexService, file_size
+from aerobee_store.records import record
+from aerobee_store.records.properties import index_hash
+from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import VerifyReport, verify
 from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot

@@ -1,0 +1,268 @@
+"""Who may call: accounts from a file, and the signature by which a call proves to be of one.
+
+    [accounts.shop]                       # the access key
+    secret_key = "..."                    # or secret_key_file = "/run/secrets/shop"
+    publish = ["orders", "audit-*"]       # topics to send to; * stands for any characters
+    consume = ["orders"]                  # topics to receive from and to query
+    groups = ["shop-*"]                   # consumer groups to do that as; their dead letters with them
+
+    [accounts.operator]
+    secret_key = "..."
+    admin = true                          # everything
+
+The names of a namespace are `namespace%name`. JSON with the same structure does as well, in a file whose name ends so.
+
+A call is signed as RocketMQ's clients do it: HMAC-SHA1, keyed with the secret key, of the text of its header
+`x-mq-date-time`. That text is no time for us: most clients send local time and call it UTC. Who sees a signature can
+use it again, so without TLS credentials are of little use on a network that others listen to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.errors import ForbiddenError, UnauthorizedError
+from aerobee_store.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # nothing that has a meaning in the header
+_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_*-]{1,255}")
+_NAMES_MAX: Final = 10_000  # answers that a set of patterns remembers
+_SIGNATURES_MAX: Final = 10_000  # of the last moments; a client makes a new one every second
+_LOOK_SECONDS: Final = 1.0  # how often the file is looked at, while there are calls
+_OF_GROUP: Final = ("%DLQ%", "%RETRY%")
+
+
+class Names:
+    """A set of names, given by patterns. Remembers what it was asked."""
+
+    __slots__ = ("_expression", "_known")
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        parts = [".*".join(re.escape(part) for part in pattern.split("*")) for pattern in patterns]
+        self._expression = re.compile("|".join(parts)) if parts else None
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, name: str) -> bool:
+        known = self._known.get(name)
+        if known is None:
+            if len(self._known) >= _NAMES_MAX:
+                self._known.clear()
+            known = self._known[name] = self._expression is not None and bool(self._expression.fullmatch(name))
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What an access key stands for. Topics and groups are stored names."""
+
+    access_key: str
+    secret_key: bytes = field(repr=False)
+    admin: bool = False
+    publish: Names = field(default_factory=lambda: Names(()))
+    consume: Names = field(default_factory=lambda: Names(()))
+    groups: Names = field(default_factory=lambda: Names(()))
+
+    def require_admin(self, what: str) -> None:
+        """Raise ForbiddenError unless the account may do everything."""
+        if not self.admin:
+            raise ForbiddenError(f"{what} needs an account with admin = true, which {self.access_key!r} is not")
+
+    def require_publish(self, topic: str) -> None:
+        """Raise ForbiddenError unless the account may send to a topic."""
+        if not (self.admin or topic in self.publish):
+            raise self._forbidden("send to topic", topic, "publish")
+
+    def require_consume(self, topic: str) -> None:
+        """Raise ForbiddenError unless the account may receive from a topic; dead letters go with their group."""
+        if not (self.admin or topic in self.consume or self._of_own_group(topic)):
+            raise self._forbidden("receive from topic", topic, "consume")
+
+    def require_use(self, topic: str) -> None:
+        """Raise ForbiddenError unless the account may send to a topic, or receive from it."""
+        if not (self.admin or topic in self.publish or topic in self.consume or self._of_own_group(topic)):
+            raise self._forbidden("use topic", topic, "publish or consume")
+
+    def require_group(self, group: str) -> None:
+        """Raise ForbiddenError unless the account may be a consumer of a group."""
+        if not (self.admin or group in self.groups):
+            raise self._forbidden("be a consumer of group", group, "groups")
+
+    def _of_own_group(self, topic: str) -> bool:
+        return any(topic.startswith(prefix) and topic.removeprefix(prefix) in self.groups for prefix in _OF_GROUP)
+
+    def _forbidden(self, deed: str, name: str, setting: str) -> ForbiddenError:
+        return ForbiddenError(
+            f"account {self.access_key!r} may not {deed} {name!r}; an operator adds the name to its {setting}"
+        )
+
+
+class Accounts:
+    """The accounts of a file, which is read again when it has changed.
+
+    What cannot be used then is logged, and the accounts stay as they were. `changed_listeners` are called after a
+    change.
+    """
+
+    def __init__(self, file: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Read the file. ConfigError with the account and the cause."""
+        self._file = file
+        self._monotonic = monotonic
+        self._looked_at = monotonic()
+        self._seen = self._stamp()
+        self._accounts = load_accounts(file)
+        # Signatures that were right: (authorization, date) -> account. A client signs many calls alike.
+        self._right: dict[tuple[str, str], Account] = {}
+        self.changed_listeners: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def still_good(self, client: Client) -> bool:
+        """Whether the account of a client that signed a while ago is there, with the same secret key."""
+        known = client.account
+        account = self._accounts.get(known.access_key) if known is not None else None
+        return known is not None and account is not None and account.secret_key == known.secret_key
+
+    def of_call(self, authorization: str | bytes | None, date_time: str | bytes | None) -> Account:
+        """The account that signed a call, by its two headers. UnauthorizedError."""
+        self._look()
+        if not isinstance(authorization, str) or not isinstance(date_time, str) or not date_time:
+            raise UnauthorizedError("this broker asks for credentials; give the client an access key and a secret key")
+        account = self._right.get((authorization, date_time))
+        if account is None:
+            account = self._verified(authorization, date_time)
+            if len(self._right) >= _SIGNATURES_MAX:
+                self._right.clear()
+            self._right[authorization, date_time] = account
+        return account
+
+    def _verified(self, authorization: str, date_time: str) -> Account:
+        values = header_values(authorization)
+        access_key, signature = values.get("Credential", "").partition("/")[0], values.get("Signature", "")
+        if not access_key:
+            raise UnauthorizedError("the credentials are empty; give the client an access key and a secret key")
+        account = self._accounts.get(access_key)
+        # The same work for an unknown key: how long it takes shall not tell which keys there are.
+        expected = signature_of(account.secret_key if account is not None else b"nobody's", date_time)
+        if not hmac.compare_digest(expected.encode(), signature.lower().encode()) or account is None:
+            raise UnauthorizedError(
+                f"the access key {access_key[:128]!r} is unknown here, or its secret key is another one"
+            )
+        return account
+
+    def _look(self) -> None:
+        now = self._monotonic()
+        if now - self._looked_at < _LOOK_SECONDS:
+            return
+        self._looked_at = now
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._accounts = load_accounts(self._file)
+        except ConfigError as error:
+            _log.error("the accounts stay as they are: %s", error)
+            return
+        self._right.clear()
+        _log.info("accounts read again file=%s count=%d", self._file, len(self._accounts))
+        for listener in self.changed_listeners:
+            listener()
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._file.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def header_values(authorization: str) -> dict[str, str]:
+    """What stands in `SCHEME key=value, key=value`."""
+    pairs = (part.strip().partition("=") for part in authorization.partition(" ")[2].split(","))
+    return {name: value for name, _, value in pairs}
+
+
+def signature_of(secret_key: bytes, date_time: str) -> str:
+    """In lower-case hex."""
+    return hmac.new(secret_key, date_time.encode(), hashlib.sha1).hexdigest()
+
+
+# --- The file -----------------------------------------------------------------------------------------------
+
+
+def load_accounts(file: Path) -> dict[str, Account]:
+    """The accounts by access key. ConfigError with the account and the cause."""
+    try:
+        text = file.read_bytes().decode()
+        mode = file.stat().st_mode
+        content = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"auth.accounts: {file}: {error.strerror}; check the path and its permissions") from None
+    except ValueError as error:  # TOML, JSON and UTF-8 alike
+        raise ConfigError(f"auth.accounts: {file}: not valid {file.suffix[1:] or 'TOML'}: {error}") from None
+    if mode & 0o007:  # a group may be on purpose: that of a mounted secret, for example
+        _log.warning("every user of this machine may read the secret keys in %s; chmod 600 keeps them out", file)
+    found = content.get("accounts") if isinstance(content, dict) else None
+    if not isinstance(found, dict) or not found or set(content) != {"accounts"}:
+        raise ConfigError(
+            f'auth.accounts: {file}: needs accounts, and nothing else: [accounts.NAME], secret_key = "..."'
+        )
+    return {
+        access_key: _account(f"auth.accounts: {file}: {access_key}", access_key, found[access_key])
+        for access_key in found
+    }
+
+
+def _account(where: str, access_key: str, values: Any) -> Account:
+    if not _ACCESS_KEY.fullmatch(access_key):
+        raise ConfigError(f"{where}: an access key has 1 to 128 letters, digits, '_', '.', '-'")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: is no table of settings")
+    known = {"secret_key", "secret_key_file", "admin", "publish", "consume", "groups"}
+    if unknown := sorted(values.keys() - known):
+        raise ConfigError(f"{where}.{unknown[0]}: there is no such setting; there are {', '.join(sorted(known))}")
+    admin = values.get("admin", False)
+    if not isinstance(admin, bool):
+        raise ConfigError(f"{where}.admin: {admin!r} is neither true nor false")
+    names = {
+        name: Names(_patterns(f"{where}.{name}", values.get(name, []))) for name in ("publish", "consume", "groups")
+    }
+    return Account(access_key, _secret_key(where, values), admin, **names)
+
+
+def _secret_key(where: str, values: Mapping[str, Any]) -> bytes:
+    key, file = values.get("secret_key"), values.get("secret_key_file")
+    if (key is None) == (file is None):
+        raise ConfigError(f"{where}: needs either secret_key or secret_key_file")
+    if file is not None:
+        try:
+            key = Path(file).read_text().strip()
+        except (OSError, TypeError, ValueError) as error:
+            raise ConfigError(f"{where}.secret_key_file: {file!r} cannot be read: {error}; check the path") from None
+    if not isinstance(key, str) or len(key) < 8:
+        raise ConfigError(f"{where}: a secret key has 8 characters or more; `openssl rand -hex 20` makes a good one")
+    return key.encode()
+
+
+def _patterns(where: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(
+        isinstance(value, str) and _PATTERN.fullmatch(value) for value in values
+    ):
+        raise ConfigError(
+            f'{where}: needs a list of names, in which * stands for any characters, as ["orders", "shop-*"]'
+        )
+    return tuple(values)

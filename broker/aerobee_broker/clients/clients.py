@@ -1,0 +1,303 @@
+"""Who is connected: what each client said about itself, when it was last heard of, and how to reach it.
+
+Any call counts as a sign of life. A client that says goodbye, or is silent for two minutes, is gone: the listeners in
+`gone_listeners` hear its id, its Telemetry stream ends, and nothing of it is kept. A client is served as well without
+its settings as with them: after a restart the official ones do not send them again for up to five minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
+from aerobee_proto import v2
+from aerobee_store.clock import Clock
+
+if TYPE_CHECKING:
+    from aerobee_broker.clients.accounts import Account
+
+COMMAND_SECONDS: Final = 5.0  # for a client to answer a command; RocketMQ's
+EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)
+_SCAN_SECONDS: Final = 5.0
+_PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream for good: the oldest are dropped
+_FIRST_CONSUMER_TYPE: Final = v2.ClientType.PUSH_CONSUMER  # unspecified 0, producer 1; all others consume
+_CLIENTS_MAX: Final = 100_000  # a client id costs about a kilobyte; nobody may fill the memory with invented ones
+
+
+class TelemetryStream:
+    """The open Telemetry call of a client: a bounded queue of commands. Writing never waits."""
+
+    __slots__ = ("_closed", "_commands", "_wake", "failure")
+
+    def __init__(self) -> None:
+        self._commands: list[v2.TelemetryCommand] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+        self.failure: str | None = None  # what the client did wrong, for the status that ends the stream
+
+    @property
+    def backlog(self) -> int:
+        """Commands that were not sent yet."""
+        return len(self._commands)
+
+    def write(self, command: v2.TelemetryCommand) -> None:
+        """Queue a command; of more than 64 that the client has not read, the oldest is dropped."""
+        if len(self._commands) >= _PENDING_COMMANDS_MAX:
+            del self._commands[0]
+        self._commands.append(command)
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        self._closed = True
+        self._wake.set()
+
+    async def next(self) -> v2.TelemetryCommand | None:
+        """The next command to send; None when the stream shall end."""
+        while not self._commands:
+            if self._closed:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        return self._commands.pop(0)
+
+
+class Client:
+    """One client id. `namespace`, `language` and `version` are from the headers of its calls."""
+
+    __slots__ = (
+        "account",
+        "client_id",
+        "client_type",
+        "group",
+        "language",
+        "last_seen",
+        "namespace",
+        "peer",
+        "protocol_version",
+        "secure",
+        "settings",
+        "settings_at",
+        "stream",
+        "topics",
+        "version",
+    )
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.account: Account | None = None  # that signs its calls; None without authentication
+        self.namespace = ""
+        self.language = ""
+        self.version = ""
+        self.protocol_version = ""
+        self.peer: tuple[str, int] = ("127.0.0.1", 0)  # where the connection comes from: IP address and port
+        self.secure = False  # whether that is with TLS
+        self.last_seen = 0.0  # of the monotonic clock
+        self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
+        self.group: str | None = None  # stored name (with the namespace) of a consumer's group
+        self.topics: frozenset[str] = frozenset()  # stored names of a producer's topics
+        self.settings: v2.Settings | None = None  # as received
+        self.settings_at = 0.0  # of the monotonic clock: when they last were
+        self.stream: TelemetryStream | None = None
+
+    @property
+    def is_consumer(self) -> bool:
+        return self.client_type >= _FIRST_CONSUMER_TYPE
+
+    def command(self, command: v2.TelemetryCommand) -> bool:
+        """Send a command over the client's Telemetry stream; False if it has none."""
+        if self.stream is None:
+            return False
+        self.stream.write(command)
+        return True
+
+
+class ClientRegistry:
+    """All clients, by id."""
+
+    name: Final = "clients"
+
+    def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
+        self._clock = clock
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # who was heard of last is last
+        self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
+        self._expiry_seconds = expiry_seconds
+        self._nonces = itertools.count(1)
+        self._asked: dict[tuple[str, str], asyncio.Future[v2.TelemetryCommand]] = {}  # by client id and nonce
+        self.gone_listeners: list[Callable[[str], None]] = []
+        self.producer_listeners: list[Callable[[Client], None]] = []  # when one has sent its settings
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def seen(self, client_id: str) -> Client:
+        """The client of a call that arrived now; a new one if the id is unknown."""
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= _CLIENTS_MAX:
+                self._remove(next(iter(self._clients.values())))
+            client = self._clients[client_id] = Client(client_id)
+        else:
+            self._clients.move_to_end(client_id)
+        client.last_seen = self._clock.monotonic()
+        return client
+
+    def get(self, client_id: str) -> Client | None:
+        return self._clients.get(client_id)
+
+    def all(self) -> list[Client]:
+        return list(self._clients.values())
+
+    def of_group(self, group: str) -> list[Client]:
+        """The connected consumers of a group, by its stored name."""
+        return [client for client in self._clients.values() if client.group == group]
+
+    def producers_of(self, topic: str) -> list[Client]:
+        """The connected producers that listed a topic, by its stored name."""
+        return [client for client in self._clients.values() if topic in client.topics]
+
+    def introduced(self, client: Client) -> None:
+        """The client has sent its settings."""
+        client.settings_at = self._clock.monotonic()
+        if client.client_type == v2.ClientType.PRODUCER:
+            for listener in self.producer_listeners:
+                listener(client)
+
+    def reconnect(self, client: Client) -> bool:
+        """Tell the client to open its Telemetry stream anew and send its settings; False if it has none."""
+        command = v2.ReconnectEndpointsCommand(nonce=str(next(self._nonces)))
+        return client.command(v2.TelemetryCommand(reconnect_endpoints_command=command))
+
+    def notify_unsubscribe_lite(self, client_id: str, lite_topic: str) -> None:
+        """Tell a client, if it is there, that a lite topic which it has subscribed is no more."""
+        if (client := self._clients.get(client_id)) is not None:
+            command = v2.NotifyUnsubscribeLiteCommand(lite_topic=lite_topic)
+            client.command(v2.TelemetryCommand(notify_unsubscribe_lite_command=command))
+
+    async def print_stacks(self, client: Client, *, seconds: float = COMMAND_SECONDS) -> v2.TelemetryCommand:
+        """What all threads of the client do: the answer has a status and `thread_stack_trace`. Errors as of `ask`."""
+        return await self.ask(
+            client, print_thread_stack_trace_command=v2.PrintThreadStackTraceCommand(), seconds=seconds
+        )
+
+    async def verify_message(
+        self, client: Client, message: v2.Message, *, seconds: float = COMMAND_SECONDS
+    ) -> v2.TelemetryCommand:
+        """Let a push consumer's listener consume a message; the answer's status says how that went. See `ask`."""
+        command = v2.VerifyMessageCommand(message=message)
+        return await self.ask(client, verify_message_command=command, seconds=seconds)
+
+    async def ask(
+        self,
+        client: Client,
+        *,
+        print_thread_stack_trace_command: v2.PrintThreadStackTraceCommand | None = None,
+        verify_message_command: v2.VerifyMessageCommand | None = None,
+        seconds: float,
+    ) -> v2.TelemetryCommand:
+        """Send a command under a nonce of its own, and return the answer that has it.
+
+        One official client ignores both commands and one stops reading, so an answer must not be relied on. Raises
+        ClientNotConnectedError without a Telemetry stream, or when it ends; ClientSilentError when the time is over.
+        """
+        nonce = str(next(self._nonces))
+        command = v2.TelemetryCommand(
+            print_thread_stack_trace_command=print_thread_stack_trace_command,
+            verify_message_command=verify_message_command,
+        )
+        getattr(command, command.WhichOneof("command") or "").nonce = nonce
+        if not client.command(command):
+            raise ClientNotConnectedError(client.client_id)
+        key = (client.client_id, nonce)
+        answer: asyncio.Future[v2.TelemetryCommand] = asyncio.get_running_loop().create_future()
+        self._asked[key] = answer
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            raise ClientSilentError(client.client_id, seconds) from None
+        finally:
+            del self._asked[key]
+
+    def answered(self, client: Client, command: v2.TelemetryCommand) -> None:
+        """The client wrote something that is no settings; what nobody waits for (any more) is ignored.
+
+        Node's client answers in the field of the command instead of the result.
+        """
+        field = command.WhichOneof("command")
+        nonce = getattr(getattr(command, field), "nonce", "") if field is not None else ""
+        asked = self._asked.get((client.client_id, nonce))
+        if asked is not None and not asked.done():
+            asked.set_result(command)
+
+    def open_stream(self, client: Client) -> TelemetryStream:
+        """A new Telemetry stream of the client, which ends an older one."""
+        if client.stream is not None:
+            client.stream.close()
+        client.stream = TelemetryStream()
+        self._streams.add(client.stream)
+        return client.stream
+
+    def close_stream(self, client: Client, stream: TelemetryStream) -> None:
+        """The call behind `stream` ended; a newer stream of the client stays."""
+        stream.close()
+        self._streams.discard(stream)
+        if client.stream is stream:
+            client.stream = None
+            self._give_up(client)
+
+    def hang_up(self, wanted: Callable[[Client], bool]) -> None:
+        """End the Telemetry streams of clients that are not wanted any more."""
+        for client in self._clients.values():
+            if client.stream is not None and not wanted(client):
+                client.stream.close()
+
+    def close_streams(self) -> None:
+        """End all Telemetry streams: the broker stops."""
+        for stream in self._streams:
+            stream.close()
+
+    def terminate(self, client_id: str) -> None:
+        """The client said goodbye. Unknown ids are fine.
+
+        It hangs up its Telemetry stream next. If we did so first, Node's client would take that for a failure and open
+        another one, which keeps its process alive for ever.
+        """
+        if client := self._clients.get(client_id):
+            client.stream = None
+            self._remove(client)
+
+    def expire(self) -> None:
+        """Drop whoever was silent for too long."""
+        limit = self._clock.monotonic() - self._expiry_seconds
+        for client in [client for client in self._clients.values() if client.last_seen < limit]:
+            self._remove(client)
+
+    def idle_seconds(self, client: Client) -> float:
+        """How long nothing was heard of the client."""
+        return self._clock.monotonic() - client.last_seen
+
+    async def run(self) -> None:
+        """Drop silent clients, until cancelled."""
+        while True:
+            await asyncio.sleep(_SCAN_SECONDS)
+            self.expire()
+
+    def _remove(self, client: Client) -> None:
+        del self._clients[client.client_id]
+        self._give_up(client)
+        if client.stream is not None:
+            client.stream.close()
+            client.stream = None
+        for listener in self.gone_listeners:
+            listener(client.client_id)
+
+    def _give_up(self, client: Client) -> None:
+        """Nothing that the client was asked will be answered."""
+        for (client_id, _), answer in self._asked.items():
+            if client_id == client.client_id and not answer.done():
+                answer.set_exception(ClientNotConnectedError(client_id))

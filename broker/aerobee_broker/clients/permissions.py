@@ -1,0 +1,105 @@
+"""What a call needs to be permitted: one function a method, all others are for administrators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from aerobee_broker.clients.accounts import Account
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.processors.naming import group_name, topic_name
+from aerobee_proto import v2
+
+Permit = Callable[[Any, Client, Account], None]
+
+
+def check_permission(service: str, method: str, request: Any, client: Client, account: Account) -> None:
+    """Raise ForbiddenError if the account may not call this; IllegalTopicError, IllegalGroupError for such names.
+
+    `service` and `method` are full name and name, as in the .proto files.
+    """
+    if account.admin:
+        return
+    permit = _PERMITS.get((service, method))
+    if permit is None:
+        account.require_admin(method)
+    else:
+        permit(request, client, account)
+
+
+def check_settings(settings: v2.Settings, client: Client, account: Account) -> None:
+    """What a client says about itself on its Telemetry stream. Raises as check_permission."""
+    for topic in settings.publishing.topics:
+        if topic.name:
+            account.require_publish(topic_name(topic, client))
+    if settings.WhichOneof("pub_sub") == "subscription":
+        account.require_group(group_name(settings.subscription.group, client))
+        for entry in settings.subscription.subscriptions:
+            account.require_consume(topic_name(entry.topic, client))
+
+
+def _send(request: v2.SendMessageRequest, client: Client, account: Account) -> None:
+    for topic in _distinct(message.topic for message in request.messages):
+        account.require_publish(topic_name(topic, client))
+
+
+def _publish(request: Any, client: Client, account: Account) -> None:
+    account.require_publish(topic_name(request.topic, client))
+
+
+def _use(request: Any, client: Client, account: Account) -> None:
+    account.require_use(topic_name(request.topic, client))
+
+
+def _consume(request: Any, client: Client, account: Account) -> None:
+    account.require_consume(topic_name(request.topic, client))
+
+
+def _consume_as_group(request: Any, client: Client, account: Account) -> None:
+    account.require_group(group_name(request.group, client))
+    account.require_consume(topic_name(request.topic, client))
+
+
+def _queue(request: Any, client: Client, account: Account) -> None:
+    account.require_consume(topic_name(request.message_queue.topic, client))
+
+
+def _queue_as_group(request: Any, client: Client, account: Account) -> None:
+    account.require_group(group_name(request.group, client))
+    _queue(request, client, account)
+
+
+def _own_group(request: Any, client: Client, account: Account) -> None:
+    if request.group.name:  # producers have none, or an empty one
+        account.require_group(group_name(request.group, client))
+
+
+def _distinct(topics: Iterable[v2.Resource]) -> list[v2.Resource]:
+    """In a batch the topic is the same each time, or the batch is refused for that."""
+    return list({(topic.resource_namespace, topic.name): topic for topic in topics}.values())
+
+
+_MESSAGING: Final[dict[str, Permit]] = {
+    "QueryRoute": _use,
+    "Heartbeat": _own_group,
+    "NotifyClientTermination": _own_group,
+    "SendMessage": _send,
+    "RecallMessage": _publish,
+    "EndTransaction": _publish,
+    "QueryAssignment": _consume_as_group,
+    "ReceiveMessage": _queue_as_group,
+    "AckMessage": _consume_as_group,
+    "ChangeInvisibleDuration": _consume_as_group,
+    "ForwardMessageToDeadLetterQueue": _consume_as_group,
+    "PullMessage": _queue_as_group,
+    "QueryOffset": _queue,
+    "GetOffset": _queue_as_group,
+    "UpdateOffset": _queue_as_group,
+    "SyncLiteSubscription": _consume_as_group,
+}
+_PERMITS: Final[dict[tuple[str, str], Permit]] = {
+    **{("apache.rocketmq.v2.MessagingService", method): permit for method, permit in _MESSAGING.items()},
+    ("apache.rocketmq.v2.Admin", "QueryMessage"): _consume,
+    ("apache.rocketmq.v2.Admin", "DescribeTopicStatus"): _use,
+    ("apache.rocketmq.v2.Admin", "GetTopicRoute"): _use,
+}

@@ -1,0 +1,1 @@
+"""What the broker counts, and the HTTP endpoint that shows it."""

@@ -1,0 +1,1 @@
+"""Topics, consumer groups and consumer offsets, in RocketMQ's files."""

@@ -1,0 +1,249 @@
+"""The consumer groups of the broker, kept in RocketMQ's subscriptionGroup.json.
+
+Groups have the same stored names as topics: `<namespace>%<name>`, or the bare name without a namespace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
+from aerobee_broker.tables.data_version import DataVersion, NamedTable
+from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
+from aerobee_broker.tables.topics import split_stored_name
+from aerobee_store.clock import Clock
+from aerobee_store.tables.java_json import Bean
+
+GROUP_NAME_SIZE_MAX: Final = 120  # characters; %RETRY% before it must stay a legal topic
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+RETRY_MAX_TIMES_DEFAULT: Final = 16
+RETRY_MAX_TIMES_LIMIT: Final = 10_000  # a bound against slips: with RocketMQ's last delay of 2 h, more than two years
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_EXPONENT_MAX: Final = 32  # as in RocketMQ; every sensible policy has reached its longest delay long before
+
+# Fields of RocketMQ's groups that our broker has no use for, with the values that RocketMQ gives a new group.
+_UNUSED_FIELDS: Final[Mapping[str, object]] = {
+    "brokerId": 0,
+    "consumeBroadcastEnable": True,
+    "consumeFromMinEnable": True,
+    "consumeTimeoutMinute": 15,
+    "groupSysFlag": 0,
+    "notifyConsumerIdsChangedEnable": True,
+    "retryQueueNums": 1,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+
+
+def is_system_group(name: str) -> bool:
+    """Whether the group belongs to the broker."""
+    return name.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def check_group_name(name: str) -> None:
+    """Raise IllegalGroupError unless a request may name this group.
+
+    1..120 characters of `a-z A-Z 0-9 _ - % |`, and none of the broker's own groups.
+    """
+    if not name or name.isspace():
+        raise IllegalGroupError("the name of a consumer group is blank; give it one")
+    if len(name) > GROUP_NAME_SIZE_MAX:
+        raise IllegalGroupError(
+            f"consumer group {name[:32]!r}... has {len(name)} characters, namespace included; "
+            f"shorten it to at most {GROUP_NAME_SIZE_MAX}"
+        )
+    if _NAME.fullmatch(name) is None:
+        raise IllegalGroupError(
+            f"consumer group {name!r} may only have letters, digits, '_', '-', '%' and '|'; choose another name"
+        )
+    if is_system_group(split_stored_name(name)[1]):
+        raise IllegalGroupError(
+            f"consumer group {name!r} begins with {SYSTEM_GROUP_PREFIX}, kept for the broker; choose another name"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CustomizedRetry:
+    """A delay for each attempt, in milliseconds; the last one for all that follow."""
+
+    next_ms: tuple[int, ...] = (
+        *(1_000, 5_000, 10_000, 30_000),
+        *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
+    )
+
+    def delay_ms(self, attempt: int) -> int:
+        """How long to wait after delivery attempt `attempt` (1 is the first) has failed."""
+        return self.next_ms[min(max(attempt, 1), len(self.next_ms)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialRetry:
+    """A delay that grows by `multiplier` from `initial_ms` up to `max_ms`, in milliseconds."""
+
+    initial_ms: int = 5_000
+    max_ms: int = 7_200_000
+    multiplier: int = 2
+
+    def delay_ms(self, attempt: int) -> int:
+        """How long to wait after delivery attempt `attempt` (1 is the first) has failed."""
+        exponent = min(max(attempt - 1, 0), _EXPONENT_MAX)
+        factor: int = self.multiplier**exponent
+        return min(self.initial_ms * factor, self.max_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """One consumer group. `name` is the stored name."""
+
+    name: str
+    retry_max_times: int = RETRY_MAX_TIMES_DEFAULT  # redeliveries after the first delivery, then dead letters
+    consume_orderly: bool = False  # FIFO: the next message of a message group waits for the one before
+    consume_enabled: bool = True
+    retry_policy: CustomizedRetry | ExponentialRetry = field(default_factory=CustomizedRetry)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)  # fields that we do not use, written back as they came
+
+    @classmethod
+    def from_json(cls, name: str, value: object) -> GroupConfig:
+        """Read one entry of subscriptionGroupTable; `name` is its key. Raises TableFormatError."""
+        fields = JsonFields(f"subscriptionGroup.json.subscriptionGroupTable.{name}", value)
+        fields.text("groupName", name)  # said twice in the file; RocketMQ looks groups up by key, so that leads
+        raw_policy = fields.mapping("groupRetryPolicy")
+        policy = _policy_from_json(fields.full_name("groupRetryPolicy"), raw_policy)
+        extra = dict(fields.rest())
+        if raw_policy and raw_policy != _policy_to_json(policy, {}):
+            extra["groupRetryPolicy"] = raw_policy  # says more than we understand, or the same at more length
+        return cls(
+            name=name,
+            retry_max_times=fields.integer("retryMaxTimes", RETRY_MAX_TIMES_DEFAULT, minimum=-1),
+            consume_orderly=fields.boolean("consumeMessageOrderly", False),
+            consume_enabled=fields.boolean("consumeEnable", True),
+            retry_policy=policy,
+            attributes=fields.texts("attributes"),
+            extra=extra,
+        )
+
+    def to_json(self) -> Bean:
+        raw_policy = self.extra.get("groupRetryPolicy", {})
+        assert isinstance(raw_policy, dict), "from_json keeps nothing else under this name"
+        return Bean(
+            {**_UNUSED_FIELDS, **self.extra},
+            attributes=dict(self.attributes),
+            consumeEnable=self.consume_enabled,
+            consumeMessageOrderly=self.consume_orderly,
+            groupName=self.name,
+            groupRetryPolicy=_policy_to_json(self.retry_policy, raw_policy),
+            retryMaxTimes=self.retry_max_times,
+        )
+
+
+def _policy_from_json(name: str, value: dict[str, object]) -> CustomizedRetry | ExponentialRetry:
+    fields = JsonFields(name, value)
+    kind = fields.text("type", "CUSTOMIZED")
+    if kind == "CUSTOMIZED":
+        customized = JsonFields(f"{name}.customizedRetryPolicy", fields.mapping("customizedRetryPolicy"))
+        delays = customized.integers("next")
+        return CustomizedRetry(delays) if delays else CustomizedRetry()
+    if kind == "EXPONENTIAL":
+        exponential = JsonFields(f"{name}.exponentialRetryPolicy", fields.mapping("exponentialRetryPolicy"))
+        default = ExponentialRetry()
+        return ExponentialRetry(
+            exponential.integer("initial", default.initial_ms, maximum=INT64_MAX),
+            exponential.integer("max", default.max_ms, maximum=INT64_MAX),
+            exponential.integer("multiplier", default.multiplier, minimum=1),
+        )
+    raise TableFormatError(f"{name}.type", f"expected CUSTOMIZED or EXPONENTIAL, found {kind!r:.60}")
+
+
+def _policy_to_json(policy: CustomizedRetry | ExponentialRetry, raw: dict[str, object]) -> Bean:
+    """The policy as RocketMQ writes it, with what `raw`, the policy that was read, has besides."""
+    if raw and _policy_from_json("groupRetryPolicy", raw) == policy:
+        return Bean(raw)
+    written = Bean(raw)
+    if isinstance(policy, ExponentialRetry):
+        written["type"] = "EXPONENTIAL"
+        written["exponentialRetryPolicy"] = Bean(
+            initial=policy.initial_ms, max=policy.max_ms, multiplier=policy.multiplier
+        )
+        return written
+    written["type"] = "CUSTOMIZED"
+    written.pop("customizedRetryPolicy", None)
+    if policy != CustomizedRetry():  # RocketMQ leaves its own list of delays out
+        written["customizedRetryPolicy"] = Bean(next=list(policy.next_ms))
+    return written
+
+
+class GroupTable(NamedTable[GroupConfig]):
+    """All consumer groups, by stored name."""
+
+    @classmethod
+    def from_json(cls, value: object | None, clock: Clock) -> GroupTable:
+        """The table that a subscriptionGroup.json holds; empty for None. Raises TableFormatError."""
+        table = cls(clock)
+        if value is None:
+            return table
+        fields = JsonFields("subscriptionGroup.json", value)
+        table._version = DataVersion.from_json(fields.full_name("dataVersion"), fields.mapping("dataVersion"))
+        for name, item in fields.mapping("subscriptionGroupTable").items():
+            table._items[name] = GroupConfig.from_json(name, item)
+        table._extra = fields.rest()
+        return table
+
+    def snapshot(self) -> Bean:
+        """The content of subscriptionGroup.json as it is now, independent of later changes."""
+        return Bean(
+            {"forbiddenTable": {}, **self._extra},
+            dataVersion=self._version.to_json(),
+            subscriptionGroupTable={name: group.to_json() for name, group in self._items.items()},
+        )
+
+    def require(self, name: str) -> GroupConfig:
+        """Return the group with this stored name, or raise GroupNotFoundError."""
+        group = self._items.get(name)
+        if group is None:
+            raise GroupNotFoundError(name)
+        return group
+
+    def create(self, group: GroupConfig) -> None:
+        """Add a group for a user. Raises IllegalGroupError, GroupExistsError."""
+        check_group_name(group.name)
+        _check_retries(group)
+        if group.name in self._items:
+            raise GroupExistsError(group.name)
+        self._put(group)
+
+    def update(self, group: GroupConfig) -> None:
+        """Replace the group of this name; the same again changes nothing. GroupNotFoundError, IllegalGroupError."""
+        if self.require(group.name) == group:
+            return
+        _check_retries(group)
+        self._put(group)
+
+    def delete(self, name: str) -> None:
+        """Remove a group. Raises GroupNotFoundError; IllegalGroupError for one that the broker itself needs."""
+        self.require(name)
+        if is_system_group(name):
+            raise IllegalGroupError(f"consumer group {name!r} belongs to the broker and cannot be deleted; leave it")
+        self._remove(name)
+
+
+def _check_retries(group: GroupConfig) -> None:
+    if not 0 <= group.retry_max_times <= RETRY_MAX_TIMES_LIMIT:
+        raise IllegalGroupError(
+            f"consumer group {group.name!r} would have {group.retry_max_times} retries; "
+            f"choose a number from 0 to {RETRY_MAX_TIMES_LIMIT}"
+        )
+    policy = group.retry_policy
+    if isinstance(policy, ExponentialRetry):
+        if not (0 <= policy.initial_ms <= policy.max_ms and policy.multiplier >= 1):
+            raise IllegalGroupError(
+                f"consumer group {group.name!r} has a retry delay that does not grow from 0 or more: {policy}; "
+                "choose initial <= max and a multiplier of at least 1"
+            )
+    elif not policy.next_ms or min(policy.next_ms) < 0:
+        raise IllegalGroupError(
+            f"consumer group {group.name!r} has the retry delays {policy.next_ms}; "
+            "give one or more, none of them negative"
+        )

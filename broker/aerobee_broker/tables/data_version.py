@@ -1,0 +1,139 @@
+"""What the tables in RocketMQ's configuration files share: how it numbers their states, and how ours know what is not
+on disk yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
+from aerobee_store.clock import Clock
+from aerobee_store.tables.java_json import Bean
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion:
+    """The `dataVersion` of a configuration file. `timestamp` is the time of the last change, in Unix milliseconds."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    @classmethod
+    def from_json(cls, name: str, value: object) -> DataVersion:
+        """Raises TableFormatError. Release 4.3 has no stateVersion; its offset files have no version at all."""
+        fields = JsonFields(name, {} if value is None else value)
+        return cls(
+            fields.integer("counter", 0, maximum=INT64_MAX),
+            fields.integer("stateVersion", 0, maximum=INT64_MAX),
+            fields.integer("timestamp", 0, maximum=INT64_MAX),
+        )
+
+    def to_json(self) -> Bean:
+        return Bean(counter=self.counter, stateVersion=self.state_version, timestamp=self.timestamp)
+
+    def next(self, now_ms: int) -> DataVersion:
+        """The version after one more change."""
+        return DataVersion(self.counter + 1, self.state_version, now_ms)
+
+
+class Revision:
+    """Counts the changes of a table in memory, so that its owner knows whether a save is due.
+
+    The number belongs to this process; what RocketMQ sees is the DataVersion. A change between the snapshot and the end
+    of its save keeps the table dirty, because `mark_saved` is given the number that the snapshot had.
+    """
+
+    __slots__ = ("_saved", "current")
+
+    def __init__(self) -> None:
+        self.current = 0
+        self._saved = 0
+
+    def advance(self) -> None:
+        self.current += 1
+
+    def mark_saved(self, revision: int) -> None:
+        self._saved = max(self._saved, revision)
+
+    @property
+    def dirty(self) -> bool:
+        return self.current != self._saved
+
+
+class VersionedTable:
+    """A table that is kept in one of RocketMQ's files. Changes are in memory until a snapshot of them is saved:
+
+    revision = table.revision
+    value = table.snapshot()            # event loop
+    json_table.save(value)              # disk thread
+    table.mark_saved(revision)          # event loop
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._version = DataVersion()
+        self._revision = Revision()
+        self._extra: Mapping[str, object] = {}  # fields of the file that we do not know, written back as they came
+
+    @property
+    def version(self) -> DataVersion:
+        return self._version
+
+    @property
+    def revision(self) -> int:
+        """Changes so far in this process; give `mark_saved` the one that the snapshot had."""
+        return self._revision.current
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there are changes that `mark_saved` has not confirmed."""
+        return self._revision.dirty
+
+    def mark_saved(self, revision: int) -> None:
+        self._revision.mark_saved(revision)
+
+    def _note_version(self) -> None:
+        self._version = self._version.next(self._clock.now_ms())
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Item = TypeVar("_Item", bound=_Named)
+
+
+class NamedTable(VersionedTable, Generic[_Item]):
+    """Topics or groups, by stored name. Every change is a new version; whoever makes one has it saved before it is
+    answered."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._items: dict[str, _Item] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[_Item]:
+        return iter(tuple(self._items.values()))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def get(self, name: str) -> _Item | None:
+        return self._items.get(name)
+
+    def _put(self, item: _Item) -> None:
+        self._items[item.name] = item
+        self._changed()
+
+    def _remove(self, name: str) -> None:
+        del self._items[name]
+        self._changed()
+
+    def _changed(self) -> None:
+        self._note_version()
+        self._revision.advance()

@@ -1,0 +1,186 @@
+"""The three tables of the broker and their files: what is created is on disk before it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
+from aerobee_broker.metrics.counters import ExecutionTimes
+from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.topics import (
+    TopicConfig,
+    TopicMessageType,
+    TopicTable,
+    check_new_topic_name,
+    is_system_topic,
+)
+from aerobee_store.clock import Clock
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.stats import StoreStats
+from aerobee_store.tables.json_table import JsonTable, TableFiles
+
+SAVE_INTERVAL_SECONDS: Final = 5.0  # as RocketMQ saves consumerOffset.json
+InDiskThread = Callable[..., Awaitable[object]]
+
+
+class _Table(Protocol):
+    @property
+    def revision(self) -> int: ...
+    @property
+    def dirty(self) -> bool: ...
+    def snapshot(self) -> object: ...
+    def mark_saved(self, revision: int) -> None: ...
+
+
+class SavedTable:
+    """One table and its file."""
+
+    def __init__(self, table: _Table, file: JsonTable, in_disk_thread: InDiskThread) -> None:
+        self._table = table
+        self._file = file
+        self._in_disk_thread = in_disk_thread
+        self._saving = asyncio.Lock()
+        self._saved = 0
+
+    async def save(self) -> None:
+        """Return once every change made before the call is on disk; concurrent calls share a save. OSError."""
+        wanted = self._table.revision
+        async with self._saving:
+            if not self._table.dirty or self._saved >= wanted:  # the save that was under way had it
+                return
+            revision = self._table.revision
+            await self._in_disk_thread(self._file.save, self._table.snapshot())
+            self._table.mark_saved(revision)
+            self._saved = revision
+
+
+class BatchTopics:
+    """Which topics take inner batches: what the store asks, first while it recovers, when there are no tables yet.
+
+    It has the lock of the directory then, so topics.json is read for that. `Tables` reads it, too, and
+    says what is wrong with it.
+    """
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        """`directory`: the store's."""
+        self._file = JsonTable(DiskFileSystem(), directory / "config" / "topics.json")
+        self._clock = clock
+        self._topics: TopicTable | None = None
+
+    def __call__(self, stored_name: str) -> bool:
+        """Raises TableFormatError, UnreadableTableError, OSError of the file, until the table is attached."""
+        if self._topics is None:
+            self._topics = TopicTable.from_json(self._file.load(report=False), self._clock)
+        topic = self._topics.get(stored_name)
+        return topic is not None and topic.takes_batches
+
+    def attach(self, topics: TopicTable) -> None:
+        """Ask the broker's own table from now on."""
+        self._topics = topics
+
+
+class Tables:
+    """Topics, groups and committed offsets of one store directory."""
+
+    name: Final = "tables"
+
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, files: dict[str, JsonTable], in_disk_thread: InDiskThread
+    ) -> None:
+        self._config = config
+        self.topics = TopicTable.from_json(files["topics"].load(), clock)
+        self.groups = GroupTable.from_json(files["subscriptionGroup"].load(), clock)
+        self.offsets = OffsetTable.from_json(files["consumerOffset"].load(), clock)
+        self.topic_creations = ExecutionTimes()
+        self.group_creations = ExecutionTimes()
+        self._saved_topics = SavedTable(self.topics, files["topics"], in_disk_thread)
+        self._saved_groups = SavedTable(self.groups, files["subscriptionGroup"], in_disk_thread)
+        self._saved_offsets = SavedTable(self.offsets, files["consumerOffset"], in_disk_thread)
+
+    @classmethod
+    def load(
+        cls,
+        config: BrokerConfig,
+        clock: Clock,
+        file_system: TableFiles,
+        in_disk_thread: InDiskThread,
+        stats: StoreStats | None = None,
+    ) -> Self:
+        """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
+        directory: Path = config.store.directory / "config"
+        directory.mkdir(exist_ok=True)
+        names = ("topics", "subscriptionGroup", "consumerOffset")
+        files = {name: JsonTable(file_system, directory / f"{name}.json", stats=stats) for name in names}
+        return cls(config, clock, files, in_disk_thread)
+
+    async def topic_in_use(self, stored_name: str) -> TopicConfig:
+        """The topic; with auto-creation one that did not exist does now. TopicNotFoundError, IllegalTopicError."""
+        topic = self.topics.get(stored_name)
+        if topic is not None:
+            return topic
+        if not self._config.auto_create_topics:
+            raise TopicNotFoundError(stored_name)
+        with self.topic_creations.measure(is_system=is_system_topic(stored_name)):
+            check_new_topic_name(stored_name)
+            # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we
+            # can do.
+            count = self._config.topics.queue_count
+            topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
+            self.topics.create(topic)
+            await self.save_topics()
+        return topic
+
+    def group_or_first_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
+        """The group; or what it will be once it is used, of which clients want to know before they use it.
+
+        Only with auto-creation that is what it will be: orderly if a topic that it consumes is a FIFO topic. Whoever
+        made one expects order, and that order is a setting of groups is easily forgotten.
+        """
+        group = self.groups.get(stored_name)
+        if group is not None or not self._config.auto_create_groups:
+            return group or GroupConfig(name=stored_name)
+        found = [self.topics.get(name) for name in topics]
+        orderly = any(topic is not None and topic.message_type is TopicMessageType.FIFO for topic in found)
+        return GroupConfig(name=stored_name, consume_orderly=orderly)
+
+    async def group_in_use(self, stored_name: str, topics: Iterable[str]) -> GroupConfig:
+        """The group; with auto-creation one that did not exist does now, to consume `topics` (stored names).
+
+        Raises GroupNotFoundError, IllegalGroupError.
+        """
+        group = self.groups.get(stored_name)
+        if group is not None:
+            return group
+        if not self._config.auto_create_groups:
+            raise GroupNotFoundError(stored_name)
+        with self.group_creations.measure(is_system=is_system_group(stored_name)):
+            group = self.group_or_first_use(stored_name, topics)
+            self.groups.create(group)
+            await self.save_groups()
+        return group
+
+    async def save_topics(self) -> None:
+        await self._saved_topics.save()
+
+    async def save_groups(self) -> None:
+        await self._saved_groups.save()
+
+    async def save_offsets(self) -> None:
+        await self._saved_offsets.save()
+
+    async def save(self) -> None:
+        """Everything that changed is on disk when this returns."""
+        await self._saved_topics.save()
+        await self._saved_groups.save()
+        await self._saved_offsets.save()
+
+    async def run(self) -> None:
+        """Save what need not be on disk at once, until cancelled: offsets that the delivery journal has, too."""
+        while True:
+            await asyncio.sleep(SAVE_INTERVAL_SECONDS)
+            await self.save()

@@ -1,0 +1,339 @@
+"""The topics of the broker, kept in RocketMQ's topics.json.
+
+A topic's identity is (namespace, name). The store knows one string for it, RocketMQ's own form: the bare name without a
+namespace, else `<namespace>%<name>`, and for the topics that belong to a group `%RETRY%<namespace>%<group>`.
+`a%b` in no namespace therefore is the same topic as `b` in namespace `a`, as it is in RocketMQ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+from typing import Final
+
+from aerobee_broker.errors import (
+    IllegalNamespaceError,
+    IllegalTopicError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from aerobee_broker.tables.data_version import DataVersion, NamedTable
+from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_store.clock import Clock
+from aerobee_store.tables.java_json import Bean
+
+TOPIC_NAME_SIZE_MAX: Final = 127  # characters: what the length byte of the older record format holds
+INTERNAL_TOPIC_NAME_SIZE_MAX: Final = 255  # %RETRY% and %DLQ% before the longest group
+QUEUE_COUNT_MAX: Final = 1024  # a bound against slips: the largest topic that RocketMQ makes by itself
+QUEUE_COUNT_DEFAULT: Final = 8
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+LIGHT_PREFIX: Final = "%LMQ%"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)
+_MESSAGE_TYPE: Final = "message.type"
+_QUEUE_TYPE: Final = "queue.type"
+_LITE_EXPIRATION: Final = "lite.topic.expiration"  # RocketMQ's: minutes after the last message, -1 for never
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_NAMESPACE = re.compile(r"[|a-zA-Z0-9_-]+")
+
+
+class Permission(IntFlag):
+    """What may be done with a topic; the bits of RocketMQ's `perm`."""
+
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+    PRIORITY = 8
+    READ_WRITE = 6
+
+
+class TopicMessageType(StrEnum):
+    """The kind of message that a topic takes; RocketMQ's attribute `message.type`."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    MIXED = "MIXED"
+    LITE = "LITE"
+    PRIORITY = "PRIORITY"
+
+
+# Names
+
+
+def stored_name(namespace: str, name: str) -> str:
+    """The one string by which the store knows the topic or group `name` of `namespace`.
+
+    System topics belong to no namespace. Raises IllegalNamespaceError for characters that would make it ambiguous,
+    and for more than a topic's name may have.
+    """
+    if not namespace or is_system_topic(name):
+        return name
+    if len(namespace) > TOPIC_NAME_SIZE_MAX or _NAMESPACE.fullmatch(namespace) is None:
+        raise IllegalNamespaceError(
+            f"namespace {namespace[:80]!r} has more than {TOPIC_NAME_SIZE_MAX} characters, or others than letters, "
+            "digits, '_', '-' and '|'; choose another"
+        )
+    prefix, rest = _split_prefix(name)
+    return f"{prefix}{namespace}%{rest}"
+
+
+def split_stored_name(stored: str) -> tuple[str, str]:
+    """The (namespace, name) of a stored name: the inverse of `stored_name`."""
+    prefix, rest = _split_prefix(stored)
+    namespace, separator, name = rest.partition("%")
+    if not separator or not namespace or not name:
+        return "", stored
+    return namespace, prefix + name
+
+
+def _split_prefix(name: str) -> tuple[str, str]:
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name[len(prefix) :]
+    return "", name
+
+
+def retry_topic(group: str) -> str:
+    """The topic of what `group` (a stored name) has to get again."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """The topic of what `group` (a stored name) could not consume."""
+    return DEAD_LETTER_PREFIX + group
+
+
+def light_topic_name(parent: str, lite_topic: str) -> str:
+    """RocketMQ's name for the light queue of a lite topic; `parent` is the stored name of the topic it belongs to."""
+    return f"{LIGHT_PREFIX}${parent}${lite_topic}"
+
+
+def split_light_topic_name(stored: str) -> tuple[str, str] | None:
+    """The (parent, lite topic) of such a name; None for any other."""
+    empty, prefix, rest = stored.partition(f"{LIGHT_PREFIX}$")
+    parent, separator, lite_topic = rest.partition("$")
+    return (parent, lite_topic) if prefix and not empty and separator and parent and lite_topic else None
+
+
+def is_system_topic(name: str) -> bool:
+    """Whether the topic belongs to the broker: users neither create it nor send to it."""
+    return name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def check_topic_name(name: str) -> None:
+    """Raise IllegalTopicError unless a request may name this topic.
+
+    1..127 characters of `a-z A-Z 0-9 _ - % |`, and no system topic. Retry and dead-letter topics may be read.
+    """
+    _check_form(name, TOPIC_NAME_SIZE_MAX)
+    if is_system_topic(name):
+        raise IllegalTopicError(f"topic {name!r} belongs to the broker; choose another name")
+
+
+def check_new_topic_name(stored: str) -> None:
+    """Raise IllegalTopicError unless a user may create a topic with this stored name."""
+    _check_form(stored, TOPIC_NAME_SIZE_MAX)
+    name = split_stored_name(stored)[1]
+    check_topic_name(name)
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX, LIGHT_PREFIX):
+        if name.startswith(prefix):
+            raise IllegalTopicError(
+                f"topic {name!r} begins with {prefix}, which is kept for topics of the broker; choose another name"
+            )
+
+
+def _check_form(name: str, size_max: int) -> None:
+    if not name or name.isspace():
+        raise IllegalTopicError("the name of a topic is blank; give it one")
+    if len(name) > size_max:
+        raise IllegalTopicError(
+            f"topic {name[:32]!r}... has {len(name)} characters, namespace included; shorten it to at most {size_max}"
+        )
+    if _NAME.fullmatch(name) is None:
+        raise IllegalTopicError(
+            f"topic {name!r} may only have letters, digits, '_', '-', '%' and '|'; choose another name"
+        )
+
+
+# One topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """One topic. `name` is the stored name; queue counts are those that producers and consumers are told of."""
+
+    name: str
+    read_queue_count: int = QUEUE_COUNT_DEFAULT
+    write_queue_count: int = QUEUE_COUNT_DEFAULT
+    permission: Permission = Permission.READ_WRITE
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0  # 1: unit, 2: subscription of a unit
+    order: bool = False
+    extra: Mapping[str, object] = field(default_factory=dict)  # fields that we do not know, written back as they came
+
+    @classmethod
+    def of_type(
+        cls,
+        name: str,
+        message_type: TopicMessageType = TopicMessageType.NORMAL,
+        *,
+        queue_count: int = QUEUE_COUNT_DEFAULT,
+    ) -> TopicConfig:
+        """A topic for one kind of message, with as many queues to read as to write."""
+        return cls(
+            name=name,
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
+            attributes={_MESSAGE_TYPE: message_type.value},
+        )
+
+    @property
+    def message_type(self) -> TopicMessageType:
+        """NORMAL without the attribute; UNSPECIFIED for a type that we do not know."""
+        try:
+            return TopicMessageType(self.attributes.get(_MESSAGE_TYPE, TopicMessageType.NORMAL))
+        except ValueError:
+            return TopicMessageType.UNSPECIFIED
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether its messages come as inner batches of RocketMQ's, and in no other way."""
+        return self.attributes.get(_QUEUE_TYPE) == "BatchCQ"
+
+    @property
+    def lite_expiry_minutes(self) -> int | None:
+        """How long after its last message a lite topic of this one goes; None: never."""
+        text = self.attributes.get(_LITE_EXPIRATION, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) else None
+
+    @property
+    def readable(self) -> bool:
+        return Permission.READ in self.permission
+
+    @property
+    def writable(self) -> bool:
+        return Permission.WRITE in self.permission
+
+    @classmethod
+    def from_json(cls, name: str, value: object) -> TopicConfig:
+        """Read one entry of topicConfigTable; `name` is its key. Raises TableFormatError."""
+        fields = JsonFields(f"topics.json.topicConfigTable.{name}", value)
+        fields.text("topicName", name)  # said twice in the file; RocketMQ looks topics up by key, so that leads
+        return cls(
+            name=name,
+            read_queue_count=fields.integer("readQueueNums", 16),
+            write_queue_count=fields.integer("writeQueueNums", 16),
+            permission=Permission(fields.integer("perm", Permission.READ_WRITE)),
+            attributes=fields.texts("attributes"),
+            filter_type=fields.text("topicFilterType", "SINGLE_TAG"),
+            sys_flag=fields.integer("topicSysFlag", 0),
+            order=fields.boolean("order", False),
+            extra=fields.rest(),
+        )
+
+    def to_json(self) -> Bean:
+        return Bean(
+            self.extra,
+            attributes=dict(self.attributes),
+            order=self.order,
+            perm=int(self.permission),
+            readQueueNums=self.read_queue_count,
+            topicFilterType=self.filter_type,
+            topicName=self.name,
+            topicSysFlag=self.sys_flag,
+            writeQueueNums=self.write_queue_count,
+        )
+
+
+# All of them
+
+
+class TopicTable(NamedTable[TopicConfig]):
+    """All topics, by stored name."""
+
+    @classmethod
+    def from_json(cls, value: object | None, clock: Clock) -> TopicTable:
+        """The table that a topics.json holds; empty for None. Raises TableFormatError."""
+        table = cls(clock)
+        if value is None:
+            return table
+        fields = JsonFields("topics.json", value)
+        table._version = DataVersion.from_json("topics.json.dataVersion", fields.mapping("dataVersion"))
+        for name, item in fields.mapping("topicConfigTable").items():
+            table._items[name] = TopicConfig.from_json(name, item)
+        table._extra = fields.rest()
+        return table
+
+    def snapshot(self) -> Bean:
+        """The content of topics.json as it is now, independent of later changes."""
+        return Bean(
+            self._extra,
+            dataVersion=self._version.to_json(),
+            topicConfigTable={name: topic.to_json() for name, topic in self._items.items()},
+        )
+
+    def require(self, name: str) -> TopicConfig:
+        """Return the topic with this stored name, or raise TopicNotFoundError."""
+        topic = self._items.get(name)
+        if topic is None:
+            raise TopicNotFoundError(name)
+        return topic
+
+    def create(self, topic: TopicConfig) -> None:
+        """Add a topic for a user. Raises IllegalTopicError, TopicExistsError."""
+        check_new_topic_name(topic.name)
+        _check_queue_counts(topic)
+        if topic.name in self._items:
+            raise TopicExistsError(topic.name)
+        self._put(topic)
+
+    def create_internal(self, topic: TopicConfig) -> TopicConfig:
+        """Add a topic that the broker needs (system, retry, dead letters), unless it exists; return what is there."""
+        existing = self._items.get(topic.name)
+        if existing is not None:
+            return existing
+        _check_form(topic.name, INTERNAL_TOPIC_NAME_SIZE_MAX)
+        self._put(topic)
+        return topic
+
+    def update(self, topic: TopicConfig) -> None:
+        """Replace the topic of this name; the same again changes nothing. TopicNotFoundError, IllegalTopicError."""
+        if self.require(topic.name) == topic:
+            return
+        _check_queue_counts(topic)
+        self._put(topic)
+
+    def delete(self, name: str) -> None:
+        """Remove a topic. Raises TopicNotFoundError; IllegalTopicError for one that the broker itself needs."""
+        self.require(name)
+        if is_system_topic(name):
+            raise IllegalTopicError(f"topic {name!r} belongs to the broker and cannot be deleted; leave it")
+        self._remove(name)
+
+
+def _check_queue_counts(topic: TopicConfig) -> None:
+    for what, count in (("read", topic.read_queue_count), ("write", topic.write_queue_count)):
+        if not 1 <= count <= QUEUE_COUNT_MAX:
+            raise IllegalTopicError(
+                f"topic {topic.name!r} would have {count} {what} queues; choose a number from 1 to {QUEUE_COUNT_MAX}"
+            )

@@ -1,0 +1,1 @@
+"""Delayed messages: delivery at their time, and recall."""

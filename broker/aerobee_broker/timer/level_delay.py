@@ -1,0 +1,193 @@
+"""Messages with one of RocketMQ's eighteen fixed delays: those that wait in a store that RocketMQ wrote are delivered.
+
+Queue n of SCHEDULE_TOPIC_XXXX has the messages of level n + 1, in the order in which they are due; how far each queue
+is stands in `config/delayOffset.json`. This broker stores no such messages itself: it has the timer.
+
+A message is delivered at least once. The file is saved right after a delivery, so only a crash between the two repeats
+what was delivered since; RocketMQ saves it every ten seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+from aerobee_broker.tables.data_version import DataVersion
+from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_integer
+from aerobee_store import InvalidMessageError, MessageStore, Record, StoreFullError, SyncTimeoutError
+from aerobee_store.clock import Clock
+from aerobee_store.records import properties as p
+from aerobee_store.records.delay_levels import DELAYS_MS, SCHEDULE_TOPIC, delivery_time
+from aerobee_store.records.record import Message
+from aerobee_store.tables.java_json import Bean, IntegerMap
+from aerobee_store.tables.json_table import JsonTable
+
+_log = logging.getLogger(__name__)
+
+_BATCH: Final = 64
+_RETRY_SECONDS: Final = 0.5
+_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+_DROPPED: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
+
+
+class LevelDelay:
+    """Delivers what waits in SCHEDULE_TOPIC_XXXX. Event loop only, but for `open`."""
+
+    name: Final = "level-delay"
+
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        path = store.config.directory / "config" / "delayOffset.json"
+        self._table = JsonTable(store.file_system, path, stats=store.stats)
+        self._version = DataVersion()
+        self._extra: dict[str, object] = {}
+        self._offsets: dict[int, int] = {}  # by level
+        self._wake = asyncio.Event()
+        self.delivered = 0  # since the start
+        self.lost = 0  # the log does not have them, or they can be no message
+        self.looked_ms = -1  # all that was due at this time is in the log
+        store.arrival_listeners.append(self._arrived)
+
+    def open(self) -> None:
+        """Read delayOffset.json. Blocking. Raises TableFormatError, UnreadableTableError, OSError."""
+        self._store.file_system.make_directory(self._table.path.parent)
+        value = self._table.load()
+        if value is None:
+            return
+        fields = JsonFields("delayOffset.json", value)
+        self._version = DataVersion.from_json("delayOffset.json.dataVersion", fields.mapping("dataVersion"))
+        for level, offset in fields.mapping("offsetTable").items():
+            name = f"delayOffset.json.offsetTable.{level}"
+            number = checked_integer(name, int(level) if level.isascii() and level.isdigit() else None, 0, 1 << 16)
+            self._offsets[number] = checked_integer(name, offset, 0, INT64_MAX)
+        self._extra = dict(fields.rest())
+
+    async def run(self) -> None:
+        """Deliver what is due, until cancelled. Raises StoreError, OSError: the store is dead then."""
+        while True:
+            self._wake.clear()
+            now_ms = self._clock.now_ms()
+            next_ms: int | None = None
+            for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
+                due_ms = await self._deliver(queue_id)
+                if due_ms is not None:
+                    next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
+            self.looked_ms = now_ms
+            seconds = None if next_ms is None else max(0, next_ms - self._clock.now_ms()) / 1000
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+
+    def wake(self) -> None:
+        """Look at the clock again: for tests that move it."""
+        self._wake.set()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not due yet."""
+        count = 0
+        for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
+            begin, end = self._store.queue_range(SCHEDULE_TOPIC, queue_id)
+            count += end - min(max(self._offsets.get(queue_id + 1, 0), begin), end)
+        return count
+
+    def _arrived(self, topic: str, queue_id: int, end: int) -> None:
+        if topic == SCHEDULE_TOPIC:
+            self._wake.set()
+
+    async def _deliver(self, queue_id: int) -> int | None:
+        """Deliver what is due in one queue; when the next message is, or None if there is none."""
+        level = queue_id + 1
+        while True:
+            begin, end = self._store.queue_range(SCHEDULE_TOPIC, queue_id)
+            offset = min(max(self._offsets.get(level, 0), begin), end)
+            if offset == end:
+                return None
+            result = self._store.read(SCHEDULE_TOPIC, queue_id, offset, max_count=_BATCH)
+            now_ms = self._clock.now_ms()
+            messages: list[Message] = []
+            next_offset, due_ms = result.next_offset, None
+            for record in result.records:
+                due_ms = self._due_ms(record, level, now_ms)
+                if due_ms > now_ms:
+                    next_offset = record.queue_offset
+                    break
+                message = _restored(record)
+                if message is None:
+                    self.lost += 1
+                    _log.error("message of topic=%s offset=%d has no destination", SCHEDULE_TOPIC, record.queue_offset)
+                else:
+                    messages.append(message)
+            self.lost += result.lost
+            if messages:
+                await self._append(messages)
+            if next_offset > offset:
+                self._offsets[level] = next_offset
+                self._version = self._version.next(now_ms)
+                await self._store.in_disk_thread(self._table.save, self._snapshot())
+            if due_ms is not None and due_ms > now_ms:
+                return due_ms
+
+    def _due_ms(self, record: Record, level: int, now_ms: int) -> int:
+        text = record.properties.get(p.DELAY, "")
+        own_level = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else level
+        due_ms = delivery_time(own_level, record.store_timestamp)
+        # The clock was set back, or the levels were others then.
+        longest_ms = DELAYS_MS[min(level, len(DELAYS_MS)) - 1]
+        return now_ms if due_ms > now_ms + longest_ms else due_ms
+
+    async def _append(self, messages: list[Message]) -> None:
+        while True:
+            try:
+                appended = self._store.append(messages, essential=True)
+                break
+            except StoreFullError:
+                await asyncio.sleep(_RETRY_SECONDS)
+            except InvalidMessageError as error:
+                if len(messages) == 1:
+                    self.lost += 1
+                    _log.error("delayed message cannot be stored topic=%s cause=%s", messages[0].topic, error)
+                    return
+                for message in messages:
+                    await self._append([message])
+                return
+        self.delivered += len(messages)
+        while True:
+            try:
+                # The file says next that they are delivered, and it is durable at once.
+                await self._store.wait_stored(appended[-1].end, durable=True)
+                return
+            except SyncTimeoutError:
+                continue
+
+    def _snapshot(self) -> Bean:
+        return Bean(
+            self._extra,
+            dataVersion=self._version.to_json(),
+            offsetTable=IntegerMap.of(dict(sorted(self._offsets.items()))),
+        )
+
+
+def _restored(record: Record) -> Message | None:
+    values = dict(record.properties)
+    topic, queue_id = values.get(p.REAL_TOPIC), values.get(p.REAL_QUEUE_ID, "")
+    if not topic or topic == _HALF_TOPIC or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10):
+        return None
+    for name in _DROPPED:
+        values.pop(name, None)
+    values[p.WAIT] = "false"
+    return Message(
+        topic=topic,
+        queue_id=int(queue_id),
+        body=record.body,
+        properties=values,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+    )

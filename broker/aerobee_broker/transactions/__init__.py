@@ -1,0 +1,1 @@
+"""Half messages, their decisions, and the checks of those left open."""

@@ -1,0 +1,81 @@
+"""Which producer to ask about a transaction whose decision is missing, and how."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.message_mapping import to_wire_message
+from aerobee_broker.tables.topics import split_stored_name
+from aerobee_proto import v2
+from aerobee_store import Record
+from aerobee_store.records import properties as p
+
+_SENDERS_PER_TOPIC_MAX: Final = 16
+_TOPICS_MAX: Final = 10_000
+_BACKLOG_MAX: Final = 32  # commands that a client has not read: half of what its stream holds before it drops some
+
+
+class Producers:
+    """The producers that can be asked. Event loop only."""
+
+    def __init__(self, clients: ClientRegistry) -> None:
+        self._clients = clients
+        self._senders: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # topic -> client ids, latest last
+
+    def sent(self, topic: str, client_id: str) -> None:
+        """This client sends transactional messages to the topic (stored name), so it can answer for them."""
+        senders = self._senders.get(topic)
+        if senders is None:
+            senders = self._senders[topic] = OrderedDict()
+            if len(self._senders) > _TOPICS_MAX:
+                self._senders.popitem(last=False)
+        senders[client_id] = None
+        senders.move_to_end(client_id)
+        if len(senders) > _SENDERS_PER_TOPIC_MAX:
+            senders.popitem(last=False)
+
+    def answers_for(self, client: Client, topic: str) -> bool:
+        """Whether `choose` may name this client for any message of the topic."""
+        return topic in client.topics or client.client_id in self._senders.get(topic, ())
+
+    def choose(self, topic: str, sender: str | None, number: int) -> Client | Literal["busy"] | None:
+        """Whom to ask for the `number`-th time (from 0); "busy" if all read too slowly now, None if there is nobody.
+
+        First the one that sent it, then the producers that listed the topic, beginning with those that send such
+        messages to it, then the others that do. Each time it is the next one's turn: one may live and yet not answer.
+        """
+        get = self._clients.get
+        senders: Mapping[str, None] = self._senders.get(topic, {})
+        listed = self._clients.producers_of(topic)
+        listed.sort(key=lambda client: client.client_id not in senders)
+        others = [get(client_id) for client_id in senders]
+        found = {
+            client.client_id: client
+            for client in (get(sender) if sender else None, *listed, *reversed(others))
+            if client is not None and client.stream is not None
+        }
+        if not found:
+            return None
+        candidates = list(found.values())
+        first = number % len(candidates)
+        for client in (*candidates[first:], *candidates[:first]):
+            if client.stream is not None and client.stream.backlog < _BACKLOG_MAX:
+                return client
+        return "busy"
+
+    def ask(self, client: Client, half: Record, topic: str, transaction_id: str) -> bool:
+        """Send the command, with the message as a consumer would get it; False if the client has just gone."""
+        namespace, name = split_stored_name(topic)
+        message = to_wire_message(half, v2.Resource(resource_namespace=namespace, name=name))
+        system = message.system_properties
+        system.message_type = v2.MessageType.TRANSACTION
+        queue_id = half.properties.get(p.REAL_QUEUE_ID, "")
+        system.queue_id = int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0
+        immunity = half.properties.get(p.CHECK_IMMUNITY_TIME_SECONDS, "")
+        if immunity.isascii() and immunity.isdigit() and len(immunity) < 10:
+            system.orphaned_transaction_recovery_duration.seconds = int(immunity)
+        command = v2.RecoverOrphanedTransactionCommand(message=message, transaction_id=transaction_id)
+        return client.command(v2.TelemetryCommand(recover_orphaned_transaction_command=command))

@@ -1,0 +1,109 @@
+"""How far each kind of file is known to be durable, in store time.
+
+    offset  size  field
+         0     8  physic_timestamp      store time of the last record of the commit log known to be synced
+         8     8  logics_timestamp      the same of the consume queues
+        16     8  index_timestamp       the same of the index
+        24     8  master_flushed_offset kept as found
+        32     8  confirm_offset        start of the last record that recovery found
+        40     8  derived_offset        queues and index are synced for every record before this physical offset
+        48     4  crc                   CRC-32 of the 48 bytes before
+        52     -  zeros, to 4096 bytes
+
+RocketMQ has zeros from byte 40 on. Times alone cannot say what was synced: many records share a millisecond, and clocks
+are set back. If RocketMQ changes the file, the checksum does not fit any more, and the times count.
+
+Unlike RocketMQ, which stores the time of queue units that it has not synced yet, a time is written here only after the
+sync that makes it true.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from zlib import crc32
+
+from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.errors import StoreDirectoryError
+
+CHECKPOINT_SIZE = 4096
+_FIELDS = struct.Struct(">qqqqq")
+_DERIVED = struct.Struct(">qI")
+assert (_FIELDS.size, _DERIVED.size) == (40, 12), "the table above and the structs must agree"
+
+# Records are dated before they are written, and batches share a time; RocketMQ keeps the same distance.
+_SAFETY_MS = 3000
+
+
+class Checkpoint:
+    """The file `checkpoint`. Times in Unix milliseconds, 0 for "nothing known"."""
+
+    def __init__(self, file_system: FileSystem, path: Path) -> None:
+        self._file_system = file_system
+        self._path = path
+        self.physic_timestamp = 0
+        self.logics_timestamp = 0
+        self.index_timestamp = 0
+        self.master_flushed_offset = 0
+        self.confirm_offset = 0
+        self.derived_offset: int | None = None
+        self._saved: bytes | None = None
+
+    def load(self) -> None:
+        """Read the file; one that is missing or too short tells nothing, and recovery then looks at everything."""
+        try:
+            data = self._file_system.read_bytes(self._path)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError as error:
+            raise StoreDirectoryError(f"{self._path}: a directory where the checkpoint file should be") from error
+        if len(data) < _FIELDS.size:
+            return
+        (
+            self.physic_timestamp,
+            self.logics_timestamp,
+            self.index_timestamp,
+            self.master_flushed_offset,
+            self.confirm_offset,
+        ) = _FIELDS.unpack_from(data)
+        if len(data) >= _FIELDS.size + _DERIVED.size:
+            derived_offset, crc = _DERIVED.unpack_from(data, _FIELDS.size)
+            if crc == crc32(data[: _FIELDS.size + 8]) and derived_offset >= 0:
+                self.derived_offset = derived_offset
+        self._saved = data[: _FIELDS.size + _DERIVED.size]
+
+    @property
+    def min_timestamp(self) -> int:
+        """Log and queues are complete for every record stored before this time."""
+        return max(0, min(self.physic_timestamp, self.logics_timestamp) - _SAFETY_MS)
+
+    def encoded(self) -> bytes:
+        """The values of this moment, to be given to `save` in a disk thread."""
+        fields = _FIELDS.pack(
+            self.physic_timestamp,
+            self.logics_timestamp,
+            self.index_timestamp,
+            self.master_flushed_offset,
+            self.confirm_offset,
+        )
+        if self.derived_offset is None:
+            return fields + bytes(_DERIVED.size)
+        fields += self.derived_offset.to_bytes(8, "big")
+        return fields + crc32(fields).to_bytes(4, "big")
+
+    def save(self, encoded: bytes) -> None:
+        """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if that is what the file says."""
+        if encoded == self._saved:
+            return
+        path = self._path
+        if not self._file_system.exists(path) or self._file_system.size(path) < CHECKPOINT_SIZE:  # short after a crash
+            self._file_system.write_new(path, encoded.ljust(CHECKPOINT_SIZE, b"\0"))
+            self._file_system.sync_directory(self._path.parent)
+        else:
+            file = self._file_system.open(self._path)
+            try:
+                file.write([encoded], 0)
+                file.sync()
+            finally:
+                file.close()
+        self._saved = encoded

@@ -1,0 +1,458 @@
+"""What opening a store does, after a clean and after an unclean stop.
+
+The log is the only truth; queues and index are compared with it and completed from it.
+
+1. Where to begin reading the log.
+
+    stop     what is known                                       begin at
+    clean    last queue unit names a valid record                the end of that record, or the last indexed record if
+                                                                 the checkpoint does not say that the index is complete
+    clean    it does not (the queues are ahead of the log)       as after a crash
+    clean    there are records but no index at all               the first segment
+    crash    checkpoint                                          the segment of the offset up to which queues and index
+                                                                 are synced
+    crash    checkpoint of RocketMQ                              the last segment that begins with a valid record stored
+                                                                 before the checkpoint's time, and not behind the
+                                                                 segment that the queues reach, or the synced index
+    crash    nothing                                             the first segment
+
+2. What to do with what is found there.
+
+    found                                                        done
+    a valid record                                               its unit and index entries are compared or added
+    a blank that reaches the end of its segment                  go on with the next segment
+    zeros, and no valid record behind them                       the log ends here
+    anything else, and no valid record behind it                 the log ends here (a torn last write)
+    anything else, or a missing segment, with valid records      the range is damaged: noted, reported, stepped over;
+    behind it                                                    what follows is kept
+    a unit that names another place than the record's            put right
+    an end of a queue that has more behind it                    the log is read from there, whatever the stop
+    a gap in a queue's offsets                                   filler units
+    a record that names other queues                             their units, too, at the offsets that stand in it
+    a record of a topic that was deleted after it                no unit
+    a record of a batch topic that is no inner batch             no unit, as RocketMQ has it
+    units of a batch queue that are not those of the records     dropped with all behind them, and added anew
+    a unit or index entry at or behind the end of the log        dropped; if units that are not follow it, or after an
+                                                                 orderly stop, the log is read again for its queue
+    bytes behind the end of the log                              zeroed and synced before the first append, or they
+                                                                 would parse as records after the next crash
+    a whole segment behind the end without any valid record      set aside in `quarantine`, if it holds anything
+
+Nothing that still parses is ever deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.log.commit_log import CommitLog, DamagedRange
+from aerobee_store.log.log_scan import LogScan, batch_queue_units, queue_units
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue, BatchUnits
+from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
+from aerobee_store.queues.index_file import IndexService
+from aerobee_store.queues.multi_dispatch import MultiDispatch
+from aerobee_store.records.record import ScanStop, StopReason
+from aerobee_store.records.record_batch import RecordBatch
+
+_log = logging.getLogger(__name__)
+
+_SEARCH_STEP = 1 << 20
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening found and did. Sizes in bytes, `begin` and `end` are physical offsets.
+
+    `torn`: the log ends in something that is no record. `lost`: bytes behind its end that the checkpoint calls synced.
+    """
+
+    clean: bool
+    begin: int = 0
+    end: int = 0
+    records: int = 0
+    units_added: int = 0
+    units_corrected: int = 0
+    units_dropped: int = 0
+    last_timestamp: int = 0
+    torn: bool = False
+    lost: int = 0
+    damaged: list[DamagedRange] = field(default_factory=list)
+    quarantined: list[Path] = field(default_factory=list)
+
+
+class Recovery:
+    """One run over a store that nobody writes to yet."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        log: CommitLog,
+        queues: dict[tuple[str, int], ConsumeQueue],
+        queue: Callable[[str, int], ConsumeQueue | None],
+        batch_queues: dict[tuple[str, int], BatchConsumeQueue],
+        batch_queue: Callable[[str, int], BatchConsumeQueue | None],
+        index: IndexService,
+        checkpoint: Checkpoint,
+        deleted: DeletedTopics,
+        *,
+        clean: bool,
+        record_size_max: int,
+        now_ms: Callable[[], int],
+        multi_dispatch: MultiDispatch,
+        whole_log: bool = False,
+    ) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._log = log
+        self._queues = queues
+        self._queue = queue
+        self._batch_queues = batch_queues
+        self._batch_queue = batch_queue
+        self._index = index
+        self._checkpoint = checkpoint
+        self._deleted = deleted
+        self._clean = clean
+        self._whole_log = whole_log
+        self._walker = LogScan(log.files.files, record_size_max=record_size_max)
+        self._now_ms = now_ms
+        self._multi_dispatch = multi_dispatch
+        self._report = RecoveryReport(clean=clean)
+        self._last_record = 0
+
+    def run(self) -> RecoveryReport:
+        """Bring log, queues and index to one state. Blocking; OSError passes through."""
+        report = self._report
+        report.begin = self._begin()
+        report.end = self._scan(report.begin)
+        report.damaged.sort(key=lambda damage: damage.start)
+        if report.end < (synced := self._checkpoint.derived_offset or 0):
+            report.lost = synced - report.end
+            _log.error("log ends before what was synced end=%d synced=%d; what was between is lost", report.end, synced)
+        self._cut_log(report.end)
+        if (begin := self._cut_queues(report.end)) < report.begin:
+            # What was cut is damage, not the traces of lost records: read what those queues need once more.
+            report.begin, report.records = begin, 0
+            report.damaged.clear()
+            self._scan(begin)
+            report.damaged.sort(key=lambda damage: damage.start)
+        self._index.truncate(report.end)
+        for queue in self._all_queues():
+            # Of a topic whose deletion was noted and then interrupted, the queues are still there.
+            queue.correct_min_offset(max(self._log.min_offset, self._deleted.end_of(queue.topic)))
+            queue.next_offset = queue.max_offset
+        self._log.set_end(report.end)
+        self._log.damaged = report.damaged
+        checkpoint = self._checkpoint
+        if report.records and (not report.clean or checkpoint.confirm_offset >= report.end):
+            checkpoint.confirm_offset = self._last_record
+        checkpoint.confirm_offset = min(checkpoint.confirm_offset, report.end)
+        return report
+
+    def _all_queues(self) -> list[AnyQueue]:
+        return [*self._queues.values(), *self._batch_queues.values()]
+
+    # --- where to begin ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> int:
+        if not self._log.files.files:
+            return 0
+        for batch_queue in self._batch_queues.values():
+            self._check_ends(batch_queue)
+        begin = self._begin_by_stop()
+        for queue in self._all_queues():
+            if queue.torn:
+                _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
+                begin = min(begin, self._segment_start(queue.last_record_end()))
+        return self._log.min_offset if self._whole_log else begin
+
+    def _check_ends(self, queue: BatchConsumeQueue) -> None:
+        """Compare the first and the last unit with their records: they alone say which offsets the queue has."""
+        for last in (True, False):
+            first, end = queue.unit_numbers
+            if first == end:
+                return
+            number = end - 1 if last else first
+            units = queue.units(number, 1)
+            if int(units[0]["physical_offset"]) >= self._log.min_offset and not self._is_unit(queue, units):
+                _log.warning("queue has a wrong unit number=%d directory=%s", number, queue.directory)
+                queue.cut(number)
+
+    def _is_unit(self, queue: BatchConsumeQueue, units: BatchUnits) -> bool:
+        """Whether a record of the log has just this unit."""
+        physical_offset = int(units[0]["physical_offset"])
+        file = self._walker.find(physical_offset)
+        if file is None:
+            return False
+        batch = RecordBatch.parse(
+            file.view,
+            base_physical_offset=file.start_offset,
+            start=physical_offset - file.start_offset,
+            count_max=1,
+        )
+        for topic, queue_id, expected in batch_queue_units(batch):
+            if (topic, queue_id) == (queue.topic, queue.queue_id):
+                return bool((expected == units).all())
+        return False
+
+    def _begin_by_stop(self) -> int:
+        queues_end, last_unit = self._queues_end()
+        if self._clean:
+            begin = self._begin_after_clean_stop(queues_end, last_unit)
+            if begin is not None:
+                return begin
+        derived = self._checkpoint.derived_offset
+        if derived is not None:
+            complete = self._index.distrust(derived)
+            if not self._index.files:
+                return self._log.min_offset
+            return self._segment_start(min(derived, queues_end, complete))
+        begin = self._begin_by_checkpoint()
+        begin = min(begin, self._segment_start(queues_end))
+        synced = self._synced_index_end()
+        begin = min(begin, self._segment_start(synced))
+        # What lies in the index behind that may be missing or half written; it is added again from the log.
+        complete = self._index.distrust(max(begin, synced))
+        return min(begin, self._segment_start(complete))
+
+    def _begin_after_clean_stop(self, queues_end: int, last_unit: int) -> int | None:
+        if queues_end and not self._is_record(last_unit) and not self._is_damaged(last_unit):
+            _log.warning("queues are ahead of the log unit=%d; looking at the log as after a crash", last_unit)
+            return None
+        begin = max(queues_end, self._log.min_offset)
+        if not self._index.files:
+            return self._log.min_offset
+        if self._checkpoint.index_timestamp < self._checkpoint.logics_timestamp:
+            begin = min(begin, max(self._index.last_offset, self._log.min_offset))
+        return begin
+
+    def _begin_by_checkpoint(self) -> int:
+        known = self._checkpoint.min_timestamp
+        for file in reversed(self._log.files.files):
+            header = self._walker.peek(file, 0)
+            if not isinstance(header, ScanStop) and 0 < header.store_timestamp <= known:
+                return file.start_offset
+        return self._log.min_offset
+
+    def _queues_end(self) -> tuple[int, int]:
+        """Behind the last record that any queue knows, and where that record begins."""
+        end = begin = 0
+        for queue in self._queues.values():
+            record_end = queue.last_record_end()
+            if record_end > end:
+                end = record_end
+                unit = queue.units(queue.max_offset - 1, 1)
+                begin = int(unit[0]["physical_offset"]) if int(unit[0]["size"]) != FILLER_SIZE else end
+        for batch_queue in self._batch_queues.values():
+            place, size = batch_queue.last_unit()
+            if place + size > end:
+                end, begin = place + size, place
+        return end, begin
+
+    def _synced_index_end(self) -> int:
+        """A physical offset before which the index is known to be synced; 0 if nothing is known."""
+        known = self._checkpoint.index_timestamp
+        end = 0
+        for file in self._index.files:
+            if file.is_empty or file.end_timestamp >= known:  # of one millisecond there may be more than were synced
+                # Entries are dated to the second; what is certainly older than the checkpoint's time is synced.
+                return max(end, file.synced_before(known))
+            end = file.end_offset
+        return end
+
+    def _segment_start(self, physical_offset: int) -> int:
+        file = self._log.files.find(physical_offset)
+        if file is not None:
+            return file.start_offset
+        last = self._log.files.last
+        if last is not None and physical_offset >= last.end_offset:
+            return last.start_offset
+        return self._log.min_offset
+
+    # --- reading the log --------------------------------------------------------------------------------------
+
+    def _scan(self, begin: int) -> int:
+        """Read on from `begin`; return where the log ends."""
+        zeros_end = (self._checkpoint.derived_offset or 0) if self._clean else None
+        for found in self._walker.walk(begin, zeros_end=zeros_end):
+            if isinstance(found, RecordBatch):
+                self._take(found)
+            elif isinstance(found, DamagedRange):
+                _log.error(
+                    "log is damaged from=%d to=%d reason=%r; the records behind it are kept",
+                    found.start,
+                    found.end,
+                    found.reason,
+                )
+                self._report.damaged.append(found)
+            else:
+                if found.stop is not None and found.stop.reason is not StopReason.END_OF_DATA:
+                    _log.warning("log ends in a torn write offset=%d reason=%r", found.position, found.stop.detail)
+                    self._report.torn = True
+                return found.position
+        raise AssertionError("a walk ends with the end of the log")
+
+    def _is_record(self, physical_offset: int) -> bool:
+        file = self._log.files.find(physical_offset)
+        return file is not None and not isinstance(
+            self._walker.peek(file, physical_offset - file.start_offset), ScanStop
+        )
+
+    def _is_damaged(self, physical_offset: int) -> bool:
+        """Whether the log goes on behind what is no record: an earlier start has said so and kept its units."""
+        return isinstance(next(self._walker.walk(physical_offset, zeros_end=None)), DamagedRange)
+
+    # --- completing queues and index --------------------------------------------------------------------------
+
+    def _take(self, batch: RecordBatch) -> None:
+        self._report.records += len(batch)
+        self._report.last_timestamp = int(batch.store_timestamp[-1])
+        self._last_record = int(batch.physical_offset[-1])
+        self._take_units(batch)
+        rows, hashes = batch.index_hashes()
+        offsets = batch.physical_offset[rows]
+        new = offsets > self._index.last_offset
+        if new.any():
+            self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._now_ms())
+
+    def _take_units(self, batch: RecordBatch) -> None:
+        for found in queue_units(batch, self._multi_dispatch):
+            counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
+            if counts.any():
+                queue = self._queue(found.topic, found.queue_id)
+                if queue is not None:
+                    stored = batch.store_timestamp[found.rows[counts]] if queue.extends else None
+                    self._take_queue(queue, found.queue_offsets[counts], found.units[counts], stored)
+        for topic, queue_id, units in batch_queue_units(batch):
+            units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
+            if len(units) and (batch_queue := self._batch_queue(topic, queue_id)) is not None:
+                added, dropped = batch_queue.complete(units, distrust=not self._clean)
+                self._report.units_added += added
+                self._report.units_dropped += dropped
+
+    def _take_queue(
+        self,
+        queue: ConsumeQueue,
+        queue_offsets: np.ndarray[tuple[int], np.dtype[np.int64]],
+        units: np.ndarray[tuple[int], np.dtype[np.void]],
+        stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
+    ) -> None:
+        # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
+        breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
+        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(units)], strict=True):
+            times = None if stored is None else stored[first:last]
+            self._take_run(queue, int(queue_offsets[first]), units[first:last], times)
+
+    def _take_run(
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        units: np.ndarray[tuple[int], np.dtype[np.void]],
+        stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
+    ) -> None:
+        """`stored`: the store times, for a queue whose new units get extended ones."""
+        first_offset = queue.files[0] if queue.files else queue_offset
+        gone = max(0, first_offset - queue_offset)  # their file was removed with the messages of that time
+        units, queue_offset = units[gone:], queue_offset + gone
+        present = min(max(queue.max_offset - queue_offset, 0), len(units))
+        if present:
+            if not self._clean:
+                queue.distrust(queue_offset, present)
+            wrong = queue.differing(queue_offset, units[:present])
+            for position in wrong:
+                # A tags code that stands in its unit is right in every queue.
+                queue.overwrite(queue_offset + position, units[position].tobytes())
+            self._report.units_corrected += len(wrong)
+        if present < len(units):
+            data = units[present:].tobytes()
+            if stored is not None:
+                data = queue.extended(data, stored[gone + present :].tolist())
+            queue.put(queue_offset + present, data)
+            self._report.units_added += len(units) - present
+
+    # --- cutting what is behind the end -----------------------------------------------------------------------
+
+    def _cut_log(self, end: int) -> None:
+        behind: list[MappedFile] = []
+        for file in self._log.files:
+            if file.start_offset >= end and not (file.start_offset == end and file is self._log.files.files[0]):
+                behind.append(file)
+            elif file.end_offset > end:
+                position = end - file.start_offset
+                data_end = file.file.data_end(position)
+                if _any_data(file.view[position:data_end]):
+                    file.file.zero(position, data_end - position)
+                    file.file.sync()
+        expected = (
+            end if end % self._log.segment_size == 0 else end - end % self._log.segment_size + self._log.segment_size
+        )
+        for file in behind:
+            used = _any_data(file.view[: file.file.data_end(0)])
+            if used:
+                self._set_aside(file)
+            elif file.start_offset != expected:
+                # Prepared and never used, but behind a hole: the log would go on in the wrong place.
+                self._log.files.remove([file])
+            else:
+                expected = file.end_offset
+
+    def _set_aside(self, file: MappedFile) -> None:
+        quarantine = file.path.parent.parent / "quarantine"  # of several disks of the log, on the same one
+        self._file_system.make_directory(quarantine)
+        target = quarantine / f"commitlog-{file.path.name}"
+        number = 0
+        while self._file_system.exists(target):
+            number += 1
+            target = quarantine / f"commitlog-{file.path.name}-{number}"
+        _log.error("segment without a valid record set aside path=%s target=%s", file.path, target)
+        self._log.files.drop([file])
+        self._file_system.rename(file.path, target)
+        self._file_system.sync_directory(quarantine)
+        self._file_system.sync_directory(file.path.parent)
+        self._report.quarantined.append(target)
+
+    def _cut_queues(self, end: int) -> int:
+        """Drop units behind the end of the log; answer from where on the log must be read to replace damaged ones."""
+        begin_again = end
+        for queue in self._queues.values():
+            stop = queue.max_offset
+            damaged = self._clean  # an orderly stop leaves no unit without its record
+            while stop > queue.min_offset:
+                begin = max(queue.min_offset, stop - 4096)
+                units = queue.units(begin, stop - begin)
+                behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
+                if not behind.any():
+                    break
+                first = int(behind.argmax())
+                damaged |= not behind[first:].all()
+                stop = begin + first
+                if first:
+                    break
+            if stop < queue.max_offset:
+                self._report.units_dropped += queue.max_offset - stop
+                queue.truncate(stop)
+                # What is left may end before all that was read: what is gone may then have been of records before it.
+                if damaged or queue.last_record_end() < self._report.begin:
+                    begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
+        for batch_queue in self._batch_queues.values():
+            dropped = batch_queue.drop_behind(end)
+            self._report.units_dropped += dropped
+            if dropped and (self._clean or batch_queue.last_record_end() < self._report.begin):
+                begin_again = min(begin_again, self._segment_start(batch_queue.last_record_end()))
+        return begin_again
+
+
+def _any_data(view: memoryview) -> bool:
+    for begin in range(0, len(view), _SEARCH_STEP):
+        if np.frombuffer(view[begin : begin + _SEARCH_STEP], np.uint8).any():
+            return True
+    return False

@@ -1,0 +1,211 @@
+"""The directories of the commit log, of which there may be several: after RocketMQ's MultiPathMappedFileQueue.
+
+The segment that begins at k * segment_size lies in the (k mod n)-th of the n writable paths, in the order of their
+names; those that are full are left out, unless all are. Read-only paths are read, expire like the others, and get no
+new segment. Where a segment lies is found out at the start by looking, so paths may be added, and files be moved from
+one to another while no broker runs.
+
+A path that is forgotten in the configuration, or whose disk is not mounted, would look like messages that never were.
+So the store writes down its paths in its own directory, if there are others than <directory>/commitlog:
+
+    commitlog.paths    {"paths": [...], "readOnly": [...], "used": [...]}   "used": paths that have segments
+
+The tools find the segments by it. RocketMQ does not look at it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aerobee_store.config import StoreConfig
+from aerobee_store.disk.file_system import DiskUsage, File, FileSystem
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.log.mapped_file import FileRun, file_name
+
+FILE_NAME: Final = "commitlog.paths"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPaths:
+    """What a store wrote down of its paths."""
+
+    paths: tuple[Path, ...]
+    read_only: tuple[Path, ...]
+    used: frozenset[Path]
+
+    @property
+    def all(self) -> list[Path]:
+        """Each path once."""
+        return list(dict.fromkeys((*self.paths, *self.read_only)))
+
+
+def known_paths(file_system: FileSystem, directory: Path) -> KnownPaths:
+    """The paths of the log of the store in `directory`. StoreDirectoryError if what was written down is unreadable."""
+    path = directory / FILE_NAME
+    try:
+        content = json.loads(file_system.read_bytes(path))
+        paths, read_only, used = (tuple(Path(text) for text in content[name]) for name in ("paths", "readOnly", "used"))
+    except FileNotFoundError:
+        return KnownPaths((directory / "commitlog",), (), frozenset())
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreDirectoryError(
+            f"{path}: unreadable ({error}); remove it, and start once with all paths of the log configured"
+        ) from error
+    return KnownPaths(paths, read_only, frozenset(used))
+
+
+class LogPaths(FileRun):
+    """The segments of the log, wherever they are."""
+
+    def __init__(self, file_system: FileSystem, config: StoreConfig) -> None:
+        default = (config.directory / "commitlog").absolute()
+        paths = tuple(path.absolute() for path in config.commit_log_paths) or (default,)
+        self.read_only = tuple(path.absolute() for path in config.read_only_commit_log_paths)
+        self.paths = tuple(path for path in dict.fromkeys(paths) if path not in self.read_only)
+        self._sorted = sorted(self.paths, key=str)
+        self._file = config.directory / FILE_NAME
+        self._is_default = self.paths == (default,) and not self.read_only
+        self._where: dict[int, Path] = {}
+        self._known: KnownPaths | None = None
+        self._not_written_down: dict[int, Path] = {}  # segments that are no part of the log
+        self._mutex = threading.Lock()  # segments are made in a thread, and removed in another
+        self._writing = threading.Lock()
+        super().__init__(file_system, self._sorted[0], config.segment_size)
+
+    @property
+    def writable_directories(self) -> Sequence[Path]:
+        return self._sorted
+
+    @property
+    def directories(self) -> Sequence[Path]:
+        return list(dict.fromkeys((*self.paths, *self.read_only)))
+
+    def load(self) -> list[int]:
+        """As a run of one directory. StoreDirectoryError, too, for a path that is missing or not configured."""
+        known = known_paths(self.file_system, self._file.parent)
+        configured = set(self.directories)
+        for path in known.all:
+            if path.absolute() not in configured and self.file_system.list(path):
+                raise StoreDirectoryError(
+                    f"{path}: has segments of this store's log, and is neither in store.commit_log_paths nor in "
+                    f"store.read_only_commit_log_paths; add it to one of them"
+                )
+        starts = super().load()
+        for path in known.used:
+            if path in self.directories and path not in self._where.values():
+                raise StoreDirectoryError(
+                    f"{path}: had segments of this store's log, and has none; is its disk not mounted? If they are "
+                    f'lost for good, take the path out of "used" in {self._file}'
+                )
+        if starts and self._where[starts[-1]] in self.read_only:
+            raise StoreDirectoryError(
+                f"{self.path(starts[-1])}: the log goes on in this segment, and its path is read-only; move this one "
+                f"file to a path of store.commit_log_paths"
+            )
+        self._known = known
+        self._remember()
+        return starts
+
+    def disks(self) -> dict[Path, DiskUsage]:
+        """How full the disk of each path is, read-only ones included; without those that cannot be asked."""
+        usages = {}
+        for path in self.directories:
+            with suppress(OSError):
+                usages[path] = self._disk_of(path)
+        return usages
+
+    def _disk_of(self, path: Path) -> DiskUsage:
+        """Of a path that may not be there yet."""
+        while not self.file_system.exists(path) and path != path.parent:
+            path = path.parent
+        return self.file_system.usage(path)
+
+    def is_read_only(self, start_offset: int) -> bool:
+        return self._where.get(start_offset) in self.read_only
+
+    def path(self, start_offset: int) -> Path:
+        return (self._where.get(start_offset) or self.place(start_offset)) / file_name(start_offset)
+
+    def place(self, start_offset: int) -> Path:
+        """The path in which a new segment is made."""
+        usable = [path for path in self._sorted if path not in self.full] or self._sorted
+        return usable[start_offset // self.file_size % len(usable)]
+
+    def leave_out(self, path: Path) -> bool:
+        """Make no segment in this path until retention has looked at the disks again. False if there is no other."""
+        full = self.full | {path}
+        if full.issuperset(self.paths):
+            if len(self.paths) == 1 or not self.full.issuperset(self.paths):
+                return False
+            full = frozenset({path})  # retention has left all of them out, so none was tried yet: others may have room
+        self.full = full
+        return True
+
+    def create(self, start_offset: int, *, evictable: bool = False) -> File:
+        if (left := self._not_written_down.pop(start_offset, None)) is not None:
+            with suppress(FileNotFoundError):
+                self.file_system.unlink(left)
+        with self._mutex:
+            self._where[start_offset] = self.place(start_offset)
+        try:
+            file = super().create(start_offset, evictable=evictable)
+        except OSError:
+            self.forget([start_offset])
+            raise
+        try:
+            self._remember()  # not before: a path that is said to have segments must have some
+        except OSError:
+            file.close()
+            # What was written down may speak of it all the same, so it goes with the next try and not before.
+            self._not_written_down[start_offset] = self.path(start_offset)
+            raise
+        return file
+
+    def before_removal(self, starts: Collection[int]) -> None:
+        self._remember(without=frozenset(starts))
+
+    def forget(self, starts: Collection[int]) -> None:
+        with self._mutex:
+            for start in starts:
+                self._where.pop(start, None)
+
+    def _remember(self, *, without: Collection[int] = ()) -> None:
+        """Write the paths down, if that is new. Blocking; OSError."""
+        with self._writing:  # or two threads would write into one another, and the older content could be the last
+            self._write_down(without)
+
+    def _write_down(self, without: Collection[int]) -> None:
+        with self._mutex:
+            used = frozenset(path for start, path in self._where.items() if start not in without)
+        known = KnownPaths(self.paths, self.read_only, used)
+        exists = self.file_system.exists(self._file)
+        if self._is_default and exists:
+            self.file_system.unlink(self._file)  # all is where it is looked for without it
+        elif not self._is_default and (known != self._known or not exists):
+            content = {
+                "paths": [str(path) for path in known.paths],
+                "readOnly": [str(path) for path in known.read_only],
+                "used": sorted(map(str, used)),
+            }
+            new = self._file.with_name(f"{FILE_NAME}.tmp")
+            with suppress(FileNotFoundError):  # of a try whose sync failed: another sync of it would prove nothing
+                self.file_system.unlink(new)
+            self.file_system.write_new(new, json.dumps(content, indent=1).encode())
+            self.file_system.rename(new, self._file)
+        else:
+            return
+        self.file_system.sync_directory(self._file.parent)
+        self._known = known
+
+    def _found(self, directory: Path, start_offset: int) -> None:
+        other = self._where.setdefault(start_offset, directory)
+        if other != directory:
+            raise StoreDirectoryError(
+                f"{directory / file_name(start_offset)}: {other} has the same segment; compare them and move one away"
+            )

@@ -1,0 +1,35 @@
+"""Finding the few records of a stretch of the log that carry a certain mark, without decoding the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from mmap import mmap
+
+from aerobee_store.log.log_scan import LogScan
+from aerobee_store.message_store import MessageStore
+from aerobee_store.records.record import Record
+from aerobee_store.records.record_batch import RecordBatch
+
+
+def marked_records(store: MessageStore, mark: bytes, begin: int) -> Iterator[Record]:
+    """The valid records from physical offset `begin` (where one begins, or the log did) on whose properties contain
+    `mark`, in the order of the log.
+
+    Blocking; for opening, before anything is appended.
+    """
+    log = store._log  # of the same package: the store has no other use for it
+    begin = max(begin, log.min_offset)
+    if begin >= log.committed:
+        return
+    scan = LogScan(log.files.files, record_size_max=max(store.config.record_size_max, store.config.segment_size))
+    for part in scan.walk(begin, zeros_end=log.committed):
+        if not isinstance(part, RecordBatch):
+            continue
+        first, end = int(part.start[0]), int(part.start[-1]) + int(part.size[-1])
+        haystack = part.buffer.obj if isinstance(part.buffer, memoryview) else part.buffer
+        if isinstance(haystack, (bytes, bytearray, mmap)) and haystack.find(mark, first, end) < 0:
+            continue
+        for row in range(len(part)):
+            found = part.record(row)
+            if mark in found.raw_properties:
+                yield found

@@ -1,0 +1,1 @@
+"""Background work on the store: retention, scrubbing, removal of topics."""

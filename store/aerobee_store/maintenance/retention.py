@@ -1,0 +1,363 @@
+"""Old messages go, and a disk that fills up is kept from being full.
+
+Every round the fuller of the disks of log and queues is looked at; of several disks of the log (log_paths.py) the
+emptiest counts, and those above disk_force_clean_ratio get no new segment. If it is above disk_clean_ratio, segments
+that were made in advance go first, and it is looked at again. Then:
+
+    used                           what follows
+    above disk_full_ratio          no message is taken (DISK_FULL), and as in the next row
+    above disk_force_clean_ratio   unexpired segments go, too, as many as bring the disk back (with clean_forcibly)
+    up to disk_force_clean_ratio   messages are taken again
+    above disk_clean_ratio         expired segments go at any hour
+    not to be found out            as above disk_clean_ratio; DISK_FULL stays as it is
+
+Otherwise expired segments go in the local hours of delete_when_hours. At most retention_batch_max of them go in one
+round, oldest first, up to the first that stays. Never the segment that is written to, nor one behind it that waits to
+be used, nor one whose bytes are not yet synced and dispatched. What recovery has set aside is no segment and stays.
+
+A segment is as old as its last record, which is taken to be as old as the first record of the segment after it: the one
+ended when the other began, which is also when RocketMQ's file was modified for the last time. A copied store, whose
+files are all new, so expires like the original. Where that record is not valid, the file's time of modification counts.
+
+What goes, goes in this order, each file durably before the next, so that a crash leaves no gap:
+
+1. Whoever still needs something of these segments is asked (`listeners`): it saves what it needs elsewhere, or answers
+   from where the log must be kept.
+2. The segments' files are removed, in the disk thread. Until all is done they are read through their mappings.
+3. The first offset of every queue moves to its first message that is left; then the segments leave the log, and are
+   closed in the thread that syncs it.
+4. Files of queues and index of which every record is gone are removed; never the last one of a queue or of the index.
+
+A file that cannot be removed is reported, counted, and tried again every round; until then it counts as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Literal, ParamSpec, Protocol, TypeVar
+
+from aerobee_store.clock import Clock
+from aerobee_store.config import StoreConfig
+from aerobee_store.disk.file_system import DiskUsage, FileSystem
+from aerobee_store.errors import StoreError
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.queues.batch_consume_queue import AnyQueue
+from aerobee_store.queues.consume_queue import ConsumeQueue
+from aerobee_store.queues.dispatch import Dispatch
+from aerobee_store.queues.index_file import IndexService
+from aerobee_store.records import record
+from aerobee_store.records.record import ScanStop
+from aerobee_store.running_flags import RunningFlags, RunningState
+from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RetentionListener = Callable[[int], Awaitable[int]]
+"""Called with a physical offset before everything in front of it goes; returns the offset from which the log must be
+kept, which may be the same. If it raises StoreError or OSError nothing goes, and it is asked again the next round."""
+
+Space = Literal["enough", "short", "force"]
+
+# As RocketMQ: a minute after the start, then every ten seconds. Whoever started with a wrong clock or setting has time
+# to see it.
+_ROUNDS_BEFORE_FIRST: Final = 6
+# Queues looked at between two turns of the event loop: each costs at least one small read.
+_QUEUES_PER_TURN: Final = 32
+# Read before a record is looked at through the mapping, where a page that is not in memory would stop every thread.
+_WARM_SIZE: Final = 64 << 10
+
+
+class InDiskThread(Protocol):
+    """Runs what blocks beside the event loop: `MessageStore.in_disk_thread`."""
+
+    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+
+class Retention:
+    """The service that removes old files. Event loop only, but for the removal itself."""
+
+    name: Final = "retention"
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: Callable[[], Sequence[AnyQueue]],
+        index: IndexService,
+        dispatch: Dispatch,
+        running: RunningState,
+        stats: StoreStats,
+        file_system: FileSystem,
+        clock: Clock,
+        config: StoreConfig,
+        in_disk_thread: InDiskThread,
+        in_log_thread: InDiskThread,
+        give_back_segments: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._dispatch = dispatch
+        self._running = running
+        self._stats = stats
+        self._file_system = file_system
+        self._clock = clock
+        self._config = config
+        self._in_disk_thread = in_disk_thread
+        self._in_log_thread = in_log_thread
+        self._give_back_segments = give_back_segments
+        self.listeners: list[RetentionListener] = []
+        self._first_timestamps: dict[int, int] = {}  # of segments, by their start
+        self._cleaned_offset = -1  # queues and index have nothing before it that could go
+        self._left_over: dict[Path, list[Path]] = {}  # directory -> files that nobody uses any more, oldest first
+        self._is_stuck = False
+
+    async def run(self) -> None:
+        """Look at disk and files every interval. Ends only when cancelled."""
+        interval = self._config.retention_interval_seconds
+        first_removal = self._clock.monotonic() + _ROUNDS_BEFORE_FIRST * interval
+        while True:
+            if self._clock.monotonic() < first_removal:
+                await self.look_at_disk()
+            else:
+                await self.clean()
+            await asyncio.sleep(interval)
+
+    # --- the disk ---------------------------------------------------------------------------------------------
+
+    async def look_at_disk(self) -> Space:
+        """Set or clear DISK_FULL; say how short of space the disk is."""
+        config = self._config
+        try:
+            ratio, _ = await self._usage()
+        except OSError as error:
+            _log.warning("disk usage unknown directory=%s cause=%s", config.directory, error)
+            return "short"
+        if ratio > config.disk_full_ratio:
+            if not self._running.flags & RunningFlags.DISK_FULL:
+                _log.error("disk is full, no message is taken directory=%s used=%.1f%%", config.directory, 100 * ratio)
+            self._running.set(
+                RunningFlags.DISK_FULL,
+                f"no space left on the disk of {config.directory}: {100 * ratio:.1f} % are used, and above "
+                f"{100 * config.disk_full_ratio:g} % (store.disk_full_ratio) no message is taken; free some until at "
+                f"most {100 * config.disk_force_clean_ratio:g} % are used (store.disk_force_clean_ratio)",
+            )
+        elif ratio <= config.disk_force_clean_ratio and self._running.flags & RunningFlags.DISK_FULL:
+            _log.warning("messages are taken again directory=%s used=%.1f%%", config.directory, 100 * ratio)
+            self._running.clear(RunningFlags.DISK_FULL)
+        if ratio > min(config.disk_force_clean_ratio, config.disk_full_ratio):
+            return "force"
+        return "short" if ratio > config.disk_clean_ratio else "enough"
+
+    async def _usage(self) -> tuple[float, int]:
+        """How full the fuller disk of log and queues is, and how many bytes of it are above disk_force_clean_ratio.
+
+        Of several disks of the log the emptiest counts; those above disk_force_clean_ratio get no new segment. OSError.
+        """
+        directory = self._config.directory
+        limit = self._config.disk_force_clean_ratio
+        run = self._log.files.run
+
+        def usage_of(path: Path) -> DiskUsage:
+            return self._file_system.usage(path if self._file_system.exists(path) else directory)
+
+        def ask() -> tuple[DiskUsage, DiskUsage, frozenset[Path]]:
+            log = {path: usage_of(path) for path in run.writable_directories}
+            emptiest = min(log.values(), key=lambda usage: usage.ratio)
+            full = frozenset(path for path, usage in log.items() if usage.ratio > limit)
+            return emptiest, usage_of(directory / "consumequeue"), full
+
+        log, queues, full = await self._in_disk_thread(ask)
+        if full != run.full and len(run.writable_directories) > 1:
+            _log.warning("paths without new segments, for their disks are full paths=%s", sorted(map(str, full)))
+        run.full = full
+        fuller = max(log, queues, key=lambda usage: usage.ratio)
+        return fuller.ratio, fuller.used - int(limit * fuller.total)
+
+    # --- one round --------------------------------------------------------------------------------------------
+
+    async def clean(self) -> None:
+        """One round: look at the disk, remove what may go, look again if something went."""
+        space = await self.look_at_disk()
+        if space != "enough" and await self._give_back_segments():
+            space = await self.look_at_disk()
+        if space != "enough" or self._is_delete_hour():
+            removed = await self._clean_log(force=space == "force" and self._config.clean_forcibly)
+            stuck = space == "force" and not removed
+            if stuck and not self._is_stuck:
+                _log.error("disk fills up and no segment can be removed directory=%s", self._config.directory)
+            self._is_stuck = stuck
+        await self._clean_derived()
+
+    def _is_delete_hour(self) -> bool:
+        # In local time, as RocketMQ and as people think of a quiet hour.
+        hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).astimezone().hour
+        return hour in self._config.delete_when_hours
+
+    async def _clean_log(self, *, force: bool) -> int:
+        """Remove segments; return how many."""
+        going = await self._going(force=force)
+        if not going:
+            return 0
+        keep_from = going[-1].end_offset
+        for listener in self.listeners:
+            try:
+                keep_from = min(keep_from, await listener(keep_from))
+            except (StoreError, OSError) as error:
+                self._stats.retention_failures += 1
+                _log.error("segments stay, for what is needed of them could not be saved cause=%r", error)
+                return 0
+        going = [file for file in going if file.end_offset <= keep_from]
+        for file in going:
+            _ = file.view  # mapped while it has a name: readers need no descriptor then
+        try:
+            await self._in_disk_thread(self._log.files.run.before_removal, [file.start_offset for file in going])
+        except OSError as error:
+            self._stats.retention_failures += 1
+            _log.error("segments stay, for the paths of the log could not be saved cause=%s", error)
+            return 0
+        gone = going[: await self._remove([file.path for file in going])]
+        if not gone:
+            return 0
+        min_offset = gone[-1].end_offset
+        await self._correct_queues(min_offset)
+        self._log.release(gone)
+        await self._in_log_thread(_close_files, gone)
+        for file in gone:
+            self._first_timestamps.pop(file.start_offset, None)
+        self._stats.segments_expired += len(gone)
+        self._stats.segments_forced += len(gone) if force else 0
+        _log.info(
+            "segments removed count=%d from=%d to=%d forced=%s", len(gone), gone[0].start_offset, min_offset, force
+        )
+        await self.look_at_disk()
+        return len(gone)
+
+    async def _going(self, *, force: bool) -> list[MappedFile]:
+        """The segments that go in this round, oldest first."""
+        count_max = self._config.retention_batch_max
+        if force:
+            # Unexpired messages go for no other reason than space: no more of them than are needed.
+            with suppress(OSError):
+                count_max = min(count_max, max(1, -(-(await self._usage())[1] // self._log.segment_size)))
+        end = min(self._log.flushed, self._dispatch.dispatched)
+        files = list(self._log.files)
+        going: list[MappedFile] = []
+        for file, following in pairwise(files):
+            if len(going) == count_max or file is self._log.active or file.end_offset > end:
+                break
+            if not force and not await self._is_expired(file, following):
+                break
+            going.append(file)
+        return going
+
+    async def _is_expired(self, file: MappedFile, following: MappedFile) -> bool:
+        try:
+            timestamp = await self._last_timestamp(file, following)
+        except OSError as error:
+            self._stats.retention_failures += 1
+            _log.error("segment stays, for its age is not known path=%s cause=%s", file.path, error)
+            return False
+        return timestamp + self._config.retention_hours * 3_600_000 <= self._clock.now_ms()
+
+    async def _last_timestamp(self, file: MappedFile, following: MappedFile) -> int:
+        ended = await self._first_timestamp(following)
+        if ended is None:
+            ended = await self._in_disk_thread(self._file_system.modified_ms, file.path)
+        return max(ended, await self._first_timestamp(file) or 0)  # a clock may have been set back in between
+
+    async def _first_timestamp(self, file: MappedFile) -> int | None:
+        """The store time of a segment's first record; None if there is no valid one."""
+        found = self._first_timestamps.get(file.start_offset)
+        if found is None and file.committed:
+            header = await self._in_disk_thread(_read_first, file, file.view)
+            if isinstance(header, ScanStop):
+                return None
+            found = self._first_timestamps[file.start_offset] = header.store_timestamp
+        return found
+
+    async def _correct_queues(self, min_offset: int) -> None:
+        for number, queue in enumerate(self._queues(), 1):
+            queue.correct_min_offset(min_offset)
+            if number % _QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _clean_derived(self) -> None:
+        """Remove files of queues and index that speak of nothing that is left."""
+        for directory in list(self._left_over):
+            await self._remove_left_over(directory)
+        min_offset = self._log.min_offset
+        if min_offset == self._cleaned_offset:
+            return
+        for number, queue in enumerate(self._queues(), 1):
+            queue.correct_min_offset(min_offset)
+            await self._give_up(queue.directory, queue.release_files(queue.expired_files(min_offset)))
+            if isinstance(queue, ConsumeQueue) and queue.extension is not None:
+                await self._give_up(queue.extension.directory, queue.release_extension_files())
+            if number % _QUEUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        expired = self._index.release_expired(min_offset)
+        try:
+            await self._give_up(self._config.directory / "index", [file.path for file in expired])
+        finally:
+            for file in expired:
+                file.close()  # not before: a sync that was under way may still use it
+        self._cleaned_offset = min_offset
+
+    async def _give_up(self, directory: Path, paths: Sequence[Path]) -> None:
+        if paths:
+            self._left_over.setdefault(directory, []).extend(paths)
+            await self._remove_left_over(directory)
+
+    async def _remove_left_over(self, directory: Path) -> None:
+        paths = self._left_over[directory]
+        removed = await self._remove(paths)
+        self._stats.derived_files_expired += removed
+        del paths[:removed]
+        if not paths:
+            del self._left_over[directory]
+
+    async def _remove(self, paths: Sequence[Path]) -> int:
+        """Remove files one after the other, up to the first that cannot be removed; return how many are gone."""
+        removed, error = await self._in_disk_thread(_remove_files, self._file_system, list(paths))
+        if error is not None:
+            self._stats.retention_failures += 1
+            _log.error(
+                "file could not be removed path=%s cause=%s next_try_seconds=%g",
+                paths[removed],
+                error,
+                self._config.retention_interval_seconds,
+            )
+        return removed
+
+
+def _close_files(files: Sequence[MappedFile]) -> None:
+    for file in files:
+        file.close()
+
+
+def _remove_files(file_system: FileSystem, paths: Sequence[Path]) -> tuple[int, OSError | None]:
+    for number, path in enumerate(paths):
+        try:
+            # Gone already, with its topic or by an earlier try, is as good.
+            with suppress(FileNotFoundError):
+                file_system.unlink(path)
+            with suppress(FileNotFoundError):
+                file_system.sync_directory(path.parent)
+        except OSError as error:
+            return number, error
+    return len(paths), None
+
+
+def _read_first(file: MappedFile, view: memoryview) -> record.RecordHeader | ScanStop:
+    file.file.read(_WARM_SIZE, 0)
+    return record.peek(view, 0, file.committed, physical_offset=file.start_offset)

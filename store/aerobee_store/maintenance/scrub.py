@@ -1,0 +1,182 @@
+"""Damage is looked for before somebody needs the message: old segments are read again, slowly, and checked.
+
+Every segment that is full and synced gets its turn every `scrub_interval_hours`, oldest first; a start begins anew. The
+rate is bounded, and reading and checking happen in slices in the disk thread, so that neither disk nor event loop is
+kept busy. A slice is read with a descriptor of its own, not through the segment's mapping: a page that must come from
+the disk would stop every thread of the process, and one that the disk cannot read would kill it.
+
+What is found is told and noted in the log's damaged ranges, and nothing is ever changed. A damaged range lies between
+valid records; it is counted once, however often it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from aerobee_store.clock import Clock
+from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.log.commit_log import CommitLog, DamagedRange
+from aerobee_store.log.log_scan import LogEnd, LogScan
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.maintenance.retention import InDiskThread
+from aerobee_store.records.record import StopReason
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+# About a thousand records of the usual size: one to two milliseconds of work, of which the interpreter gives up some.
+_SLICE_SIZE: Final = 256 << 10
+# When nothing is due, and before the first look: a start has better things to do.
+_REST_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What was read: `end` is where to go on, as a position in the segment."""
+
+    end: int
+    damage: DamagedRange | None = None
+
+
+class Scrub:
+    """The service that re-reads old segments."""
+
+    name: Final = "scrub"
+
+    def __init__(
+        self,
+        log: CommitLog,
+        stats: StoreStats,
+        file_system: FileSystem,
+        clock: Clock,
+        in_disk_thread: InDiskThread,
+        *,
+        bytes_per_second: int,
+        interval_seconds: float,
+        record_size_max: int,
+    ) -> None:
+        self._log = log
+        self._stats = stats
+        self._file_system = file_system
+        self._clock = clock
+        self._in_disk_thread = in_disk_thread
+        self._bytes_per_second = bytes_per_second
+        self._interval_seconds = interval_seconds
+        self._record_size_max = record_size_max
+        self._read_at: dict[int, float] = {}  # start of a segment -> when its turn ended
+
+    async def run(self) -> None:
+        """Read what is due, then wait. Ends only when cancelled, or at once if it is switched off."""
+        if not self._bytes_per_second:
+            return
+        while True:
+            await asyncio.sleep(_REST_SECONDS)
+            await self.read_due()
+
+    async def read_due(self) -> None:
+        """Read every segment whose turn it is."""
+        while (segment := self._next()) is not None:
+            await self._read(segment)
+            self._read_at[segment.start_offset] = self._clock.monotonic()
+
+    def _next(self) -> MappedFile | None:
+        segments = list(self._log.files)
+        starts = {segment.start_offset for segment in segments}
+        self._read_at = {start: at for start, at in self._read_at.items() if start in starts}
+        due = self._clock.monotonic() - self._interval_seconds
+        for segment in segments:
+            if segment is self._log.active or segment.end_offset > self._log.flushed:
+                return None
+            if self._read_at.get(segment.start_offset, due) <= due:
+                return segment
+        return None
+
+    async def _read(self, segment: MappedFile) -> None:
+        position = 0
+        while position < segment.size:
+            known = self._known_end(segment.start_offset + position)
+            if known is not None:
+                position = known - segment.start_offset
+                continue
+            step = await self._in_disk_thread(self._check, segment, segment.view, position)
+            if segment not in self._log.files.files:
+                return  # removed by retention
+            if step.damage is not None:
+                self._tell(step.damage)
+            self._stats.scrubbed_bytes += step.end - position
+            await asyncio.sleep((step.end - position) / self._bytes_per_second)
+            position = step.end
+        self._stats.scrubbed_segments += 1
+
+    def _known_end(self, physical_offset: int) -> int | None:
+        """Where the known damage ends that this place is in."""
+        for damage in self._log.damaged:
+            if damage.start <= physical_offset < damage.end:
+                return damage.end
+        return None
+
+    def _tell(self, damage: DamagedRange) -> None:
+        _log.error(
+            "log is damaged from=%d to=%d reason=%r; found by reading it again, nothing was changed",
+            damage.start,
+            damage.end,
+            damage.reason,
+        )
+        self._log.damaged = sorted([*self._log.damaged, damage], key=lambda known: known.start)
+        self._stats.checksum_failures += 1
+        self._stats.scrub_damage += 1
+
+    # --- in the disk thread -----------------------------------------------------------------------------------
+
+    def _check(self, segment: MappedFile, _mapped: memoryview, position: int) -> _Step:
+        """Check the records that begin in the next slice. The mapping is there already: only damage needs it."""
+        left = segment.size - position
+        for size in (min(_SLICE_SIZE, left), min(max(_SLICE_SIZE, self._record_size_max), left)):
+            try:
+                data = self._read_slice(segment, position, size)
+            except FileNotFoundError:
+                return _Step(segment.size)
+            except OSError as error:
+                # Where the next record begins nobody knows without these bytes.
+                start = segment.start_offset + position
+                return _Step(segment.size, DamagedRange(start, segment.end_offset, f"cannot be read: {error}"))
+            batch = RecordBatch.parse(
+                data,
+                base_physical_offset=segment.start_offset + position,
+                check_crc=True,
+                record_size_max=max(self._record_size_max, segment.size),
+            )
+            if len(batch):
+                return _Step(position + batch.end)
+            stop = batch.stop
+            if stop.reason is StopReason.BLANK and stop.size == left:
+                return _Step(segment.size)
+            if stop.reason is not StopReason.TRUNCATED:
+                break  # else a record that is longer than the slice: once more, with the longest
+        return self._step_over(segment, position)
+
+    def _read_slice(self, segment: MappedFile, position: int, size: int) -> bytes:
+        file = self._file_system.open(segment.path, writable=False)
+        try:
+            return file.read(size, position)
+        finally:
+            file.close()
+
+    def _step_over(self, segment: MappedFile, position: int) -> _Step:
+        """Find the next valid record behind what is none."""
+        scan = LogScan([segment], record_size_max=max(self._record_size_max, segment.size))
+        start = segment.start_offset + position
+        found = next(scan.walk(start, zeros_end=None))
+        if isinstance(found, DamagedRange):
+            return _Step(found.end - segment.start_offset, found)
+        if isinstance(found, LogEnd):
+            if found.position == segment.end_offset:
+                return _Step(segment.size)
+            reason = "no valid record" if found.stop is None else f"{found.stop.reason.value}: {found.stop.detail}"
+            return _Step(segment.size, DamagedRange(found.position, segment.end_offset, reason))
+        _log.warning("bytes were not the same when read again path=%s position=%d", segment.path, position)
+        return _Step(found.end)

@@ -1,0 +1,244 @@
+"""What the units of a queue have no room for: RocketMQ's extended units, one file run a queue. Integers are big-endian.
+
+    offset  size  field
+         0     2  size             of this unit, at least 20
+         2     8  tags_code        what the queue's unit would have
+        10     8  store_timestamp  of the record, ms
+        18     2  bitmap_size      bytes
+        20     -  bitmap           of the SQL filters that may want the message; none: all of them may
+
+The queue's unit then has an *address* in the place of its tags code: the offset of the extended unit in its run, less
+2**63. So no address is a tags code: these are hashes of 32 bits, or times.
+
+Extended units lie one after the other. None crosses a file: where the rest of a file has no room for a unit and 4 bytes
+more, the rest begins with the size -1, and the unit begins the next file. So the tail always has room for that mark.
+
+They are derived, as the queue is: units that are lost cost the filter its short cut, and never a message. The queue
+owns them. It says where they end (behind the one with its highest address) and where they begin.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aerobee_store.disk.file_system import File, FileSystem
+from aerobee_store.log.mapped_file import FileRun
+
+EXTENSION_UNIT: Final = struct.Struct(">hqqh")
+EXTENSION_UNIT_SIZE_MIN: Final = 20
+assert EXTENSION_UNIT.size == EXTENSION_UNIT_SIZE_MIN, "the table above and the struct must agree"
+EXTENSION_UNIT_SIZE_MAX: Final = 0x7FFF
+TAIL_SIZE: Final = 4
+"""Bytes behind the last unit of a file that no unit may take."""
+TAIL_MARK: Final = b"\xff\xff"
+
+ADDRESS_MAX: Final = -(1 << 31) - 1
+"""What is at or below this is an address, and above it a tags code."""
+_ADDRESS_ZERO: Final = -(1 << 63)
+_OFFSET_MAX: Final = ADDRESS_MAX - _ADDRESS_ZERO
+
+Integers = npt.NDArray[np.int64]
+
+
+class ExtensionUnit(NamedTuple):
+    """One unit. `size`: bytes that it takes."""
+
+    size: int
+    tags_code: int
+    store_timestamp: int
+    bitmap: bytes
+
+
+def is_address(code: int) -> bool:
+    """Whether what a queue's unit has for a tags code is the address of an extended unit."""
+    return code <= ADDRESS_MAX
+
+
+class ConsumeQueueExt:
+    """The extended units of one queue. `end`: the offset where the next one goes, if it fits."""
+
+    __slots__ = ("_dirty", "_files", "_run", "_starts", "end", "is_fed")
+
+    def __init__(self, file_system: FileSystem, directory: Path, file_size: int, *, is_fed: bool) -> None:
+        """`is_fed`: whether new units of the queue get an extended one; otherwise those that are there are read."""
+        self.is_fed = is_fed
+        self._run = FileRun(file_system, directory, file_size)
+        self._starts: list[int] = []
+        self._files: dict[int, File] = {}
+        self._dirty: set[int] = set()
+        self.end = 0
+
+    @property
+    def directory(self) -> Path:
+        return self._run.directory
+
+    @property
+    def files(self) -> list[int]:
+        """Where each file begins."""
+        return self._starts.copy()
+
+    def load(self) -> None:
+        """Find the files. Until `truncate` has said where they end, all of them count."""
+        self._starts = self._run.load()
+        self.end = self._starts[-1] + self._run.file_size if self._starts else 0
+
+    def put(self, codes: Sequence[int], store_timestamps: Sequence[int]) -> list[int]:
+        """Append units without bitmaps; return the address of each. A tags code for which no address is left stands
+        for itself.
+        """
+        addresses = []
+        parts: list[bytes] = []
+        position = self.end
+        begin = position
+        for code, store_timestamp in zip(codes, store_timestamps, strict=True):
+            left = self._run.file_size - position % self._run.file_size
+            if left < EXTENSION_UNIT_SIZE_MIN + TAIL_SIZE:
+                parts.append(TAIL_MARK)
+                self._write(begin, parts)
+                parts = []
+                begin = position = position + left
+            if position > _OFFSET_MAX:
+                addresses.append(code)
+                continue
+            parts.append(EXTENSION_UNIT.pack(EXTENSION_UNIT_SIZE_MIN, code, store_timestamp, 0))
+            addresses.append(position + _ADDRESS_ZERO)
+            position += EXTENSION_UNIT_SIZE_MIN
+        if parts:
+            self._write(begin, parts)
+        self.end = position
+        return addresses
+
+    def get(self, address: int) -> ExtensionUnit | None:
+        """The unit at an address, or None if there is none that can be."""
+        offset = address - _ADDRESS_ZERO
+        if not is_address(address) or offset >= self.end:
+            return None
+        position = offset % self._run.file_size
+        file = self._file(offset - position)
+        if file is None:
+            return None
+        head = file.read(EXTENSION_UNIT_SIZE_MIN, position)
+        if len(head) < EXTENSION_UNIT_SIZE_MIN:
+            return None
+        size, code, store_timestamp, bitmap_size = EXTENSION_UNIT.unpack(head)
+        if bitmap_size < 0 or size != EXTENSION_UNIT_SIZE_MIN + bitmap_size:
+            return None
+        if offset + size > self.end or position + size > self._run.file_size - TAIL_SIZE:
+            return None
+        bitmap = file.read(bitmap_size, position + EXTENSION_UNIT_SIZE_MIN) if bitmap_size else b""
+        return ExtensionUnit(size, code, store_timestamp, bitmap)
+
+    def truncate(self, last_address: int | None, *, beyond: int | None = None) -> None:
+        """Say which unit is the last, None for none. What lies behind it is removed, or zeroed.
+
+        `beyond`: an address that the queue still has, though its unit is lost. It is not given again: the next unit
+        goes to the next file behind it.
+        """
+        end = 0
+        if last_address is not None:
+            last = self.get(last_address)
+            assert last is not None, "the caller has just read it"
+            end = last_address - _ADDRESS_ZERO + last.size
+        gone = [start for start in self._starts if start >= end]
+        for start in gone:
+            self._forget(start)
+        self._run.remove(gone)
+        if self._starts:
+            start = self._starts[-1]
+            file = self._file(start)
+            assert file is not None
+            used = end - start
+            stop = min(self._run.file_size, file.data_end(used))
+            if stop > used and file.read(stop - used, used).strip(b"\0"):
+                file.zero(used, stop - used)
+                self._dirty.add(start)
+        if beyond is not None:
+            offset = beyond - _ADDRESS_ZERO
+            end = max(end, offset - offset % self._run.file_size + self._run.file_size)
+        self.end = end
+
+    def begin_behind(self, unit_count: int) -> None:
+        """Say how many units the queue has had, where no file is left: no address that they may have is given again.
+        A unit and the tail in front of it are shorter than 128 KiB.
+        """
+        assert not self._starts
+        size = self._run.file_size
+        self.end = -(-unit_count * (1 << 17) // size) * size
+
+    def release_before(self, lowest_address: int) -> list[Path]:
+        """Let go of the files that have no unit from this address on; return their paths, oldest first, for the caller
+        to remove. Never the last file.
+        """
+        offset = lowest_address - _ADDRESS_ZERO
+        released = []
+        for start in self._starts[:-1]:
+            if start + self._run.file_size > offset:
+                break
+            self._forget(start)
+            released.append(self._run.path(start))
+        return released
+
+    def take_dirty(self) -> list[File]:
+        """The files written since the last call, to be synced in a disk thread."""
+        if not self._dirty:
+            return []
+        files = [file for start in self._dirty if (file := self._file(start)) is not None]
+        self._dirty.clear()
+        return files
+
+    def distrust(self, lowest_address: int) -> None:
+        """Have the files from this address on synced again: whoever wrote them may have died before that."""
+        offset = lowest_address - _ADDRESS_ZERO
+        self._dirty.update(start for start in self._starts if start + self._run.file_size > offset)
+
+    def give_up_files(self) -> list[Path]:
+        """As ConsumeQueue's."""
+        starts = sorted(self._starts, reverse=True)
+        for start in starts:
+            self._forget(start)
+        self.end = 0
+        return [self._run.path(start) for start in starts]
+
+    def destroy(self) -> None:
+        """Remove all files and the directory."""
+        gone = self._starts.copy()
+        for start in gone:
+            self._forget(start)
+        self._run.remove(gone)
+        self._run.file_system.remove_directory(self._run.directory)
+        self.end = 0
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _write(self, offset: int, parts: list[bytes]) -> None:
+        """Write bytes that lie in one file, which is made if it is not there."""
+        position = offset % self._run.file_size
+        start = offset - position
+        file = self._file(start)
+        if file is None:
+            file = self._run.create(start, evictable=True)
+            self._starts.append(start)
+            self._files[start] = file
+        file.write(parts, position)
+        self._dirty.add(start)
+
+    def _file(self, start: int) -> File | None:
+        file = self._files.get(start)
+        if file is None and start in self._starts:
+            file = self._files[start] = self._run.file_system.open(self._run.path(start), evictable=True)
+        return file
+
+    def _forget(self, start: int) -> None:
+        if (file := self._files.pop(start, None)) is not None:
+            file.close()
+        self._starts.remove(start)
+        self._dirty.discard(start)

@@ -1,0 +1,296 @@
+"""Follows the log and feeds what is derived from it: the consume queues, the index, and whoever else is in the list.
+
+What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed
+twice. Only recovery, which meets records it has not written, parses them.
+
+    transaction type   consume queue   index
+    none               yes             yes
+    prepared           no              yes
+    commit             yes             yes
+    rolled back        no              no
+
+Each round takes all that the confirm offset has passed, gives it to every `Dispatcher` in the order of the list, and
+then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The queues are first
+in the list, the index second; one that is added sees the records of a round after both.
+
+What waits is bounded (`DispatchRoom`): a disk that hangs must not fill the memory. Then no message is taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from aerobee_store.clock import Clock
+from aerobee_store.errors import StoreError
+from aerobee_store.queues.batch_consume_queue import BATCH_UNIT, NOT_COMPACTED, AnyQueue
+from aerobee_store.queues.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
+from aerobee_store.queues.index_file import IndexService, IntArray
+from aerobee_store.records.properties import index_hashes
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.running_flags import RunningFlags
+from aerobee_store.stats import StoreStats
+
+ArrivalListener = Callable[[str, int, int], None]
+"""Called with topic, queue id and the queue's new end, after its units are there."""
+
+
+class Entry(NamedTuple):
+    """What the queue and the index need of one record. `queue` is None for types that are in no queue.
+
+    `message_count` is that of an inner batch, whose queue is a batch consume queue. `others`: the further queues that
+    it is in (multi_dispatch.py), each with its queue offset there.
+    """
+
+    queue: AnyQueue | None
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+    topic: str
+    keys: tuple[str, ...]
+    message_count: int = 0
+    others: Sequence[tuple[ConsumeQueue, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EntryBatch:
+    """The same for many records of one queue that were appended together, one behind another.
+
+    `records` are as they came, and their buffer may hold something else by now: only sizes, tags and keys are used.
+    """
+
+    queue: ConsumeQueue
+    queue_offset: int
+    records: RecordBatch
+    physical_offsets: IntArray
+    store_timestamp: int
+
+    @property
+    def count(self) -> int:
+        return len(self.physical_offsets)
+
+    def units(self) -> bytes:
+        """The queue units of all, as bytes."""
+        units = np.empty(self.count, UNIT_DTYPE)
+        units["physical_offset"] = self.physical_offsets
+        units["size"] = self.records.size
+        units["tags_code"] = self.records.tags_codes()
+        return units.tobytes()
+
+    def keys(self) -> tuple[IntArray, IntArray]:
+        """The hash of each index key, and the physical offset of its record."""
+        rows, hashes = self.records.index_hashes()
+        return hashes, self.physical_offsets[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRoom:
+    """What may wait for dispatch. `count`: of messages, each further queue of one counting as one, a batch in store
+    layout as one, too; `size`: bytes of the log.
+    """
+
+    count: int
+    size: int
+
+
+class Dispatcher(Protocol):
+    """What follows the log. Errors are final: the store fails with them. Neither method may wait for anything.
+
+    `error_flag`: the running flag that an error of it sets, besides NOT_WRITEABLE; NONE for none.
+    """
+
+    error_flag: RunningFlags
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        """Take records that were appended one by one, in the order of the log."""
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        """Take records of one queue that were appended together."""
+
+
+class QueueDispatcher:
+    """Feeds the consume queues of every kind. `grown`: those that have new messages since it was last cleared."""
+
+    error_flag = RunningFlags.LOGICS_QUEUE_ERROR
+
+    def __init__(self) -> None:
+        self.grown: dict[AnyQueue, None] = {}  # in order
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        units: dict[AnyQueue, list[bytes]] = {}
+        stored: dict[AnyQueue, list[int]] = {}  # store times, of queues with extended units
+        first_offsets: dict[AnyQueue, int] = {}
+        for entry in entries:
+            queue = entry.queue
+            if queue is None:
+                continue
+            if entry.message_count:
+                unit = BATCH_UNIT.pack(
+                    entry.physical_offset,
+                    entry.size,
+                    entry.tags_code,
+                    entry.store_timestamp,
+                    entry.queue_offset,
+                    entry.message_count,
+                    NOT_COMPACTED,
+                    0,
+                )
+            else:
+                unit = UNIT.pack(entry.physical_offset, entry.size, entry.tags_code)
+            if queue in units:
+                units[queue].append(unit)
+            else:
+                units[queue] = [unit]
+                first_offsets[queue] = entry.queue_offset
+            for other, queue_offset in entry.others:
+                if other in units:
+                    units[other].append(unit)
+                else:
+                    units[other] = [unit]
+                    first_offsets[other] = queue_offset
+                if other.extends:
+                    stored.setdefault(other, []).append(entry.store_timestamp)
+            if queue.extends:
+                stored.setdefault(queue, []).append(entry.store_timestamp)
+        for queue, parts in units.items():
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            if queue in stored:
+                data = queue.extended(data, stored[queue])
+            queue.put(first_offsets[queue], data)
+        self.grown.update(dict.fromkeys(units))
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        queue, units = batch.queue, batch.units()
+        if queue.extends:
+            units = queue.extended(units, [batch.store_timestamp] * batch.count)
+        queue.put(batch.queue_offset, units)
+        self.grown[batch.queue] = None
+
+
+class IndexDispatcher:
+    """Feeds the index."""
+
+    error_flag = RunningFlags.INDEX_FILE_ERROR
+
+    def __init__(self, index: IndexService, clock: Clock) -> None:
+        self._index = index
+        self._clock = clock
+
+    def put_entries(self, entries: Sequence[Entry]) -> None:
+        keys: list[tuple[str, str]] = []
+        physical_offsets: list[int] = []
+        timestamps: list[int] = []
+        for entry in entries:
+            for key in entry.keys:
+                keys.append((entry.topic, key))
+                physical_offsets.append(entry.physical_offset)
+                timestamps.append(entry.store_timestamp)
+        if keys:
+            self._index.put(index_hashes(keys), physical_offsets, timestamps, self._clock.now_ms())
+
+    def put_batch(self, batch: EntryBatch) -> None:
+        hashes, physical_offsets = batch.keys()
+        if len(hashes):
+            timestamps = np.full(len(hashes), batch.store_timestamp, np.int64)
+            self._index.put(hashes, physical_offsets, timestamps, self._clock.now_ms())
+
+
+class Dispatch:
+    """Single-threaded: the event loop's, or recovery's before there is one."""
+
+    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, room: DispatchRoom) -> None:
+        self._stats = stats
+        self._room = room
+        self._queues = QueueDispatcher()
+        self.dispatchers: list[Dispatcher] = [self._queues, IndexDispatcher(index, clock)]
+        self.arrival_listeners: list[ArrivalListener] = []
+        self._at_work: Dispatcher | None = None
+        self.dispatched = 0  # physical offset up to which queues and index are complete
+        self.last_timestamp = 0  # store time of the last record that was dispatched
+        self._failure: OSError | StoreError | None = None
+        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch, int]] = deque()
+        self._waiting_items = 0  # what of it takes memory one by one
+        self.waiting_count = 0  # messages that were appended and not dispatched
+
+    def add(self, end: int, entries: Sequence[Entry] | EntryBatch, further: int = 0) -> None:
+        """Note what lies in the log before physical offset `end` and behind what was added before.
+
+        `further`: how many queues the entries are in besides their own.
+        """
+        if isinstance(entries, EntryBatch):
+            self.waiting_count += entries.count
+            items = 1
+        else:
+            self.waiting_count += len(entries)
+            items = len(entries) + further
+        self._waiting.append((end, entries, items))
+        self._waiting_items += items
+
+    def has_room(self, wrote: int, *, essential: bool) -> bool:
+        """Whether another append may wait here, with a log that ends at `wrote`. Essential ones have twice the room."""
+        factor = 2 if essential else 1
+        room = self._room
+        return self._waiting_items < factor * room.count and wrote - self.dispatched < factor * room.size
+
+    @property
+    def error_flag(self) -> RunningFlags:
+        """Of the dispatcher that an error came from; NONE if there was none."""
+        return self._at_work.error_flag if self._at_work is not None else RunningFlags.NONE
+
+    def follow(self, confirm_offset: int) -> None:
+        """Dispatch all that the log is sure of. OSError and StoreError are final: every later call raises it, too."""
+        if self._failure is not None:
+            raise self._failure  # what comes now would leave a gap behind what is lost
+        try:
+            self._put_until(confirm_offset)
+        except (OSError, StoreError) as error:
+            self._failure = error
+            raise
+        if self._queues.grown:
+            self._notify()
+
+    def _put_until(self, confirm_offset: int) -> None:
+        waiting = self._waiting
+        ready: list[Entry] = []
+        end = self.dispatched
+        count = waiting_items = 0
+        while waiting and waiting[0][0] <= confirm_offset:
+            end, entries, items = waiting.popleft()
+            waiting_items += items
+            if isinstance(entries, EntryBatch):
+                self._put_entries(ready)
+                ready = []
+                for dispatcher in self.dispatchers:
+                    self._at_work = dispatcher
+                    dispatcher.put_batch(entries)
+                self.last_timestamp = entries.store_timestamp
+                count += entries.count
+            else:
+                ready += entries
+                count += len(entries)
+        self._put_entries(ready)
+        self._at_work = None
+        self.dispatched = end
+        self.waiting_count -= count
+        self._waiting_items -= waiting_items
+        self._stats.messages_dispatched += count
+
+    def _put_entries(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        for dispatcher in self.dispatchers:
+            self._at_work = dispatcher
+            dispatcher.put_entries(entries)
+        self.last_timestamp = entries[-1].store_timestamp
+
+    def _notify(self) -> None:
+        grown, self._queues.grown = self._queues.grown, {}
+        for queue in grown:
+            for listener in self.arrival_listeners:
+                listener(queue.topic, queue.queue_id, queue.max_offset)

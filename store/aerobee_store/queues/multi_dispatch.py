@@ -1,0 +1,184 @@
+"""Messages that are in more queues than one: RocketMQ's multi-dispatch, and its light queues (LMQ).
+
+A record lies in the log once. Two of its properties name the other queues that hold it, as lists with commas:
+
+    INNER_MULTI_DISPATCH      set by whoever sends      %LMQ%room-7,%LMQ%room-9
+    INNER_MULTI_QUEUE_OFFSET  set by the store          41,7
+
+The second has the queue offset in each of the first, in the same order; nothing stands between the commas for a name
+that has no queue. A name that begins with `%LMQ%` is that of a *light queue*, whose queue id is 0. Any other is a
+topic's, and the queue id that of the record (`StoreConfig.multi_dispatch`, off unless asked for). Records of retry
+topics, of the broker's own topics, of transactions that are not committed, and inner batches are in no queue but their
+own.
+
+An offset that cannot be is not believed: before the message with offset n there are n records of `RECORD_SIZE_MIN`
+bytes at least in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from aerobee_store.errors import InvalidMessageError
+from aerobee_store.records import properties
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
+from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message, Record
+from aerobee_store.records.record_batch import RecordBatch
+
+LMQ_PREFIX: Final = "%LMQ%"
+LMQ_QUEUE_ID: Final = 0
+NAME_SEPARATOR: Final = ","
+NAMES_MAX: Final = 1000
+"""Queues that one message may name: each takes a unit, a counter and part of the properties."""
+
+_RETRY_PREFIX: Final = "%RETRY%"
+_SYSTEM_PREFIX: Final = "rmq_sys_"
+_NAME_SIZE_MAX: Final = 255  # bytes of a file's name
+_DIGITS_MAX: Final = 18
+_BYTES_NAME: Final = b"INNER_MULTI_"
+_RARE_BYTE: Final = b"L"  # of it: one byte is looked for in a tenth of the time, and the usual properties have none
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+
+def is_light(topic: str) -> bool:
+    """Whether it is the name of a light queue."""
+    return topic.startswith(LMQ_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDispatch:
+    """Which of the names count. `light_queues`: those with `%LMQ%`; `other_topics`: all others."""
+
+    light_queues: bool = True
+    other_topics: bool = False
+
+    @property
+    def is_off(self) -> bool:
+        return not (self.light_queues or self.other_topics)
+
+    def named(self, message: Message) -> list[QueueKey | None]:
+        """The queues that a message names, in its order; None for a name that has none. Empty if no name has one.
+
+        A name has no queue if it cannot be the name of a directory, or is that of the message's own queue. A queue that
+        is named twice is the same queue. Raises InvalidMessageError for more names than `NAMES_MAX`.
+        """
+        raw = message.raw_properties
+        values = message.properties if raw is None else properties.decode_properties(raw)
+        names = values.get(properties.INNER_MULTI_DISPATCH)
+        if not names or not _is_dispatched(message.topic, message.sys_flag):
+            return []
+        if names.count(NAME_SEPARATOR) >= NAMES_MAX:
+            raise InvalidMessageError(
+                f"{properties.INNER_MULTI_DISPATCH}: {names.count(NAME_SEPARATOR) + 1} names of queues, "
+                f"the limit is {NAMES_MAX}"
+            )
+        found = self._queues(names, message.topic, message.queue_id)
+        return found if any(key is not None for key in found) else []
+
+    def places(
+        self, topic: str, queue_id: int, sys_flag: int, values: Mapping[str, str], physical_offset: int
+    ) -> dict[QueueKey, int]:
+        """The queue offset of a stored record in each queue that it names besides its own."""
+        names = values.get(properties.INNER_MULTI_DISPATCH)
+        offsets = values.get(properties.INNER_MULTI_QUEUE_OFFSET)
+        if not names or not offsets or not _is_dispatched(topic, sys_flag):
+            return {}
+        found: dict[QueueKey, int] = {}
+        for key, text in zip(self._queues(names, topic, queue_id), offsets.split(NAME_SEPARATOR), strict=False):
+            offset = _number(text)
+            if key is not None and offset is not None and offset * RECORD_SIZE_MIN <= physical_offset:
+                found.setdefault(key, offset)
+        return found
+
+    def batch_places(self, batch: RecordBatch) -> Iterator[tuple[int, QueueKey, int]]:
+        """Number of the record, queue and queue offset, for every queue that a record of the batch names besides its
+        own; in the order of the log.
+        """
+        for row in batch.rows_with(properties.INNER_MULTI_DISPATCH).tolist():
+            found = self.places(
+                batch.topic(row),
+                int(batch.queue_id[row]),
+                int(batch.sys_flag[row]),
+                batch.record(row).properties,
+                int(batch.physical_offset[row]),
+            )
+            for key, offset in found.items():
+                yield row, key, offset
+
+    def _queues(self, names: str, topic: str, queue_id: int) -> list[QueueKey | None]:
+        own = topic, queue_id
+        found: list[QueueKey | None] = []
+        for name in names.split(NAME_SEPARATOR):
+            light = is_light(name)
+            key = name, LMQ_QUEUE_ID if light else queue_id
+            counts = self.light_queues if light else self.other_topics
+            found.append(key if counts and key != own and _is_queue_name(name) else None)
+        return found
+
+
+AS_RECORDED: Final = MultiDispatch(light_queues=True, other_topics=True)
+"""For whoever reads and cannot know what the store was told: the offsets in a record are the store's own."""
+
+
+def with_offsets(message: Message, offsets: list[int | None]) -> Message:
+    """The message with its queue offset in each of the queues that it names; None for a name without a queue."""
+    raw = message.raw_properties
+    values = dict(message.properties) if raw is None else properties.decode_properties(raw)
+    text = NAME_SEPARATOR.join("" if offset is None else str(offset) for offset in offsets)
+    values[properties.INNER_MULTI_QUEUE_OFFSET] = text
+    return replace(message, properties=values, raw_properties=None)
+
+
+def without_offsets(message: Message) -> Message:
+    """The message without queue offsets that the store has not given: whoever sends them may not choose them."""
+    raw = message.raw_properties
+    values = dict(message.properties) if raw is None else properties.decode_properties(raw)
+    if values.pop(properties.INNER_MULTI_QUEUE_OFFSET, None) is None:
+        return message
+    return replace(message, properties=values, raw_properties=None)
+
+
+def may_name_queues(message: Message) -> bool:
+    """Whether the message may have one of the two properties; False for nearly all, and quickly."""
+    raw = message.raw_properties
+    if raw is not None:
+        return _BYTES_NAME in raw
+    values = message.properties
+    return properties.INNER_MULTI_DISPATCH in values or properties.INNER_MULTI_QUEUE_OFFSET in values
+
+
+def names_queues(batch: RecordBatch) -> bool:
+    """Whether a record of the batch names queues, or has offsets in them. Nearly always one search is enough."""
+    if not (batch.properties_contain(_RARE_BYTE) and batch.properties_contain(_BYTES_NAME)):
+        return False
+    names = (properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET)
+    return any(value is not None for name in names for value in batch.property_bytes(name))
+
+
+def as_read_from(record: Record, queue_id: int, queue_offset: int) -> Record:
+    """The record as a message of one of the queues that it names: with the queue id and offset that it has there.
+
+    Its topic stays the one that it was sent to.
+    """
+    return replace(record, queue_id=queue_id, queue_offset=queue_offset)
+
+
+def _is_dispatched(topic: str, sys_flag: int) -> bool:
+    if sys_flag & (SYS_FLAG_PREPARED | SYS_FLAG_INNER_BATCH):
+        return False
+    return topic != SCHEDULE_TOPIC and not topic.startswith((_RETRY_PREFIX, _SYSTEM_PREFIX))
+
+
+def _is_queue_name(name: str) -> bool:
+    """Whether a directory can have the name, and no other place of the disk be meant by it."""
+    if not name or name in (".", "..") or not name.isprintable() or "/" in name or "\\" in name:
+        return False
+    return len(name.encode("utf-8", "replace")) <= _NAME_SIZE_MAX
+
+
+def _number(text: str) -> int | None:
+    return int(text) if 0 < len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit() else None

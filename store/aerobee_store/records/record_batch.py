@@ -1,0 +1,371 @@
+"""Many records at once: the layout of record.py, read and patched as numpy columns.
+
+One by one, Python takes some ten microseconds to check and decode a record; column by column about one. So whoever
+has more than a few at hand (recovery, dispatch, raw appends and reads) parses them here. The outcome is the same by
+construction: columns only find *which* record is the first bad one, `record.peek` then says what is wrong with it.
+
+How they are found is told in record_columns.py, how their properties are read in property_pairs.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aerobee_store.errors import InvalidMessageError
+from aerobee_store.records import properties as property_codec
+from aerobee_store.records import record as record_codec
+from aerobee_store.records.properties import Host
+from aerobee_store.records.property_pairs import PropertyPairs
+from aerobee_store.records.record import ReadableBuffer, Record, RecordHeader, ScanStop, StopReason, WritableBuffer
+from aerobee_store.records.record_columns import (
+    I64,
+    PACKED_DIGITS,
+    Booleans,
+    Integers,
+    Source,
+    all_true,
+    columns_of,
+    constant,
+    crcs_of,
+    digits_of,
+    find_starts,
+    put_items,
+    sliceable,
+)
+
+_HOST_V4_SIZE: Final = 8
+_HOST_V4: Final = np.dtype("V8")
+_HOST_V6: Final = np.dtype("V20")
+# Of records that are in no queue, or whose fields lie elsewhere.
+_UNUSUAL_FLAGS: Final = (
+    record_codec.SYS_FLAG_PREPARED | record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordBatch:
+    """Checked records as columns, one item a record, in the order of the buffer.
+
+    `*_start` count in `buffer`. The batch keeps the buffer alive and reads bodies and properties from it when asked:
+    whoever writes to the buffer meanwhile gets what is then there.
+    """
+
+    buffer: memoryview
+    start: Integers
+    size: Integers
+    queue_id: Integers
+    queue_offset: Integers
+    physical_offset: Integers
+    sys_flag: Integers
+    store_timestamp: Integers
+    body_start: Integers
+    body_size: Integers
+    properties_start: Integers
+    properties_size: Integers
+    has_property_crc: Booleans
+    topics: tuple[str, ...]
+    """The distinct topics."""
+    topic_index: Integers
+    """Which of `topics` each record has."""
+    stop: ScanStop
+    """Why there is no further record."""
+    _head: npt.NDArray[np.void] = field(repr=False)
+    _same_layout: bool = field(repr=False)
+    """Whether the parts of all records have the same sizes, and lie without gaps."""
+    _source: Source | None = field(default=None, repr=False)
+    _pairs: PropertyPairs | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        buffer: ReadableBuffer,
+        *,
+        base_physical_offset: int | None,
+        start: int = 0,
+        end: int | None = None,
+        check_crc: bool = True,
+        placed: bool = True,
+        require_property_crc: bool = False,
+        record_size_max: int = record_codec.SIZE_MAX,
+        count_max: int | None = None,
+    ) -> RecordBatch:
+        """Every valid record from `start` on, at most `count_max`, and why there is no further one (`stop`).
+
+        The parameters are those of `record.scan`: `base_physical_offset` is the log's offset of the buffer's first
+        byte, or None if the records are not neighbours in the log.
+        """
+        view = memoryview(buffer)
+        if end is None or end > len(view):
+            end = len(view)
+        start_of, size_of, stride, position = find_starts(view, start, end, record_size_max, count_max)
+        # Copied once, unless slicing can be avoided as far as is known yet.
+        source = None if stride else sliceable(view, start, position, len(start_of))
+        while True:
+            columns = columns_of(
+                view, start_of, size_of, stride, base_physical_offset, placed, require_property_crc, check_crc, source
+            )
+            if not isinstance(columns, int):
+                break
+            position = int(start_of[columns])
+            start_of, size_of = start_of[:columns], size_of[:columns]
+        count = len(start_of)
+        if count == count_max:
+            place_in_log = position if base_physical_offset is None else base_physical_offset + position
+            stop = ScanStop(StopReason.LIMIT, position, place_in_log, 0, f"{count} records were asked for")
+        else:
+            found = record_codec.peek(
+                view,
+                position,
+                end,
+                physical_offset=None if base_physical_offset is None else base_physical_offset + position,
+                check_crc=check_crc,
+                placed=placed,
+                require_property_crc=require_property_crc,
+                record_size_max=record_size_max,
+            )
+            assert isinstance(found, ScanStop), f"columns and scalar check disagree about the record at {position}"
+            stop = found
+        return cls(buffer=view, start=start_of, size=size_of, stop=stop, _source=source, **columns)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def end(self) -> int:
+        """Where in the buffer the last record ends; `stop.position` if there is none."""
+        return int(self.start[-1] + self.size[-1]) if len(self) else self.stop.position
+
+    def slice(self, first: int, last: int) -> RecordBatch:
+        """Records [first, last), at least one, as a batch over just their bytes, which must lie without gaps."""
+        if last - first == len(self) and not self.start[0] and self.end == len(self.buffer):
+            return self
+        begin = int(self.start[first])
+        end = int(self.start[last - 1] + self.size[last - 1])
+        columns: dict[str, Any] = {}
+        for name in (item.name for item in dataclasses.fields(self)):
+            column = getattr(self, name)
+            if isinstance(column, np.ndarray):
+                columns[name] = column[first:last] - begin if name.endswith("start") else column[first:last]
+        return dataclasses.replace(self, buffer=self.buffer[begin:end], _source=None, **columns)
+
+    @property
+    def version(self) -> Integers:
+        return np.where(self._head["magic"] == record_codec.MAGIC_V2, 2, 1)
+
+    @property
+    def flag(self) -> Integers:
+        return self._head["flag"].astype(np.int64)
+
+    @property
+    def born_timestamp(self) -> Integers:
+        return self._head["born_timestamp"].astype(np.int64)
+
+    @property
+    def body_crc(self) -> Integers:
+        return self._head["body_crc"].astype(np.int64)
+
+    def any_has(self, flags: int) -> bool:
+        """Whether a record has one of these bits in its system flags."""
+        return bool(np.count_nonzero((self.sys_flag[:1] if self._same_layout else self.sys_flag) & flags))
+
+    def topic(self, index: int) -> str:
+        return self.topics[int(self.topic_index[index])]
+
+    def raw(self, index: int) -> memoryview:
+        """The bytes of one record, not copied."""
+        start = int(self.start[index])
+        return self.buffer[start : start + int(self.size[index])]
+
+    def body(self, index: int) -> memoryview:
+        """The body of one record, not copied."""
+        start = int(self.body_start[index])
+        return self.buffer[start : start + int(self.body_size[index])]
+
+    def raw_properties(self, index: int) -> memoryview:
+        """The property string of one record, not copied."""
+        start = int(self.properties_start[index])
+        return self.buffer[start : start + int(self.properties_size[index])]
+
+    def record(self, index: int) -> Record:
+        """One record decoded as `record.decode` would."""
+        header = RecordHeader(
+            position=int(self.start[index]),
+            size=int(self.size[index]),
+            physical_offset=int(self.physical_offset[index]),
+            queue_id=int(self.queue_id[index]),
+            queue_offset=int(self.queue_offset[index]),
+            sys_flag=int(self.sys_flag[index]),
+            store_timestamp=int(self.store_timestamp[index]),
+            topic=self.topic(index),
+            version=2 if self._head["magic"][index] == record_codec.MAGIC_V2 else 1,
+            body_start=int(self.body_start[index]),
+            body_size=int(self.body_size[index]),
+            properties_start=int(self.properties_start[index]),
+            properties_size=int(self.properties_size[index]),
+            has_property_crc=bool(self.has_property_crc[index]),
+        )
+        return record_codec.read(self.buffer, header)
+
+    def rows_with(self, name: str) -> Integers:
+        """The numbers of the records that have a property, ascending."""
+        return self._property_pairs().find(name)[0]
+
+    def property_bytes(self, name: str) -> list[bytes | None]:
+        """The value of one property in every record, None where a record has none."""
+        pairs = self._property_pairs()
+        values: list[bytes | None] = [None] * len(self)
+        record, start, end = pairs.find(name)
+        for row, value_start, value_end in zip(record.tolist(), start.tolist(), end.tolist(), strict=True):
+            values[row] = pairs.text[value_start:value_end]
+        return values
+
+    def property_strings(self, name: str) -> list[str | None]:
+        """As `property_bytes`, decoded as `properties.decode_properties` does."""
+        return [None if value is None else value.decode("utf-8", "replace") for value in self.property_bytes(name)]
+
+    def tags_codes(self) -> Integers:
+        """`properties.tags_code` of every record's TAGS; 0 without. Units of delayed messages hold a time instead."""
+        pairs = self._property_pairs()
+        if (tag := pairs.value_of_all(property_codec.TAGS)) is not None:
+            return constant(property_codec.tags_code(tag.decode("utf-8", "replace")), len(self))
+        codes = np.zeros(len(self), np.int64)
+        record, start, end = pairs.find(property_codec.TAGS)
+        codes[record] = pairs.java_hashes(start, end).view(np.int32)
+        return codes
+
+    def index_hashes(self) -> tuple[Integers, Integers]:
+        """What the index holds of these records: record numbers (ascending) and key hashes (`properties.index_hash`).
+
+        In the order of insertion: of each record first UNIQ_KEY, then each token of KEYS, repeated ones as often as
+        they stand there. Rolled-back messages are not indexed.
+        """
+        pairs = self._property_pairs()
+        record, start, end = pairs.find(property_codec.UNIQ_KEY)
+        keys = pairs.find(property_codec.KEYS)
+        if len(keys[0]):
+            token_record, token_start, token_end = pairs.tokens(*keys)
+            record = np.concatenate((record, token_record))
+            start = np.concatenate((start, token_start))
+            end = np.concatenate((end, token_end))
+            order = np.argsort(record, kind="stable")  # stable: UNIQ_KEY stays before the tokens of its record
+            record, start, end = record[order], start[order], end[order]
+        return self._index_hashes(pairs, record, start, end, self.topics)
+
+    def tag_index_hashes(self) -> tuple[Integers, Integers]:
+        """As `index_hashes`, what RocketMQ 5.4 and later have in the index besides: `TAGS`, as the key `T#` and it."""
+        pairs = self._property_pairs()
+        return self._index_hashes(pairs, *pairs.find(property_codec.TAGS), tuple(f"{topic}#T" for topic in self.topics))
+
+    def _index_hashes(
+        self, pairs: PropertyPairs, record: Integers, start: Integers, end: Integers, prefixes: tuple[str, ...]
+    ) -> tuple[Integers, Integers]:
+        if self.any_has(record_codec.SYS_FLAG_TRANSACTION):
+            kind = self.sys_flag & record_codec.SYS_FLAG_TRANSACTION
+            kept = (kind != record_codec.SYS_FLAG_TRANSACTION)[record]
+            record, start, end = record[kept], start[kept], end[kept]
+        hashes = pairs.java_hashes(start, end, prefixes, self.topic_index[record]).view(np.int32).astype(np.int64)
+        hashes = np.abs(hashes)
+        hashes[hashes == 1 << 31] = 0
+        return record, hashes
+
+    def keep_properties(self) -> None:
+        """Copy the property strings, so that tags and keys can be asked for when the buffer holds something else."""
+        self._property_pairs()
+
+    def properties_contain(self, part: bytes) -> bool:
+        """Whether these bytes are anywhere in the property strings: one fast search in all of them."""
+        return part in self._property_pairs().text
+
+    def _property_pairs(self) -> PropertyPairs:
+        if self._pairs is None:
+            start, size = self.properties_start, self.properties_size
+            begin = int(start[0]) if len(self) else 0
+            if self._same_layout and len(self):
+                pairs = PropertyPairs.of_one_size(self.buffer, begin, int(self.size[0]), size)
+            else:
+                end = int(start[-1] + size[-1]) if len(self) else 0
+                source, position = self._source or sliceable(self.buffer, begin, end, len(self))
+                pairs = PropertyPairs(source, start - position, size)
+                object.__setattr__(self, "_source", None)  # it may be a copy, and is not needed any more
+            object.__setattr__(self, "_pairs", pairs)
+            return pairs
+        return self._pairs
+
+
+def place(
+    batch: RecordBatch,
+    buffer: WritableBuffer,
+    queue_offsets: npt.ArrayLike,
+    physical_offset: int,
+    store_timestamp: npt.ArrayLike,
+    store_host: Host | None = None,
+) -> RecordBatch:
+    """As `write_place`, and return the batch of `buffer`."""
+    queue_offset, physical = write_place(batch, buffer, queue_offsets, physical_offset, store_timestamp, store_host)
+    return dataclasses.replace(
+        batch,
+        buffer=memoryview(buffer),
+        _source=None,
+        queue_offset=queue_offset,
+        physical_offset=physical,
+        store_timestamp=np.full(len(batch), store_timestamp, np.int64),
+    )
+
+
+def write_place(
+    batch: RecordBatch,
+    buffer: WritableBuffer,
+    queue_offsets: npt.ArrayLike,
+    physical_offset: int,
+    store_timestamp: npt.ArrayLike,
+    store_host: Host | None = None,
+) -> tuple[Integers, Integers]:
+    """Write what the append knows into `buffer`, a writable copy of the batch's buffer; return both offsets of each.
+
+    `queue_offsets`: one a record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
+    the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, one for all or one a record.
+    `store_host`: replaces that of every record. Record checksums are computed where a record has one.
+
+    Raises InvalidMessageError if `store_host` is of the other IP version than a record has room for; nothing has been
+    written then.
+    """
+    view = memoryview(buffer)
+    queue_offset = np.asarray(queue_offsets, np.int64)
+    start = batch.start
+    if not len(start):
+        return queue_offset, start
+    stride = int(batch.size[0]) if batch._same_layout else 0
+    host = property_codec.encode_host(store_host) if store_host is not None else b""
+    physical = start + (physical_offset - int(start[0]))
+    behind_born_host = start
+    if batch.any_has(_UNUSUAL_FLAGS) or len(host) > _HOST_V4_SIZE:
+        wide = (batch.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
+        if host and bool((wide != (len(host) != _HOST_V4_SIZE)).any()):
+            raise InvalidMessageError(
+                f"store host {store_host[0] if store_host else ''!r} does not fit: bit 0x20 of a record's system flags "
+                f"says {'IPv4' if len(host) != _HOST_V4_SIZE else 'IPv6'}"
+            )
+        queue_offset = np.where(batch.sys_flag & record_codec.SYS_FLAG_PREPARED, 0, queue_offset)
+        born_v6 = batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6
+        behind_born_host = start + np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
+    time_position = record_codec.STORE_TIMESTAMP_POSITION
+    if host:
+        dtype = _HOST_V4 if len(host) == _HOST_V4_SIZE else _HOST_V6
+        put_items(view, dtype, behind_born_host, time_position + 8, stride, np.frombuffer(host, dtype))
+    put_items(view, I64, start, record_codec.QUEUE_OFFSET_POSITION, stride, queue_offset)
+    put_items(view, I64, start, record_codec.QUEUE_OFFSET_POSITION + 8, stride, physical)
+    put_items(view, I64, behind_born_host, time_position, stride, store_timestamp)
+    end = start + batch.size
+    if not all_true(batch.has_property_crc):
+        start, end = start[batch.has_property_crc], end[batch.has_property_crc]
+        stride = 0
+    if len(start):
+        end -= record_codec.PROPERTY_CRC_SIZE
+        digits = digits_of(crcs_of(view, start, end, None, stride)).view(PACKED_DIGITS)
+        put_items(view, PACKED_DIGITS, end, len(record_codec.PROPERTY_CRC_NAME), stride, digits)
+    return queue_offset, physical

@@ -1,0 +1,1 @@
+"""RocketMQ's JSON configuration files and their checksums."""

@@ -1,0 +1,199 @@
+"""One of RocketMQ's configuration files, with the copy of its previous content beside it.
+
+    topics.json        the content of the last save
+    topics.json.bak    the content of the save before it
+    topics.json.crc    the checksums of both: table_checksums.py
+    topics.json.tmp, .bak.tmp, .crc.tmp     left by a crash; without meaning, replaced by the next save
+    topics.json.damaged                     a main file that could not be read, kept for whoever wants to look
+    topics.json.changed, .changed.bak       a main file that was not what had been saved, and its .bak: kept likewise
+
+A save goes
+
+    1  write and sync .tmp      2  link main to .bak.tmp, rename that to .bak
+    3  write and sync .crc      4  rename .tmp to main      5  sync the directory
+
+so that main is never absent and never half written: before step 4 it has the old content, after it the new, both
+synced, and .crc knows both. The copy of step 2 is another name of the old file, not another writing of it. Where main
+cannot be read, step 2 is left out: .bak is then the only good content, and must stay until main is good again.
+
+RocketMQ renames main to .bak first and then writes main anew; its reader and ours therefore fall back to .bak.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from aerobee_store.errors import StoreError
+from aerobee_store.stats import StoreStats
+from aerobee_store.tables import java_json
+from aerobee_store.tables.table_checksums import ChecksumFiles, Content, TableChecksums
+
+_log = logging.getLogger(__name__)
+
+
+class TableFiles(ChecksumFiles, Protocol):
+    """What a table needs of a file system. Every method raises the OSError that the operating system would."""
+
+    def link(self, source: Path, target: Path) -> object:
+        """Give `source` a second name, which must be free."""
+
+    def sync_directory(self, path: Path) -> object:
+        """Make the names in this directory durable."""
+
+
+class UnreadableTableError(StoreError):
+    """There is content, but neither the file nor its .bak can be read. An empty table instead would lose it."""
+
+    def __init__(self, path: Path, causes: list[str]) -> None:
+        super().__init__(
+            f"{path}: no readable copy ({'; '.join(causes)}); "
+            "repair one of them, or move both away to start with an empty table"
+        )
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What one of the two files holds."""
+
+    state: Literal["good", "absent", "empty", "damaged"]
+    value: object = None
+    cause: str = ""  # why it is not good
+    content: Content | None = None  # what it would be known by
+
+
+class JsonTable:
+    """The durable content of one file. Synchronous: the broker calls it in the disk thread, never twice at a time."""
+
+    def __init__(
+        self,
+        files: TableFiles,
+        path: Path,
+        *,
+        old_content_helps: bool = True,
+        checksum_inside: bool = False,
+        stats: StoreStats | None = None,
+    ) -> None:
+        """`old_content_helps`: what .bak has is better than nothing where the main file cannot be read.
+
+        `checksum_inside`: the content has a checksum of its own, so that none is needed beside it. `stats` counts
+        what has another checksum than was saved.
+        """
+        self.path = path
+        self._old_content_helps = old_content_helps
+        self._files = files
+        self._backup = _beside(path, ".bak")
+        self._checksums = None if checksum_inside else TableChecksums(files, path)
+        self._stats = stats
+        self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
+        self._is_changed = False  # the main file was read, but is not what was saved
+        self._present: Content | None = None  # what load gave, or the last save made
+
+    def load(self, *, report: bool = True) -> object | None:
+        """Return the content of the main file or, where that is missing, empty or no valid JSON, that of its .bak.
+
+        None if there is neither. A use of .bak is logged as a warning, and so is a content that is not the one that was
+        saved: it is taken, for it may have been edited. Not `report`: somebody else reads the file, too, and says it.
+        Nothing is changed or deleted.
+        Raises UnreadableTableError if there is something to read but nothing that can be read; OSError from the disk.
+        """
+        if self._checksums is not None:
+            self._checksums.load()
+        main = self._read(self.path)
+        self._main_state, self._present = main.state, main.content
+        if main.state == "good":
+            self._is_changed = self._check(self.path, main, report)
+            return main.value
+        backup = self._read(self._backup)
+        if backup.state == "good" and (self._old_content_helps or main.state == "absent"):
+            self._present = backup.content
+            if report:
+                _log.warning("configuration file replaced by its copy path=%s cause=%r", self._backup, main.cause)
+            self._check(self._backup, backup, report)
+            return backup.value
+        # One with a checksum inside is ours alone, and no save of ours leaves an empty file.
+        was_saved = main.state == "empty" and (self._checksums is None or self._checksums.exists)
+        if "damaged" in (main.state, backup.state) or was_saved:
+            raise UnreadableTableError(self.path, [main.cause, backup.cause])
+        if main.state == "empty" and report:
+            # What a crash leaves of RocketMQ's very first save: there never was any content.
+            _log.warning("configuration file is empty and has no copy, the table starts empty path=%s", self.path)
+        return None
+
+    def save(self, value: object) -> None:
+        """Make `value` the content; when this returns it is durable. The previous content becomes .bak.
+
+        After an OSError or a crash at any moment `load` returns either the previous content or `value`.
+        """
+        data = java_json.dumps(value)
+        if self._main_state == "unknown":
+            if self._checksums is not None:
+                self._checksums.load()
+            main = self._read(self.path)
+            self._main_state, self._present = main.state, main.content
+        temporary = self._free_name(".tmp")
+        self._files.write_new(temporary, data)
+        if self._is_changed:
+            self._keep_changed()
+        if self._main_state == "good":
+            # Where .bak is the same file already, rename does nothing and leaves both names; the next save clears up.
+            second_name = self._free_name(".bak.tmp")
+            self._files.link(self.path, second_name)
+            self._files.rename(second_name, self._backup)
+        elif self._main_state == "damaged" and not self._files.exists(_beside(self.path, ".damaged")):
+            self._files.link(self.path, _beside(self.path, ".damaged"))
+        content = Content.of(data)
+        if self._checksums is not None:
+            self._checksums.note(content, self._present)
+        self._files.rename(temporary, self.path)
+        self._main_state, self._present, self._is_changed = "good", content, False
+        self._files.sync_directory(self.path.parent)
+
+    def _keep_changed(self) -> None:
+        """Give what cannot be told from damage names that no save takes away; of these files the latest are kept."""
+        for source, suffix in ((self.path, ".changed"), (self._backup, ".changed.bak")):
+            target = self._free_name(suffix)
+            if self._files.exists(source):
+                self._files.link(source, target)
+
+    def _check(self, path: Path, copy: _Copy, report: bool) -> bool:
+        """Say it if the file is not what was saved; return whether it is not."""
+        assert copy.content is not None
+        problem = self._checksums.problem_of(copy.content) if self._checksums is not None else None
+        if problem is None or not report:
+            return problem is not None
+        _log.warning(
+            "configuration file is not what was saved, it is taken as it is: if nobody edited it, compare it with its "
+            "copy or a backup path=%s cause=%r",
+            path,
+            problem,
+        )
+        if self._stats is not None:
+            self._stats.tables_changed += 1
+        return True
+
+    def _read(self, path: Path) -> _Copy:
+        try:
+            data = self._files.read_bytes(path)
+        except FileNotFoundError:
+            return _Copy("absent", cause=f"{path.name} is missing")
+        if not data.strip():
+            return _Copy("empty", cause=f"{path.name} is empty")
+        try:
+            return _Copy("good", java_json.loads(data), content=Content.of(data))
+        except java_json.JsonFormatError as error:
+            return _Copy("damaged", cause=f"{path.name}: {error}")
+
+    def _free_name(self, suffix: str) -> Path:
+        """A name beside the main file; a crash may have left something there."""
+        path = _beside(self.path, suffix)
+        if self._files.exists(path):
+            self._files.unlink(path)
+        return path
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)

@@ -1,0 +1,159 @@
+"""What a configuration file must look like: size and CRC-32 of its content, in a file beside it.
+
+RocketMQ's JSON has no place for a checksum, and stays as RocketMQ writes it. So `topics.json.crc` knows two contents,
+the one that is being saved and the one before it, each in a sector of its own:
+
+    offset  size  field
+         0     4  magic        MAGIC
+         4     8  size         bytes of the content
+        12     4  crc          CRC-32 of the content
+        16     4  slot crc     CRC-32 of the 16 bytes before
+       512    20  the other content; zeros where there is none
+
+A save overwrites the slot that does not describe the present content, and syncs it, before the new content gets the
+name. Whenever the power goes, then, the slot of the content that has the name is whole: a crash is never taken for
+damage. The first save makes the file under another name; if that renaming is lost, nothing is known, and nothing said.
+
+What matches neither slot was damaged, or written by somebody else: a person, or RocketMQ. Those cannot be told apart
+(a flipped bit makes a 9 of an 8, and so does a person), so it is said and the content is taken. Damage that happens to
+give the whole content of the save before passes for that: it is what a crash in the middle of the save would leave.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, Self
+from zlib import crc32
+
+from aerobee_store.disk.file_system import File
+
+SUFFIX: Final = ".crc"
+MAGIC: Final = b"AETC"
+SLOT_SIZE: Final = 512  # what a disk writes as a whole, or leaves as it was
+_SLOT: Final = struct.Struct(">4sQII")
+assert _SLOT.size == 20, "the table above and the struct must agree"
+_FILE_SIZE: Final = 2 * SLOT_SIZE
+_COVERED: Final = 16
+
+
+class ChecksumFiles(Protocol):
+    """What the checksums need of a file system. Every method raises the OSError that the operating system would."""
+
+    def read_bytes(self, path: Path) -> bytes:
+        """The whole file; FileNotFoundError if there is none."""
+
+    def write_new(self, path: Path, data: bytes) -> object:
+        """Create the file, write and sync it."""
+
+    def open(self, path: Path) -> File:
+        """Open a file to overwrite a part of it."""
+
+    def rename(self, source: Path, target: Path) -> object:
+        """Give `source` the name `target`, in place of what had it."""
+
+    def unlink(self, path: Path) -> object:
+        """Take the name away."""
+
+    def exists(self, path: Path) -> bool:
+        """Whether the name is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is kept of a content: its size in bytes and its CRC-32."""
+
+    size: int
+    crc: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """The two of these bytes."""
+        return cls(len(data), crc32(data))
+
+    def encoded(self) -> bytes:
+        """A slot."""
+        covered = _SLOT.pack(MAGIC, self.size, self.crc, 0)[:_COVERED]
+        return covered + crc32(covered).to_bytes(4, "big")
+
+    @classmethod
+    def decode(cls, slot: bytes) -> Self | None:
+        """What a slot says; None if it is damaged or says nothing."""
+        magic, size, crc, slot_crc = _SLOT.unpack_from(slot)
+        return cls(size, crc) if magic == MAGIC and slot_crc == crc32(slot[:_COVERED]) else None
+
+
+class TableChecksums:
+    """The checksums of one configuration file. Synchronous, and one caller at a time, as its table."""
+
+    def __init__(self, files: ChecksumFiles, table_path: Path) -> None:
+        self.path = table_path.with_name(table_path.name + SUFFIX)
+        self.exists = False
+        self._files = files
+        self._slots: list[Content | None] = [None, None]
+        self._is_whole = False
+
+    def load(self) -> None:
+        """Read the file. A missing or damaged one is no error; OSError from the disk."""
+        self._slots, self._is_whole = [None, None], False
+        try:
+            data = self._files.read_bytes(self.path)
+        except FileNotFoundError:
+            self.exists = False
+            return
+        self.exists = True
+        if len(data) != _FILE_SIZE:
+            return
+        encoded = [data[start : start + _SLOT.size] for start in (0, SLOT_SIZE)]
+        self._slots = [Content.decode(slot) for slot in encoded]
+        # One slot may say nothing; a slot that is neither that nor valid is damaged, or a crash has torn its writing.
+        self._is_whole = any(self._slots) and all(
+            content is not None or not any(slot) for content, slot in zip(self._slots, encoded, strict=True)
+        )
+
+    def problem_of(self, content: Content) -> str | None:
+        """Why this content is not known to be what was saved; None if it is, or there are no checksums at all."""
+        if not self.exists or content in self._slots:
+            return None
+        if not self._is_whole:
+            return f"{self.path.name} is damaged, so nothing tells whether the file is"
+        wanted = " or ".join(f"{slot.size} bytes with CRC-32 {slot.crc:08x}" for slot in self._slots if slot)
+        return f"{content.size} bytes with CRC-32 {content.crc:08x}, but {wanted} were saved"
+
+    def note(self, content: Content, present: Content | None) -> None:
+        """Know `content` from now on, durably, and still `present`, which has the name until then. OSError."""
+        if self._is_usable():
+            keep = self._slots.index(present) if present is not None and present in self._slots else None
+            slots = list(self._slots)
+            if keep is None:
+                slots = [content, present]
+                self._overwrite(0, _joined(slots))
+            else:
+                slots[1 - keep] = content
+                self._overwrite((1 - keep) * SLOT_SIZE, content.encoded())
+        else:
+            slots = [content, present]
+            temporary = self.path.with_name(self.path.name + ".tmp")
+            if self._files.exists(temporary):
+                self._files.unlink(temporary)
+            self._files.write_new(temporary, _joined(slots))
+            self._files.rename(temporary, self.path)
+        self._slots, self.exists, self._is_whole = slots, True, True
+
+    def _is_usable(self) -> bool:
+        """Whether the file can be overwritten: it may be of any size, or removed meanwhile."""
+        return self.exists and any(self._slots) and self._files.exists(self.path)
+
+    def _overwrite(self, position: int, data: bytes) -> None:
+        file = self._files.open(self.path)
+        try:
+            file.write([data], position)
+            file.sync()
+        finally:
+            file.close()
+
+
+def _joined(slots: Sequence[Content | None]) -> bytes:
+    return b"".join((slot.encoded() if slot is not None else b"").ljust(SLOT_SIZE, b"\0") for slot in slots)

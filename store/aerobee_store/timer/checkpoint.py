@@ -1,0 +1,141 @@
+"""How far the timer is, in `config/timercheck`, 4096 bytes.
+
+    offset  size  field
+         0     8  read_time        every slot before this time is done, and what it delivered is durable
+         8     8  log_position     the timer log is durable up to here
+        16     8  queue_offset     the first message of the timer topic that is not in that part of the timer log
+        24     8  master_offset    the same of a master; here always like queue_offset
+        32     8  state_version    of RocketMQ's data version
+        40     8  timestamp        of it
+        48     8  counter          of it
+        56     8  begin            what slots from read_time on have delivered lies in the commit log behind here
+        64     4  precision        of the wheel, in ms
+        68     4  clean            1: wheel and timer log were durable as a whole, and nothing was written since
+        72     4  crc              CRC-32 of the 72 bytes before
+        76    56  copy             of the first 56 bytes
+       132     4  wheel_crc        CRC-32 of the whole wheel, where clean is 1
+       136     -  zeros
+
+RocketMQ has zeros from byte 56 on, or what we left there; the checksum tells who wrote the file last. Where it is wrong
+and a single bit differs from the copy, with which it would be right, that bit is damage, and put right: RocketMQ moves
+times by whole slots, which is never one bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from aerobee_store.disk.file_system import FileSystem
+
+_log = logging.getLogger(__name__)
+
+TIMER_CHECKPOINT_SIZE: Final = 4096
+_FIELDS: Final = struct.Struct(">7q")
+_OWN: Final = struct.Struct(">qii")
+_CRC: Final = struct.Struct(">I")
+_COPY_AT: Final = _FIELDS.size + _OWN.size + _CRC.size
+_WHEEL_CRC_AT: Final = _COPY_AT + _FIELDS.size
+assert (_FIELDS.size, _OWN.size, _COPY_AT, _WHEEL_CRC_AT) == (56, 16, 76, 132), (
+    "the table above and the structs must agree"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCheckpoint:
+    """Times in Unix ms. `begin` is None and `clean` false in a file that RocketMQ wrote last."""
+
+    read_time_ms: int
+    log_position: int
+    queue_offset: int
+    begin: int | None
+    precision_ms: int = 0
+    clean: bool = False
+    state_version: int = 0
+    timestamp_ms: int = 0
+    counter: int = 0
+    wheel_crc: int = field(default=0, compare=False)
+
+    def encode(self) -> bytes:
+        fields = _FIELDS.pack(
+            self.read_time_ms,
+            self.log_position,
+            self.queue_offset,
+            self.queue_offset,
+            self.state_version,
+            self.timestamp_ms,
+            self.counter,
+        )
+        fields += _OWN.pack(self.begin or 0, self.precision_ms, self.clean)
+        return fields + _CRC.pack(crc32(fields)) + fields[: _FIELDS.size] + _CRC.pack(self.wheel_crc)
+
+    @classmethod
+    def decode(cls, data: bytes) -> TimerCheckpoint | None:
+        """What a file says; None if it is too short, or says nothing or what cannot be."""
+        if len(data) < _FIELDS.size:
+            return None
+        copy = data[_COPY_AT : _COPY_AT + _FIELDS.size]
+        if not _is_ours(data) and len(copy) == _FIELDS.size and _bits(copy, data) == 1:
+            mended = copy + data[_FIELDS.size :]
+            if _is_ours(mended):
+                _log.warning("timer checkpoint has a flipped bit, which is put right")
+                data = mended
+        read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
+        if read_time <= 0 or min(position, queue_offset) < 0:
+            return None  # zeros: a power cut came between the making of the file and its first sync
+        begin, precision, clean, wheel_crc = None, 0, 0, 0
+        if _is_ours(data):
+            begin, precision, clean = _OWN.unpack_from(data, _FIELDS.size)
+            if len(data) >= _WHEEL_CRC_AT + _CRC.size:
+                (wheel_crc,) = _CRC.unpack_from(data, _WHEEL_CRC_AT)
+        return cls(
+            read_time, position, queue_offset, begin, precision, clean == 1, version, timestamp, counter, wheel_crc
+        )
+
+
+def _is_ours(data: bytes) -> bool:
+    """Whether the checksum is right: Aerobee wrote the file last, and what is before the checksum is whole."""
+    end = _FIELDS.size + _OWN.size
+    return len(data) >= end + _CRC.size and _CRC.unpack_from(data, end)[0] == crc32(data[:end])
+
+
+def _bits(one: bytes, other: bytes) -> int:
+    """In how many bits they differ, as far as the shorter one goes."""
+    return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=False))
+
+
+class TimerCheckpointFile:
+    """The file. Blocking."""
+
+    def __init__(self, file_system: FileSystem, path: Path) -> None:
+        self._file_system = file_system
+        self._path = path
+
+    def load(self) -> TimerCheckpoint | None:
+        """None where there is no file, or none that says anything."""
+        try:
+            return TimerCheckpoint.decode(self._file_system.read_bytes(self._path))
+        except FileNotFoundError:
+            return None
+
+    def save(self, checkpoint: TimerCheckpoint) -> None:
+        """Write it in place, within one sector, and sync it."""
+        encoded = checkpoint.encode()
+        if (
+            not self._file_system.exists(self._path)
+            or self._file_system.size(self._path) < TIMER_CHECKPOINT_SIZE  # a crash while it was made
+        ):
+            self._file_system.make_directory(self._path.parent)
+            self._file_system.write_new(self._path, encoded.ljust(TIMER_CHECKPOINT_SIZE, b"\0"))
+            self._file_system.sync_directory(self._path.parent)
+            return
+        file = self._file_system.open(self._path)
+        try:
+            file.write([encoded], 0)
+            file.sync()
+        finally:
+            file.close()

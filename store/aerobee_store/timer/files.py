@@ -1,0 +1,194 @@
+"""The three files of RocketMQ's timer as one: wheel, log, and the checkpoint that says how far they are.
+
+They only repeat what the timer topic in the commit log says. What is not certain after a crash is made anew: units
+behind the checkpoint from the topic's messages, the wheel from the units, and all of it from the topic where a file is
+missing or damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from aerobee_store.disk.file_system import File, FileSystem
+from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
+from aerobee_store.timer.log import DELETE, UNIT_SIZE, TimerLog, TimerUnit, Units
+from aerobee_store.timer.wheel import SLOT_COUNT, Slot, TimerWheel
+
+_log = logging.getLogger(__name__)
+
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+TIMER_QUEUE_ID: Final = 0
+LOG_FILE_SIZE: Final = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRecovery:
+    """What opening found. `complete`: units before `checkpoint.queue_offset` are all there; else the timer topic has to
+    be read from its beginning."""
+
+    checkpoint: TimerCheckpoint | None
+    complete: bool
+
+
+class TimerFiles:
+    """`timerwheel`, `timerlog/` and `config/timercheck` of a store. Nothing is created before the first unit.
+
+    The event loop's thread only, but for `save`, which blocks.
+    """
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: Path,
+        *,
+        precision_ms: int = 1000,
+        slot_count: int = SLOT_COUNT,
+        log_file_size: int = LOG_FILE_SIZE,
+    ) -> None:
+        self.wheel = TimerWheel(file_system, directory / "timerwheel", slot_count=slot_count, precision_ms=precision_ms)
+        self.log = TimerLog(file_system, directory / "timerlog", log_file_size)
+        self._checkpoint = TimerCheckpointFile(file_system, directory / "config" / "timercheck")
+        self._counter = 0
+
+    def open(self) -> TimerRecovery:
+        """Load the files, and make the wheel anew unless it was closed in order. Blocking."""
+        checkpoint = self._checkpoint.load()
+        self.log.load()
+        complete = checkpoint is not None and self.log.covers(checkpoint.log_position)
+        if checkpoint is not None and complete:
+            self._counter = checkpoint.counter
+            self.log.cut(self._log_end(checkpoint))
+            trusted = checkpoint.clean and checkpoint.precision_ms == self.wheel.precision_ms
+            if not (trusted and self.wheel.load() and self.wheel.checksum() == checkpoint.wheel_crc):
+                if trusted and checkpoint.wheel_crc:  # 0: nothing was pending, and there was no wheel
+                    _log.warning("timer wheel is missing or damaged, and made anew from the timer log")
+                self.wheel.clear()
+                complete = self._rebuild_wheel(checkpoint.read_time_ms)
+        if not complete:
+            if checkpoint is not None or self.log.end:
+                _log.warning("timer files are missing or damaged, and made anew from topic=%s", TIMER_TOPIC)
+            self.wheel.clear()
+            self.log.clear()
+        return TimerRecovery(checkpoint, complete)
+
+    @property
+    def used(self) -> bool:
+        """Whether there is anything that a checkpoint could speak of."""
+        return self.wheel.used or self.log.end > 0
+
+    def add(self, slot_time_ms: int, unit: TimerUnit) -> None:
+        """Append a unit and hang it on its slot; `unit.previous` is set here."""
+        slot = self.wheel.get(slot_time_ms)
+        previous = slot.last if slot is not None else -1
+        position = self.log.append(unit._replace(previous=previous), slot_time_ms)
+        count = -1 if unit.magic & DELETE else 1
+        if slot is None:
+            slot = Slot(slot_time_ms, position, position, count)
+        else:
+            slot = Slot(slot_time_ms, slot.first, position, slot.pending + count, slot.magic)
+        self.wheel.put(slot)
+
+    def units(self, slot_time_ms: int) -> Iterator[TimerUnit]:
+        """The units of a slot, the latest first."""
+        slot = self.wheel.get(slot_time_ms)
+        position = slot.last if slot is not None else -1
+        while position >= 0:
+            unit = self.log.read(position)
+            if unit is None:
+                if position >= self.log.begin:
+                    _log.error("timer slot is broken slot_ms=%d position=%d", slot_time_ms, position)
+                return
+            yield unit
+            position = unit.previous
+
+    def write(self, read_time_ms: int) -> list[File]:
+        """Move all to the page cache and drop what is done; the files to be synced before the next `save`."""
+        self.log.write()
+        self.wheel.write()
+        self.log.expire(read_time_ms)
+        return self.log.take_dirty() + self.wheel.take_dirty()
+
+    def next_checkpoint(
+        self, read_time_ms: int, queue_offset: int, begin: int, now_ms: int, *, clean: bool
+    ) -> TimerCheckpoint:
+        """What `save` may say once all that `write` has returned is synced."""
+        self._counter += 1
+        return TimerCheckpoint(
+            read_time_ms=read_time_ms,
+            log_position=self.log.end,
+            queue_offset=queue_offset,
+            begin=begin,
+            precision_ms=self.wheel.precision_ms,
+            clean=clean,
+            timestamp_ms=now_ms,
+            counter=self._counter,
+        )
+
+    def save(self, files: list[File], checkpoint: TimerCheckpoint) -> None:
+        """Sync the files, then write the checkpoint. Blocking; OSError is final."""
+        for file in files:
+            with suppress(FileNotFoundError):  # expired meanwhile
+                file.sync()
+        if checkpoint.clean:
+            checkpoint = replace(checkpoint, wheel_crc=self.wheel.checksum())
+        self._checkpoint.save(checkpoint)
+
+    def close(self) -> None:
+        self.log.close()
+        self.wheel.close()
+
+    def _log_end(self, checkpoint: TimerCheckpoint) -> int:
+        """Where the units end that the checkpoint's queue offset speaks of."""
+        if checkpoint.begin is not None:
+            return checkpoint.log_position
+        # RocketMQ notes how far the log was synced, and the queue offset, then syncs the log and writes the
+        # checkpoint: the position is a round older than the offset, and the units in between are durable, too.
+        end = self.log.begin
+        for position, units in self.log.scan():
+            end = position + len(units) * UNIT_SIZE
+        return max(end, checkpoint.log_position)
+
+    def _rebuild_wheel(self, read_time_ms: int) -> bool:
+        """Hang every unit that is not done on its slot again. False if the log has damage before its end."""
+        slots: dict[int, list[int]] = {}
+        end = self.log.begin
+        for position, units in self.log.scan():
+            self._collect(slots, position, units, read_time_ms)
+            end = position + len(units) * UNIT_SIZE
+        if not self.log.scanned_to_end(end):
+            return False
+        for time_ms, (first, last, count) in slots.items():
+            self.wheel.put(Slot(time_ms, first, last, count))
+        self.wheel.write()
+        return True
+
+    def _collect(self, slots: dict[int, list[int]], position: int, units: Units, read_time_ms: int) -> None:
+        times = units["write_time"] + units["delay"]
+        times = times - times % self.wheel.precision_ms
+        positions = position + np.arange(len(units)) * UNIT_SIZE
+        counts = np.where(units["magic"] & DELETE, -1, 1)
+        pending = times >= read_time_ms - read_time_ms % self.wheel.precision_ms
+        times, positions, counts = times[pending], positions[pending], counts[pending]
+        found, inverse = np.unique(times, return_inverse=True)
+        sums = np.zeros(len(found), np.int64)
+        np.add.at(sums, inverse, counts)
+        last = np.zeros(len(found), np.int64)
+        np.maximum.at(last, inverse, positions)
+        first = np.full(len(found), np.iinfo(np.int64).max)
+        np.minimum.at(first, inverse, positions)
+        for time_ms, begin, end, count in zip(
+            found.tolist(), first.tolist(), last.tolist(), sums.tolist(), strict=True
+        ):
+            slot = slots.get(time_ms)
+            if slot is None:
+                slots[time_ms] = [begin, end, count]
+            else:
+                slot[1] = end
+                slot[2] += count

@@ -1,0 +1,236 @@
+"""Accounts: the file, the signature, and when the file is read again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.clients.accounts import Account, Accounts, Names, load_accounts, signature_of
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.errors import ForbiddenError, UnauthorizedError
+from aerobee_client import Credentials
+from aerobee_store.errors import ConfigError
+
+DATE = "20250102T030405Z"
+FILE = """
+[accounts.shop]
+secret_key = "mySecret"
+publish = ["orders", "audit-*"]
+consume = ["orders"]
+groups = ["shop-*", "eu%billing"]
+
+[accounts.operator]
+secret_key = "another secret"
+admin = true
+"""
+
+
+def write(file: Path, text: str) -> Path:
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    file.write_text(text)
+    file.chmod(0o600)
+    os.utime(file, ns=(0, max(before + 1, file.stat().st_mtime_ns)))  # a file system may have coarse times
+    return file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "accounts.toml", FILE)
+
+
+class Clock:
+    """Seconds that pass as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def header(credential: str = "shop", signature: str | None = None, date: str = DATE) -> str:
+    signature = signature_of(b"mySecret", date) if signature is None else signature
+    return f"MQv2-HMAC-SHA1 Credential={credential}, SignedHeaders=x-mq-date-time, Signature={signature}"
+
+
+def test_the_signature_is_that_of_the_official_clients() -> None:
+    """The test vector of the protocol."""
+    assert signature_of(b"mySecret", DATE) == "340034f7c9dbf7675a93bf160a98de9efa9a6812"
+
+
+@pytest.mark.parametrize("credential", ["shop", "shop//Rocketmq", "shop/region/RocketMQ"])
+@pytest.mark.parametrize("change", [str.lower, str.upper])
+def test_whoever_signs_with_the_secret_key_is_the_account(
+    file: Path, credential: str, change: Callable[[str], str]
+) -> None:
+    """In either case of hex, and with whatever clients put behind the access key."""
+    authorization = header(credential, change(signature_of(b"mySecret", DATE)))
+    assert Accounts(file).of_call(authorization, DATE).access_key == "shop"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "date"),
+    [
+        (None, DATE),
+        (header(), None),
+        (header(), ""),
+        (header(), "20250102T030406Z"),
+        (header(signature="00" * 20), DATE),
+        (header(signature=""), DATE),
+        (header("operator"), DATE),
+        (header("nobody"), DATE),
+        (header("nobody", signature_of(b"nobody's", DATE)), DATE),
+        (header(""), DATE),
+        (header(signature="ü"), DATE),
+        ("", DATE),
+        ("nonsense", DATE),
+        ("MQv2-HMAC-SHA1 =,=,,=", DATE),
+        (b"\x00\xff", DATE),
+    ],
+)
+def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | None, date: str | None) -> None:
+    """Missing, malformed, of another date, of another key, of an account that is not there: also when repeated."""
+    accounts = Accounts(file)
+    accounts.of_call(header(), DATE)
+    for _ in range(2):
+        with pytest.raises(UnauthorizedError):
+            accounts.of_call(authorization, date)
+
+
+def test_our_client_signs_as_they_do(file: Path) -> None:
+    """What aerobee_client sends is accepted."""
+    headers = dict(Credentials("shop", "mySecret").headers())
+    assert Accounts(file).of_call(headers["authorization"], headers["x-mq-date-time"]).access_key == "shop"
+
+
+def test_what_an_account_may_do(file: Path) -> None:
+    """What its lists say and nothing else; groups bring their dead letters; an administrator may do everything."""
+    accounts = load_accounts(file)
+    shop, operator = accounts["shop"], accounts["operator"]
+    for account in (shop, operator):
+        account.require_publish("orders")
+        account.require_publish("audit-2025")
+        account.require_consume("orders")
+        account.require_consume("%DLQ%shop-billing")
+        account.require_use("audit-2025")
+        account.require_group("shop-billing")
+        account.require_group("eu%billing")
+    deeds: list[Callable[[Account], None]] = [
+        lambda account: account.require_publish("orders2"),
+        lambda account: account.require_publish("eu%orders"),
+        lambda account: account.require_publish("%DLQ%shop-billing"),
+        lambda account: account.require_consume("audit-2025"),
+        lambda account: account.require_consume("%DLQ%billing"),
+        lambda account: account.require_use("invoices"),
+        lambda account: account.require_group("billing"),
+        lambda account: account.require_group("shop"),
+        lambda account: account.require_admin("DeleteTopic"),
+    ]
+    for deed in deeds:
+        deed(operator)
+        with pytest.raises(ForbiddenError, match="'shop'"):
+            deed(shop)
+
+
+def test_patterns_mean_themselves_but_for_the_star() -> None:
+    """No other character is special."""
+    names = Names(("a*c", "%DLQ%*", "x|y"))
+    assert [name in names for name in ("ac", "abc", "abcd", "%DLQ%g", "x|y", "x", "y", "")] == [
+        *(True, True, False, True, True),
+        *(False, False, False),
+    ]
+    assert "anything" not in Names(())
+    assert "anything" in Names(("*",))
+
+
+def test_a_changed_file_is_read_at_the_next_look(file: Path) -> None:
+    """At most once a second; listeners hear of it, and a client of an account that is gone is no longer good."""
+    clock = Clock()
+    accounts = Accounts(file, monotonic=clock)
+    heard: list[str] = []
+    accounts.changed_listeners.append(lambda: heard.append("changed"))
+    client = Client("a")
+    client.account = accounts.of_call(header(), DATE)
+    assert accounts.still_good(client)
+    write(file, FILE.replace("mySecret", "yourSecret"))
+    accounts.of_call(header(), DATE)
+    clock.now += 1.5
+    with pytest.raises(UnauthorizedError):
+        accounts.of_call(header(), DATE)
+    assert heard == ["changed"]
+    assert not accounts.still_good(client)
+    assert accounts.of_call(header(signature=signature_of(b"yourSecret", DATE)), DATE).access_key == "shop"
+    clock.now += 1.5
+    accounts.of_call(header(signature=signature_of(b"yourSecret", DATE)), DATE)
+    assert heard == ["changed"], "it has not changed again"
+
+
+@pytest.mark.parametrize("broken", ["[accounts", "", None])
+def test_a_file_that_cannot_be_used_changes_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    """Half written, empty or gone: that is logged once, and the accounts stay."""
+    clock = Clock()
+    accounts = Accounts(file, monotonic=clock)
+    if broken is None:
+        file.unlink()
+    else:
+        write(file, broken)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            clock.now += 1.5
+            assert accounts.of_call(header(), DATE).access_key == "shop"
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the accounts stay as they are"]
+
+
+def test_json_and_secrets_in_files(tmp_path: Path) -> None:
+    """The same structure as JSON; a secret key of its own file, without the line's end."""
+    (tmp_path / "key").write_text("mySecret\n")
+    text = f'{{"accounts": {{"shop": {{"secret_key_file": "{tmp_path / "key"}", "consume": ["*"]}}}}}}'
+    account = load_accounts(write(tmp_path / "accounts.json", text))["shop"]
+    assert account.secret_key == b"mySecret"
+    assert "mySecret" not in repr(account)
+    account.require_consume("anything")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", r"needs accounts"),
+        ("[accounts]", r"needs accounts"),
+        ("[accounts.a]\nsecret_key = 'longer than eight'\n[more]", r"and nothing else"),
+        ("[accounts.a]", r"a: needs either secret_key or secret_key_file"),
+        ("[accounts.a]\nsecret_key = 'short'", r"8 characters or more"),
+        ("[accounts.a]\nsecret_key = 12345678", r"8 characters or more"),
+        ("[accounts.a]\nsecret_key_file = '/nothing'", r"a\.secret_key_file: '/nothing' cannot be read"),
+        ("[accounts.a]\nsecret_key_file = 3", r"cannot be read"),
+        ("[accounts.a]\nsecret_key = 'mySecret'\npublishes = []", r"a\.publishes: there is no such setting"),
+        ("[accounts.a]\nsecret_key = 'mySecret'\npublish = 'orders'", r"a\.publish: needs a list"),
+        ("[accounts.a]\nsecret_key = 'mySecret'\ngroups = ['a.b']", r"a\.groups: needs a list"),
+        ("[accounts.a]\nsecret_key = 'mySecret'\nadmin = 'yes'", r"a\.admin: 'yes' is neither"),
+        ("[accounts.'a b']\nsecret_key = 'mySecret'", r"a b: an access key has"),
+        ("accounts.a = 3", r"a: is no table"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str) -> None:
+    """With its path and the account, and never with a secret key."""
+    file = write(tmp_path / "accounts.toml", text)
+    with pytest.raises(ConfigError, match=cause) as caught:
+        load_accounts(file)
+    assert str(file) in str(caught.value)
+    assert "short" not in str(caught.value)
+
+
+def test_a_file_that_others_may_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line, with what helps; a group may be meant to."""
+    for mode in (0o600, 0o640):
+        file.chmod(mode)
+        load_accounts(file)
+    assert caplog.records == []
+    file.chmod(0o644)
+    load_accounts(file)
+    assert "chmod 600" in caplog.text

@@ -1,0 +1,197 @@
+"""Who is connected, and when somebody is not any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aerobee_broker.clients.clients import ClientRegistry
+from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
+from aerobee_proto import v2
+from aerobee_store.testing import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def clients(clock: ManualClock) -> ClientRegistry:
+    return ClientRegistry(clock, expiry_seconds=120)
+
+
+def command(nonce: str) -> v2.TelemetryCommand:
+    return v2.TelemetryCommand(reconnect_endpoints_command=v2.ReconnectEndpointsCommand(nonce=nonce))
+
+
+def test_any_call_is_a_sign_of_life(clients: ClientRegistry, clock: ManualClock) -> None:
+    """A client that calls within the time stays; one that is silent for longer is gone, and the listeners hear it."""
+    gone: list[str] = []
+    clients.gone_listeners.append(gone.append)
+    clients.seen("lively")
+    clients.seen("silent")
+    clock.advance(119)
+    clients.seen("lively")
+    clients.expire()
+    assert gone == []
+    clock.advance(2)
+    clients.expire()
+    assert gone == ["silent"]
+    assert clients.get("silent") is None
+    assert [client.client_id for client in clients.all()] == ["lively"]
+
+
+def test_termination(clients: ClientRegistry) -> None:
+    """A goodbye takes effect at once; that of nobody is harmless."""
+    gone: list[str] = []
+    clients.gone_listeners.append(gone.append)
+    clients.seen("a")
+    clients.terminate("a")
+    clients.terminate("a")
+    clients.terminate("never seen")
+    assert gone == ["a"]
+    assert len(clients) == 0
+
+
+async def test_a_command_and_its_answer(clients: ClientRegistry) -> None:
+    """The answer with the command's nonce, from the client that was asked, in whichever field it comes."""
+    client, other = clients.seen("c"), clients.seen("other")
+    stream = clients.open_stream(client)
+    for field in ("thread_stack_trace", "print_thread_stack_trace_command"):
+        asking = asyncio.ensure_future(clients.print_stacks(client))
+        sent = await stream.next()
+        assert sent is not None
+        nonce = sent.print_thread_stack_trace_command.nonce
+        answer = v2.TelemetryCommand(status=v2.Status(code=v2.Code.OK))
+        getattr(answer, field).nonce = nonce
+        clients.answered(other, answer)
+        clients.answered(client, v2.TelemetryCommand(thread_stack_trace=v2.ThreadStackTrace(nonce="another")))
+        clients.answered(client, v2.TelemetryCommand())
+        await asyncio.sleep(0)
+        assert not asking.done()
+        clients.answered(client, answer)
+        clients.answered(client, answer)
+        assert await asking == answer
+    asking = asyncio.ensure_future(clients.verify_message(client, v2.Message(body=b"b")))
+    sent = await stream.next()
+    assert sent is not None
+    assert sent.verify_message_command.message.body == b"b"
+    failed = v2.TelemetryCommand(
+        status=v2.Status(code=v2.Code.FAILED_TO_CONSUME_MESSAGE),
+        verify_message_result=v2.VerifyMessageResult(nonce=sent.verify_message_command.nonce),
+    )
+    clients.answered(client, failed)
+    assert await asking == failed
+
+
+async def test_a_command_without_an_answer(clients: ClientRegistry) -> None:
+    """It ends with its time, with the stream, and with the client; without a stream it fails at once."""
+    client = clients.seen("c")
+    with pytest.raises(ClientNotConnectedError, match="Telemetry"):
+        await clients.print_stacks(client)
+    assert not clients.reconnect(client)
+    stream = clients.open_stream(client)
+    with pytest.raises(ClientSilentError, match=r"within 0\.01 s"):
+        await clients.print_stacks(client, seconds=0.01)
+    asking = asyncio.ensure_future(clients.print_stacks(client))
+    await asyncio.sleep(0)
+    clients.close_stream(client, stream)
+    with pytest.raises(ClientNotConnectedError):
+        await asking
+    clients.open_stream(client)
+    asking = asyncio.ensure_future(clients.print_stacks(client))
+    await asyncio.sleep(0)
+    clients.terminate("c")
+    with pytest.raises(ClientNotConnectedError):
+        await asking
+
+
+async def test_the_command_to_reconnect(clients: ClientRegistry) -> None:
+    """Each has a nonce of its own."""
+    client = clients.seen("c")
+    stream = clients.open_stream(client)
+    assert clients.reconnect(client)
+    assert clients.reconnect(client)
+    nonces = set()
+    for _ in range(2):
+        sent = await stream.next()
+        assert sent is not None
+        nonces.add(sent.reconnect_endpoints_command.nonce)
+    assert len(nonces - {""}) == 2
+
+
+def test_who_consumes_and_produces(clients: ClientRegistry) -> None:
+    """Clients are found by group and by topic."""
+    consumer, producer = clients.seen("c"), clients.seen("p")
+    consumer.group, consumer.client_type = "g", v2.ClientType.SIMPLE_CONSUMER
+    producer.topics, producer.client_type = frozenset({"t"}), v2.ClientType.PRODUCER
+    assert clients.of_group("g") == [consumer]
+    assert clients.producers_of("t") == [producer]
+    assert (consumer.is_consumer, producer.is_consumer) == (True, False)
+
+
+async def test_a_client_that_does_not_read_costs_nothing(clients: ClientRegistry) -> None:
+    """Writing never waits, and of many unread commands the newest are kept."""
+    client = clients.seen("a")
+    stream = clients.open_stream(client)
+    for number in range(1000):
+        assert client.command(command(str(number)))
+    stream.close()
+    nonces = []
+    while (pending := await stream.next()) is not None:
+        nonces.append(int(pending.reconnect_endpoints_command.nonce))
+    assert nonces == list(range(1000 - len(nonces), 1000))
+    assert 1 <= len(nonces) <= 100
+
+
+async def test_a_second_stream_replaces_the_first(clients: ClientRegistry) -> None:
+    """The first ends; its end does not take the second away."""
+    client = clients.seen("a")
+    first = clients.open_stream(client)
+    second = clients.open_stream(client)
+    assert await first.next() is None
+    clients.close_stream(client, first)
+    assert client.stream is second
+    clients.close_stream(client, second)
+    assert not client.command(command("1"))
+
+
+async def test_silent_clients_lose_their_stream(clients: ClientRegistry, clock: ManualClock) -> None:
+    """Whoever waits for the next command of a client that is gone is told that there is none."""
+    stream = clients.open_stream(clients.seen("a"))
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    clock.advance(121)
+    clients.expire()
+    async with asyncio.timeout(5):
+        assert await waiting is None
+
+
+async def test_after_a_goodbye_the_client_hangs_up(clients: ClientRegistry) -> None:
+    """Its stream stays open until then, takes no more commands, and ends at the latest when the broker stops."""
+    client = clients.seen("a")
+    stream = clients.open_stream(client)
+    clients.terminate("a")
+    assert not client.command(command("1"))
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    clients.close_streams()
+    async with asyncio.timeout(5):
+        assert await waiting is None
+
+
+def test_invented_ids_do_not_fill_the_memory(clients: ClientRegistry) -> None:
+    """Of 100,000 ids the one that was not heard of for longest makes room for another."""
+    gone: list[str] = []
+    clients.gone_listeners.append(gone.append)
+    for number in range(100_000):
+        clients.seen(f"c{number}")
+    clients.seen("c0")
+    for number in range(1000):
+        clients.seen(f"d{number}")
+    assert len(clients) == 100_000
+    assert gone == [f"c{number}" for number in range(1, 1001)]
+    assert clients.get("c0") is not None

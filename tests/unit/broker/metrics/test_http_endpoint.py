@@ -1,0 +1,90 @@
+"""The HTTP port, spoken to by a plain client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aerobee_broker.config import Address
+from aerobee_broker.metrics import http_endpoint
+from aerobee_broker.metrics.http_endpoint import HttpEndpoint
+
+
+class Probe:
+    """An endpoint whose answers the test decides."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.note = ""
+        self.endpoint = HttpEndpoint(
+            Address("127.0.0.1", 0), lambda: b"a_metric 1\n", lambda: self.reason, lambda: self.note
+        )
+        self.address = self.endpoint.start()
+
+    def fetch(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        request = urllib.request.Request(f"http://{self.address}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    async def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        return await asyncio.to_thread(self.fetch, path, method)
+
+
+@pytest.fixture
+async def probe() -> AsyncIterator[Probe]:
+    probe = Probe()
+    yield probe
+    await probe.endpoint.stop()
+
+
+async def test_metrics_health_and_readiness(probe: Probe) -> None:
+    """200 while all is well; not ready is 503 with the reason, and still healthy."""
+    assert await probe.get("/metrics") == (200, b"a_metric 1\n")
+    assert await probe.get("/healthz") == (200, b"ok\n")
+    assert await probe.get("/readyz") == (200, b"ready\n")
+    probe.note = "the disk is full"
+    assert await probe.get("/readyz") == (200, b"ready; the disk is full\n")
+    probe.reason = "draining"
+    assert await probe.get("/readyz") == (503, b"draining\n")
+    assert (await probe.get("/healthz"))[0] == 200
+
+
+async def test_other_requests(probe: Probe) -> None:
+    """Other paths and methods are refused; HEAD has no body."""
+    assert (await probe.get("/"))[0] == 404
+    assert (await probe.get("/metrics", "POST"))[0] == 405
+    assert await probe.get("/healthz", "HEAD") == (200, b"")
+
+
+async def test_a_hung_loop_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint itself answers when the event loop does not."""
+    monkeypatch.setattr(http_endpoint, "LOOP_TIMEOUT_SECONDS", 0.05)
+    answers = asyncio.gather(*(probe.get(path) for path in ("/healthz", "/readyz", "/metrics")))
+    await asyncio.sleep(0)  # the requests are under way in their threads
+    time.sleep(1)  # noqa: ASYNC251 - to hang the loop is the point
+    assert [status for status, _ in await answers] == [503, 503, 503]
+    assert (await probe.get("/healthz"))[0] == 200
+
+
+async def test_stop_frees_the_port(probe: Probe) -> None:
+    """A second endpoint can listen where the first one did; stopping twice is harmless."""
+    await probe.endpoint.stop()
+    await probe.endpoint.stop()
+    again = HttpEndpoint(probe.address, lambda: b"", lambda: None)
+    assert again.start() == probe.address
+    await again.stop()
+
+
+async def test_a_port_in_use(probe: Probe) -> None:
+    """Two endpoints on one port: the second says so."""
+    with pytest.raises(OSError, match="in use"):
+        HttpEndpoint(probe.address, lambda: b"", lambda: None).start()

@@ -1,0 +1,154 @@
+"""The table of consumer offsets: commits, resets, removal, and RocketMQ's file."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerobee_broker.errors import TableFormatError
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.data_version import DataVersion
+from aerobee_store.tables.java_json import dumps, loads
+
+
+class StillClock:
+    """A clock that stands at 5000 ms."""
+
+    def now_ms(self) -> int:
+        return 5000
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def table() -> OffsetTable:
+    return OffsetTable(StillClock())
+
+
+def test_commit_and_get(table: OffsetTable) -> None:
+    """An offset is kept for each topic, group and queue; none is there before the first commit."""
+    assert table.get("t", "g", 0) is None
+    assert table.commit("t", "g", 0, 5)
+    assert table.commit("t", "g", 3, 0)
+    assert table.commit("t", "h", 0, 2**63 - 1)
+    assert (table.get("t", "g", 0), table.get("t", "g", 3), table.get("t", "h", 0)) == (5, 0, 2**63 - 1)
+    assert (table.get("t", "g", 1), table.get("u", "g", 0)) == (None, None)
+    assert table.queues("t", "g") == {0: 5, 3: 0}
+    assert table.queues("u", "g") == {}
+
+
+def test_commit_never_goes_back_unless_forced(table: OffsetTable) -> None:
+    """A late commit changes nothing and leaves the table clean; a reset does."""
+    table.commit("t", "g", 0, 5)
+    table.mark_saved(table.revision)
+    assert not table.commit("t", "g", 0, 4)
+    assert not table.commit("t", "g", 0, 5)
+    assert not table.commit("t", "g", 0, 5, force=True)
+    assert (table.get("t", "g", 0), table.dirty) == (5, False)
+    assert table.commit("t", "g", 0, 4, force=True)
+    assert (table.get("t", "g", 0), table.dirty) == (4, True)
+    assert table.commit("t", "g", 0, 6)
+    assert table.get("t", "g", 0) == 6
+
+
+def test_dirty_until_that_change_is_saved(table: OffsetTable) -> None:
+    """A commit during a save keeps the table dirty."""
+    seen = [table.dirty]
+    table.commit("t", "g", 0, 1)
+    revision = table.revision
+    table.commit("t", "g", 0, 2)
+    table.mark_saved(revision)
+    seen.append(table.dirty)
+    table.mark_saved(table.revision)
+    assert [*seen, table.dirty] == [False, True, False]
+
+
+def test_version_counts_every_500th_commit(table: OffsetTable) -> None:
+    """As in RocketMQ."""
+    for offset in range(1, 500):
+        table.commit("t", "g", 0, offset)
+    assert table.version == DataVersion()
+    table.commit("t", "g", 0, 500)
+    assert table.version == DataVersion(1, 0, 5000)
+    for offset in range(501, 1001):
+        table.commit("t", "g", 0, offset)
+    assert table.version.counter == 2
+
+
+def test_remove(table: OffsetTable) -> None:
+    """Removing a topic or a group takes its offsets, all of them and no others."""
+    for topic in ("t", "u"):
+        for group in ("g", "h"):
+            table.commit(topic, group, 0, 1)
+    assert (table.groups_of("t"), table.topics_of("g")) == (("g", "h"), ("t", "u"))
+    table.remove_topic("t")
+    assert (table.get("t", "g", 0), table.get("u", "g", 0)) == (None, 1)
+    assert (table.groups_of("t"), table.topics_of("g")) == ((), ("u",))
+    table.remove_group("g")
+    assert (table.get("u", "g", 0), table.get("u", "h", 0)) == (None, 1)
+    revision = table.revision
+    table.remove_group("nobody")
+    table.remove_topic("nothing")
+    assert table.revision == revision
+    assert loads(dumps(table.snapshot())) == {
+        "dataVersion": {"counter": 3, "stateVersion": 0, "timestamp": 5000},
+        "groupTopicMap": {"h": ["u"]},
+        "offsetTable": {"u@h": {"0": 1}},
+    }
+
+
+def test_layout_and_independence_of_a_snapshot(table: OffsetTable) -> None:
+    """RocketMQ's layout with bare queue ids; later commits do not show."""
+    table.commit("t", "g", 0, 7)
+    table.commit("t", "g", 11, 8)
+    snapshot = table.snapshot()
+    table.commit("t", "g", 0, 9)
+    table.commit("u", "g", 0, 9)
+    assert dumps(snapshot).decode() == (
+        '{\n\t"dataVersion":{\n\t\t"counter":0,\n\t\t"stateVersion":0,\n\t\t"timestamp":0\n\t},\n'
+        '\t"groupTopicMap":{\n\t\t"g":["t"]\n\t},\n\t"offsetTable":{\n\t\t"t@g":{0:7,11:8\n\t\t}\n\t}\n}'
+    )
+
+
+def test_file_of_43_has_offsets_alone() -> None:
+    """The topics of each group follow from the offsets; what has no such key is kept all the same."""
+    text = b'{"offsetTable":{"t@g":{0:1},"%RETRY%g@g":{"0":2},"odd":{0:3}},"more":{"x":1}}'
+    table = OffsetTable.from_json(loads(text), StillClock())
+    assert table.topics_of("g") == ("t", "%RETRY%g")
+    assert table.get("%RETRY%g", "g", 0) == 2
+    assert loads(dumps(table.snapshot())) == {
+        "dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": 0},
+        "groupTopicMap": {"g": ["t", "%RETRY%g"]},
+        "more": {"x": 1},
+        "offsetTable": {"t@g": {"0": 1}, "%RETRY%g@g": {"0": 2}, "odd": {"0": 3}},
+    }
+    assert not table.dirty
+    assert OffsetTable.from_json(None, StillClock()).snapshot()["offsetTable"] == {}
+
+
+def test_minus_one_is_no_offset() -> None:
+    """RocketMQ's word for a queue without a commit."""
+    table = OffsetTable.from_json({"offsetTable": {"t@g": {"0": -1, "1": 2}}}, StillClock())
+    assert table.queues("t", "g") == {1: 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("x", "consumerOffset.json"),
+        ({"offsetTable": {"t@g": [1]}}, "consumerOffset.json.offsetTable.t@g"),
+        ({"offsetTable": {"t@g": {"x": 1}}}, "consumerOffset.json.offsetTable.t@g"),
+        ({"offsetTable": {"t@g": {"-1": 1}}}, "consumerOffset.json.offsetTable.t@g"),
+        ({"offsetTable": {"t@g": {"2147483648": 1}}}, "consumerOffset.json.offsetTable.t@g queue id"),
+        ({"offsetTable": {"t@g": {"0": -2}}}, "consumerOffset.json.offsetTable.t@g.0"),
+        ({"offsetTable": {"t@g": {"0": 2**63}}}, "consumerOffset.json.offsetTable.t@g.0"),
+        ({"offsetTable": {"t@g": {"0": 1.5}}}, "consumerOffset.json.offsetTable.t@g.0"),
+        ({"groupTopicMap": {"g": "t"}}, "consumerOffset.json.groupTopicMap.g"),
+        ({"groupTopicMap": {"g": [1]}}, "consumerOffset.json.groupTopicMap.g"),
+    ],
+)
+def test_wrong_fields_are_named(value: object, field: str) -> None:
+    """Valid JSON with the wrong content is refused with the full name of the field."""
+    with pytest.raises(TableFormatError) as caught:
+        OffsetTable.from_json(value, StillClock())
+    assert caught.value.field == field

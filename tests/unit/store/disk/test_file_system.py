@@ -1,0 +1,135 @@
+"""Descriptors that come and go."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from aerobee_store.disk.file_system import DiskFileSystem, File
+
+
+def test_no_more_descriptors_than_allowed(tmp_path: Path) -> None:
+    """More files than may be open are written and read in turn, and nothing is lost; a removed one is forgotten."""
+    disk = DiskFileSystem(open_files_max=3)
+    before = len(os.listdir("/proc/self/fd"))
+    files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(10)]
+    for turn in range(5):
+        for number, file in enumerate(files):
+            file.write([bytes([number, turn])], turn * 2)
+            assert len(os.listdir("/proc/self/fd")) <= before + 3
+    files.pop(4).close()
+    for file in files:
+        assert file.read(10, 0) == b"".join(bytes([int(file.path.name), turn]) for turn in range(5))
+        assert len(os.listdir("/proc/self/fd")) <= before + 3
+    for file in files:
+        file.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_limit_of_the_process_is_enough_for_many_files(tmp_path: Path) -> None:
+    """Nothing is closed as long as there is room."""
+    disk = DiskFileSystem()
+    before = len(os.listdir("/proc/self/fd"))
+    files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(100)]
+    assert len(os.listdir("/proc/self/fd")) == before + 100
+    for file in files:
+        file.close()
+
+
+def test_the_store_has_descriptors_that_connections_do_not_get(tmp_path: Path) -> None:
+    """When the soft limit is used up, files, directories and mappings still open; the limit is as before then."""
+    disk = DiskFileSystem()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    others: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, limits[1]))
+    try:
+        with suppress(OSError):
+            while len(others) < 100:
+                others.append(os.open("/dev/null", os.O_RDONLY))
+        assert len(others) < 25, "the limit holds for everybody else"
+        with disk_file(disk, tmp_path / "a") as file:
+            file.write([b"x"], 0)
+            memory = file.map()
+            assert bytes(memory[:1]) == b"x"
+            memory.release()
+        disk.write_new(tmp_path / "b", b"table")
+        disk.sync_directory(tmp_path)
+        assert disk.list(tmp_path) == ["a", "b"]
+        assert disk.read_bytes(tmp_path / "b") == b"table"
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (used + 20, limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in others:
+            os.close(descriptor)
+
+
+@contextmanager
+def disk_file(disk: DiskFileSystem, path: Path) -> Iterator[File]:
+    file = disk.create(path, 4096)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def test_many_files_are_synced_together(tmp_path: Path) -> None:
+    """Few are not; many are, with their names, unless one of them lies elsewhere."""
+    disk = DiskFileSystem()
+    lock = disk.lock(tmp_path / "lock", b"lock")
+    files = [disk.create(tmp_path / str(number), 100, evictable=True) for number in range(256)]
+    try:
+        for file in files:
+            file.unsynced_levels = 1
+            file.write([b"x"], 0)
+        assert not lock.sync_together(files[:255])
+        if not lock.sync_together(files):
+            pytest.skip("this file system does not tell for sure what could not be written")
+        assert all(file.unsynced_levels == 0 for file in files)
+        elsewhere = Path("/dev/shm")
+        if elsewhere.is_dir() and elsewhere.stat().st_dev != tmp_path.stat().st_dev:
+            with (
+                tempfile.TemporaryDirectory(dir=elsewhere) as directory,
+                disk_file(disk, Path(directory) / "a") as file,
+            ):
+                assert not lock.sync_together([*files, file])
+    finally:
+        for file in files:
+            file.close()
+        lock.release()
+
+
+def test_a_lock_on_a_file_system_that_may_stay_silent() -> None:
+    """Files are synced one by one there."""
+    directory = Path("/dev/shm")
+    if not directory.is_dir():
+        pytest.skip("no /dev/shm")
+    disk = DiskFileSystem()
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        lock = disk.lock(Path(name) / "lock", b"lock")
+        files = [disk.create(Path(name) / str(number), 100, evictable=True) for number in range(256)]
+        assert not lock.sync_together(files)
+        for file in files:
+            file.unsynced_levels = 1
+            file.sync()
+            file.close()
+            assert file.unsynced_levels == 0
+        lock.release()
+
+
+def test_a_directory_that_is_made_without_a_sync(tmp_path: Path) -> None:
+    """It says how many were missing; one that is there is no error."""
+    disk = DiskFileSystem()
+    assert disk.make_directory(tmp_path / "a" / "b", durable=False) == 2
+    assert disk.make_directory(tmp_path / "a" / "c") == 1
+    assert disk.make_directory(tmp_path / "a" / "c", durable=False) == 0
+    file = disk.create(tmp_path / "a" / "b" / "file", 10, evictable=True)
+    file.unsynced_levels = 3
+    (tmp_path / "a" / "b" / "file").unlink()
+    file.sync()  # nothing is left that could be lost

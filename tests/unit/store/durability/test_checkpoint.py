@@ -1,0 +1,108 @@
+"""The checkpoint file: what it says, what RocketMQ made of it, and what a crash can."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from aerobee_store import StoreDirectoryError
+from aerobee_store.durability.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from aerobee_store.testing import MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
+
+PATH = DIRECTORY / "checkpoint"
+
+
+def disk_with(data: bytes | None) -> MemoryFileSystem:
+    disk = MemoryFileSystem()
+    disk.make_directory(DIRECTORY)
+    if data is not None:
+        disk.write_new(PATH, data)
+        disk.sync_directory(DIRECTORY)
+    return disk
+
+
+def loaded(disk: MemoryFileSystem) -> Checkpoint:
+    checkpoint = Checkpoint(disk, PATH)
+    checkpoint.load()
+    return checkpoint
+
+
+def test_what_is_saved_is_loaded() -> None:
+    """All fields, in a file of 4096 bytes that has RocketMQ's five numbers first."""
+    disk = disk_with(None)
+    checkpoint = loaded(disk)
+    assert (checkpoint.physic_timestamp, checkpoint.derived_offset) == (0, None)
+    checkpoint.physic_timestamp, checkpoint.logics_timestamp, checkpoint.index_timestamp = 10_000, 9000, 8000
+    checkpoint.master_flushed_offset, checkpoint.confirm_offset, checkpoint.derived_offset = 77, 88, 4321
+    checkpoint.save(checkpoint.encoded())
+    content = disk.contents()[PATH]
+    assert len(content) == CHECKPOINT_SIZE
+    assert struct.unpack(">5q", content[:40]) == (10_000, 9000, 8000, 77, 88)
+    again = loaded(disk)
+    assert again.encoded() == checkpoint.encoded()
+    assert (again.derived_offset, again.confirm_offset) == (4321, 88)
+    assert again.min_timestamp == 6000, "3 seconds before the older of log and queues"
+
+
+def test_the_file_of_rocketmq_has_no_offset() -> None:
+    """Its zeros are not taken for an offset; and what it writes over ours makes ours void."""
+    disk = disk_with(struct.pack(">5q", 1, 2, 3, 0, 0).ljust(4096, b"\0"))
+    assert loaded(disk).derived_offset is None
+    ours = loaded(disk)
+    ours.derived_offset = 5
+    ours.save(ours.encoded())
+    assert loaded(disk).derived_offset == 5
+    disk.damage(PATH, 0, struct.pack(">5q", 9, 9, 9, 0, 0))
+    assert loaded(disk).derived_offset is None
+    assert loaded(disk).physic_timestamp == 9
+
+
+@pytest.mark.parametrize("size", [0, 1, 39, 40, 51, 52, 4096])
+def test_a_short_file_tells_what_it_can(size: int) -> None:
+    """Below 40 bytes nothing."""
+    disk = disk_with(struct.pack(">5q", 5, 5, 5, 0, 0).ljust(4096, b"\0")[:size])
+    assert loaded(disk).physic_timestamp == (5 if size >= 40 else 0)
+
+
+def test_a_directory_in_its_place() -> None:
+    """Is an error that names it."""
+    disk = disk_with(None)
+    disk.make_directory(PATH)
+    with pytest.raises(StoreDirectoryError, match="a directory where the checkpoint"):
+        loaded(disk)
+
+
+def test_a_power_cut_leaves_the_old_or_the_new_one() -> None:
+    """It lies in one sector; and saving what is there already does not touch the disk."""
+    disk = disk_with(None)
+    checkpoint = loaded(disk)
+    checkpoint.derived_offset = 1
+    checkpoint.save(checkpoint.encoded())
+    checkpoint.derived_offset = 2
+    seen: set[int | None] = set()
+    disk.before_operation = lambda operation: seen.update(
+        loaded(disk.crash(100 * operation.number + seed)).derived_offset for seed in range(9)
+    )
+    checkpoint.save(checkpoint.encoded())
+    disk.before_operation = None
+    assert seen == {1, 2}
+    before = disk.operations
+    checkpoint.save(checkpoint.encoded())
+    assert disk.operations == before
+
+
+def test_a_checkpoint_that_a_crash_left_short_is_written_anew() -> None:
+    """It had its name before it had its bytes. RocketMQ maps the whole of it."""
+    disk = MemoryFileSystem()
+    disk.make_directory(DIRECTORY)
+    disk.write_new(PATH, b"")
+    checkpoint = Checkpoint(disk, PATH)
+    checkpoint.load()
+    checkpoint.physic_timestamp = 7
+    checkpoint.save(checkpoint.encoded())
+    assert len(disk.read_bytes(PATH)) == 4096
+    again = Checkpoint(disk, PATH)
+    again.load()
+    assert again.physic_timestamp == 7

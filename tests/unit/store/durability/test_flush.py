@@ -1,0 +1,488 @@
+"""When bytes become durable, who is told, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from dataclasses import replace
+
+import pytest
+
+from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, message_writer
+from aerobee_store.config import FlushMode
+from aerobee_store.durability import flush
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support.serving import serving
+from tests.support.stored_messages import DIRECTORY, Sender, compare
+from tests.support.travelling_clock import TravellingClock
+
+CONFIG = replace(StoreConfig.tiny(DIRECTORY), flush_interval_seconds=60.0, derived_flush_interval_seconds=60.0)
+
+
+class HangingDisk:
+    """Syncs of the log, or other operations, wait until they are let go."""
+
+    def __init__(self, operation: str = "sync") -> None:
+        self.operation = operation
+        self.disk = MemoryFileSystem(clock=ManualClock())
+        self.go = threading.Event()
+        self.started = threading.Event()
+        self.hanging = False
+        self.disk.before_operation = self.before
+
+    def before(self, operation: Operation) -> None:
+        if self.hanging and operation.name == self.operation and "commitlog" in operation.path.parts:
+            if threading.current_thread() is threading.main_thread():
+                return
+            self.started.set()
+            assert self.go.wait(10)
+
+    def release(self) -> None:
+        self.hanging = False
+        self.go.set()
+
+
+def log_syncs(disk: MemoryFileSystem) -> int:
+    return sum(operation.name == "sync" and "commitlog" in operation.path.parts for operation in disk.log)
+
+
+def log_writes(disk: MemoryFileSystem) -> int:
+    return sum(operation.name == "write" and "commitlog" in operation.path.parts for operation in disk.log)
+
+
+async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
+    """Fifty waiters, two syncs: the first one's and one for all who came while it ran."""
+    hanging = HangingDisk()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        sender.append(store, [sender.message(50)])
+        await store.wait_stored(store.positions[0])
+        before = log_syncs(hanging.disk)
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        waiters = [asyncio.create_task(store.wait_stored(sent[0].end))]
+        await asyncio.to_thread(hanging.started.wait, 5)
+        for _ in range(49):
+            sent = sender.append(store, [sender.message(50)])
+            waiters.append(asyncio.create_task(store.wait_stored(sent[0].end)))
+        await asyncio.sleep(0)
+        assert not any(waiter.done() for waiter in waiters)
+        hanging.release()
+        await asyncio.gather(*waiters)
+        assert log_syncs(hanging.disk) - before == 2
+        assert store.stats.messages_per_sync.last == 49
+
+
+async def send(store: MessageStore, number: int) -> None:
+    (appended,) = store.append([Message("orders", 0, b"%d" % number)])
+    await store.wait_stored(appended.end)
+
+
+async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight waited together; the next nine, who come one after the other, share one sync too, without a time-out."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 30.0)
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 30.0)
+    async with asyncio.timeout(20), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(8)))
+        before = log_syncs(disk)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(9):
+                tasks.create_task(send(store, number))
+                for _ in range(20):
+                    await asyncio.sleep(0)
+        assert log_syncs(disk) == before + 1
+
+
+async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When fewer come than the last time, they wait for the gathering time once, and whoever sends alone not at all."""
+    async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(8)))
+        await send(store, 8)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        for number in range(3):
+            await send(store, number)
+
+
+@pytest.mark.parametrize(("each", "at_most"), [(1000.0, 0.01), (0.001, 1000.0)])
+async def test_gathering_is_bounded_by_the_size_of_the_group_and_altogether(
+    monkeypatch: pytest.MonkeyPatch, each: float, at_most: float
+) -> None:
+    """The shorter of both times ends it."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", each)
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", at_most)
+    async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(8)))
+        await asyncio.gather(*(send(store, number) for number in range(2)))
+
+
+async def test_a_group_becomes_small_again_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a burst of 64 those two that go on wait for others eight times at the most, and then no more."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 0.01)
+    async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
+        await asyncio.gather(*(send(store, number) for number in range(64)))
+        for _ in range(8):
+            await asyncio.gather(*(send(store, number) for number in range(2)))
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        for _ in range(3):
+            await asyncio.gather(*(send(store, number) for number in range(2)))
+
+
+async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sync flush what comes during a sync is one write and one sync, however many ticks it took to come."""
+    monkeypatch.setattr(message_writer, "_GATHER_SECONDS", 60.0)
+    hanging = HangingDisk()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        await send(store, 0)
+        hanging.hanging = True
+        first = asyncio.create_task(send(store, 1))
+        await asyncio.to_thread(hanging.started.wait, 5)
+        before = log_writes(hanging.disk)
+        store.append([Message("orders", 0, b"nobody waits")])
+        waiters = []
+        for number in range(8):
+            waiters.append(asyncio.create_task(send(store, number)))
+            await asyncio.sleep(0)
+        hanging.release()
+        await asyncio.gather(first, *waiters)
+        assert log_writes(hanging.disk) == before + 1
+
+
+async def test_what_nobody_waits_for_is_written_without_a_sync() -> None:
+    """With sync flush, too, it is in the page cache within moments: the death of the process does not take it."""
+    async with asyncio.timeout(10), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
+        await send(store, 0)
+        before = log_syncs(disk)
+        (appended,) = store.append([Message("orders", 0, b"nobody waits")])
+        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer that does it tells nobody
+            await asyncio.sleep(0.001)
+        assert log_syncs(disk) == before
+
+
+async def test_what_nobody_waits_for_is_written_when_the_services_run_again() -> None:
+    """Whatever was on its way when they ended."""
+    store = MessageStore.open(CONFIG, file_system=MemoryFileSystem(clock=ManualClock()), clock=ManualClock())
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            services = asyncio.create_task(store.run())
+            await asyncio.sleep(0)
+            (appended,) = store.append([Message("orders", 0, b"nobody waits")])
+            services.cancel()
+            await asyncio.gather(services, return_exceptions=True)
+            await asyncio.sleep(0.05)  # the timer of the first message goes off meanwhile
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        (appended,) = store.append([Message("orders", 0, b"nobody waits")])
+        while store.positions[1] < appended.end:  # noqa: ASYNC110 - the timer that does it tells nobody
+            await asyncio.sleep(0.001)
+        services.cancel()
+        await asyncio.gather(services, return_exceptions=True)
+    store.close()
+
+
+async def test_a_sync_covers_only_what_was_committed_before_it() -> None:
+    """A message that came while it ran is not answered by it, and not in its queue: a power cut may take it."""
+    hanging = HangingDisk()
+    sender = Sender()
+    seen: list[tuple[int | None, int]] = []
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+
+        def arrived(topic: str, queue_id: int, end: int) -> None:
+            seen.append((store.physical_offset_at(topic, queue_id, end - 1), store.positions[2]))
+
+        store.arrival_listeners.append(arrived)
+        hanging.hanging = True
+        first = sender.append(store, [sender.message(50)])
+        early = asyncio.create_task(store.wait_stored(first[0].end))
+        await asyncio.to_thread(hanging.started.wait, 5)
+        late = sender.append(store, [sender.message(600)])
+        await store.wait_stored(late[0].end, durable=False)
+        assert not early.done()
+        assert store.positions[1] == late[0].end
+        assert store.positions[2] == 0
+        hanging.release()
+        await early
+        await store.wait_stored(late[0].end)
+        disk = hanging.disk.crash(3)
+    assert seen == [(0, first[0].end), (late[0].physical_offset, late[0].end)]
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize("derived", [False, True])
+async def test_a_flush_beside_a_sync_that_fails_does_not_hide_it(derived: bool) -> None:
+    """Its own sync would succeed, and call durable what the failed one has lost; so it learns of the failure first.
+
+    `derived`: the sync of a queue instead of the log's.
+    """
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, derived_flush_interval_seconds=0.01 if derived else 60.0)
+
+    def before(operation: Operation) -> None:
+        concerned = "consumequeue" if derived else "commitlog"
+        if operation.name == "sync" and concerned in operation.path.parts and threading.current_thread() is not main:
+            hanging.started.set()
+            assert hanging.go.wait(10)
+            raise OSError(errno.EIO, "as the test wants it", str(operation.path))
+
+    main = threading.main_thread()
+    store = MessageStore.open(config, file_system=hanging.disk, clock=ManualClock())
+    async with asyncio.timeout(10):
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        hanging.disk.before_operation = before
+        sent = sender.append(store, [sender.message(50)])
+        waiter = asyncio.create_task(store.wait_stored(sent[0].end))
+        await asyncio.to_thread(hanging.started.wait, 5)
+        threading.Timer(0.05, hanging.go.set).start()
+        with pytest.raises(StoreFailedError):
+            store.flush()
+        assert store.state == "failed"
+        if not derived:
+            assert store.positions[2] <= sent[0].physical_offset, "nobody has made it durable"
+            with pytest.raises(StoreFailedError):
+                await waiter
+        with pytest.raises((StoreFailedError, OSError)):
+            await services
+    store.close()
+
+
+async def test_a_hanging_sync_gives_a_time_out_and_the_message_stays() -> None:
+    """SyncTimeoutError after the configured time; the store goes on when the disk does."""
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, sync_timeout_seconds=0.05)
+    async with asyncio.timeout(10), serving(config, hanging.disk) as store:
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        with pytest.raises(SyncTimeoutError, match=r"within 0\.05 s"):
+            await store.wait_stored(sent[0].end)
+        with pytest.raises(SyncTimeoutError):
+            await store.wait_stored(sent[0].end)
+        assert store.state == "open"
+        hanging.release()
+        more = sender.append(store, [sender.message(50)])
+        await store.wait_stored(more[0].end)
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_a_cancelled_waiter_leaves_the_others() -> None:
+    """It only stops waiting: its message is stored, and who waits beside it is answered."""
+    hanging = HangingDisk()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        waiters = [asyncio.create_task(store.wait_stored(sent[0].end)) for _ in range(3)]
+        await asyncio.to_thread(hanging.started.wait, 5)
+        waiters[1].cancel()
+        hanging.release()
+        results = await asyncio.gather(*waiters, return_exceptions=True)
+        assert results[0] is results[2] is None
+        assert isinstance(results[1], asyncio.CancelledError)
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_async_flush_answers_from_the_page_cache() -> None:
+    """No sync is waited for, and the message can be read; `durable` asks for the sync all the same."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), disk) as store:
+        sent = sender.append(store, [sender.message(50)])
+        before = log_syncs(disk)  # the new segment's size was synced
+        await store.wait_stored(sent[0].end)
+        assert log_syncs(disk) == before
+        assert store.positions == (sent[0].end, sent[0].end, 0, sent[0].end)
+        compare(store, sender.sent, sender.sent)
+        await store.wait_stored(sent[0].end, durable=True)
+        assert store.positions[2] == sent[0].end
+
+
+async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lone send that found others on their way, those who come in different ticks are one write."""
+    monkeypatch.setattr(flush, "_GROUPS_BEFORE_GROWTH", 0)
+    async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), disk := MemoryFileSystem()) as store:
+        await send(store, 0)
+        before = log_writes(disk)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        first = asyncio.create_task(send(store, 1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not first.done()
+        await asyncio.gather(first, send(store, 2))
+        assert log_writes(disk) == before + 1
+
+
+async def test_with_async_flush_who_sends_alone_seldom_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About once in 64 times, for a moment, to see whether others come."""
+    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 0.001)
+    waited = []
+    async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), MemoryFileSystem()) as store:
+        for number in range(200):
+            sending = asyncio.create_task(send(store, number))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if not sending.done():
+                waited.append(number)
+            await sending
+    assert waited == [65, 131, 197]
+
+
+async def test_what_async_flush_may_lose_is_bounded() -> None:
+    """Nobody waits, and within the interval it is synced by itself; queues, index and checkpoint follow."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=0.04, derived_flush_interval_seconds=0.02)
+    synced = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync" and operation.path.name == "checkpoint":
+            loop.call_soon_threadsafe(synced.set)
+
+    async with asyncio.timeout(10), serving(config, disk) as store:
+        sent = sender.append(store, [sender.message(50)])
+        disk.before_operation = before
+        while store.positions[2] < sent[0].end:  # noqa: ASYNC110 - nobody is told, that is the point
+            await asyncio.sleep(0.01)
+        await synced.wait()
+
+
+@pytest.mark.parametrize("operation", ["sync", "write"])
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_after_a_failure_everybody_learns_it(operation: str, flush: str) -> None:
+    """All waiters, `run`, every later append and wait get StoreFailedError with the cause."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    config = replace(CONFIG, flush=flush)  # type: ignore[arg-type] # a literal
+    store = MessageStore.open(config, file_system=disk)
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    sender.append(store, [sender.message(50)])  # makes the segment
+    disk.fail_at(operation, 1, errno.EIO)
+    sent = sender.append(store, [sender.message(50)])
+    async with asyncio.timeout(10):
+        waiting = [store.wait_stored(sent[0].end, durable=durable) for durable in (True, False, None)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(StoreFailedError):
+            await services
+        with pytest.raises(StoreFailedError, match="Input/output"):
+            await store.wait_stored(sent[0].end)
+    assert isinstance(results[0], StoreFailedError)
+    assert isinstance(results[0].__cause__, OSError)
+    assert isinstance(store.failure, OSError)
+    with pytest.raises(StoreFailedError):
+        store.append([sender.message(50)])
+    with pytest.raises(StoreFailedError):
+        store.flush()
+    store.close()
+    assert store.state == "closed"
+    assert disk.exists(DIRECTORY / "abort")
+
+
+async def test_a_failed_flush_of_a_queue_fails_the_store() -> None:
+    """Derived files count, too: the checkpoint would lie."""
+    disk = MemoryFileSystem()
+    sender = Sender()
+    store = MessageStore.open(replace(CONFIG, derived_flush_interval_seconds=0.01), file_system=disk)
+    services = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    sent = sender.append(store, [sender.message(50)])
+    async with asyncio.timeout(10):
+        await store.wait_stored(sent[0].end)
+        disk.fail_at("sync", 1, errno.EIO)
+        with pytest.raises(StoreFailedError):
+            await services
+    assert store.state == "failed"
+    store.close()
+
+
+async def test_a_few_pages_wait_for_half_of_the_interval_and_many_do_not() -> None:
+    """Looks are a quarter of the interval apart. Four pages are synced by the first, less by the second."""
+    clock = TravellingClock()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, derived_flush_interval_seconds=4000.0)
+    async with asyncio.timeout(5000), serving(config, MemoryFileSystem(clock=ManualClock()), seconds=None) as store:
+        await clock.advance(0)  # the services begin
+        sender.append(store, [sender.message(100)])
+        await clock.advance(101)
+        assert store.positions[2] == 0
+        end = store.positions[0]
+        await clock.advance(101)
+        assert store.positions[2] == end
+        sender.append(store, [sender.message(6000)] * 3)
+        await clock.advance(101)
+        assert store.positions[2] == store.positions[0] > end
+
+
+async def test_what_comes_during_a_sync_is_half_an_interval_old_at_the_most() -> None:
+    """A sync that does not cover it, and ends between two looks, does not put it off."""
+    clock = TravellingClock()
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=400.0, sync_timeout_seconds=4000.0)
+    async with asyncio.timeout(5000), serving(config, hanging.disk, seconds=None) as store:
+        sender.append(store, [sender.message(100)])
+        hanging.hanging = True
+        store.request_flush()
+        assert await asyncio.to_thread(hanging.started.wait, 5)
+        sender.append(store, [sender.message(100)])
+        await clock.advance(101)
+        hanging.release()
+        await clock.advance(20)
+        assert 0 < store.positions[2] < store.positions[0]
+        await clock.advance(81)
+        assert store.positions[2] == store.positions[0]
+
+
+@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+async def test_a_pool_that_hangs_gives_a_time_out_and_the_message_stays(flush_mode: FlushMode) -> None:
+    """Whether the answer waits for the disk or for the page cache: SyncTimeoutError, and the store goes on."""
+    hanging = HangingDisk("write")
+    sender = Sender()
+    config = replace(CONFIG, flush=flush_mode, write_mode="pool", sync_timeout_seconds=0.05)
+    async with asyncio.timeout(10), serving(config, hanging.disk) as store:
+        hanging.hanging = True
+        sent = sender.append(store, [sender.message(50)])
+        with pytest.raises(SyncTimeoutError, match=r"within 0\.05 s"):
+            await store.wait_stored(sent[0].end)
+        assert store.state == "open"
+        hanging.release()
+        sent = sender.append(store, [sender.message(50)])
+        await store.wait_stored(sent[0].end, durable=True)
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
+    """Retention removed it while the disk thread was in fdatasync on it: EBADF failed the store for nothing."""
+    hanging = HangingDisk()
+    sender = Sender()
+    config = replace(CONFIG, retention_hours=0.001)
+    async with asyncio.timeout(10), serving(config, hanging.disk) as store:
+        for _ in range(3):
+            sender.append(store, [sender.message(4000)])
+        hanging.hanging = True
+        store.request_flush()
+        assert await asyncio.to_thread(hanging.started.wait, 5)
+        for _ in range(3):
+            sender.append(store, [sender.message(4000)])
+        store._flush_all()  # in this thread, not waiting for the other: all is durable, and the first segment may go
+        assert isinstance(store.clock, ManualClock)
+        store.clock.advance(3600 * 24 * 2)
+        for _ in range(24):
+            store.clock.advance(3600)
+            if hanging.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}"):
+                removal = asyncio.create_task(store.retention.clean())
+                done, _ = await asyncio.wait([removal], timeout=0.2)
+        assert not hanging.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
+        assert not done, "the file has no name any more, and is still open"
+        hanging.release()
+        await removal
+        sent = sender.append(store, [sender.message(50)])
+        await store.wait_stored(sent[0].end)
+        assert store.state == "open"
+        assert store.queue_range("orders", 0)[0] > 0

@@ -1,0 +1,464 @@
+"""Every row of the two tables in recovery.py, by name."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import replace
+
+import pytest
+
+from aerobee_store import MessageStore, StoreConfig, StoreError
+from aerobee_store.queues.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
+from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_PREPARED, Message
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from aerobee_store.testing.memory_inodes import BLOCK_SIZE
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
+
+CONFIG = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=100 * UNIT_SIZE)
+SEGMENT = CONFIG.segment_size
+QUEUE = DIRECTORY / "consumequeue" / "orders" / "0" / f"{0:020d}"
+CHECKPOINT = DIRECTORY / "checkpoint"
+
+
+def segment(number: int) -> str:
+    return f"{number * SEGMENT:020d}"
+
+
+class Scene:
+    """A store of three segments of 30 messages, closed or left by a process that died."""
+
+    def __init__(self, *, closed: bool, count: int = 30, size: int = 1300) -> None:
+        self.clock = ManualClock()
+        self.disk = MemoryFileSystem(clock=self.clock)
+        sender = Sender()
+        store = MessageStore.open(CONFIG, file_system=self.disk, clock=self.clock)
+        for _ in range(count):
+            self.clock.advance(1)
+            sender.append(store, [sender.message(size)])
+        store.flush()
+        if closed:
+            store.close()
+        self.sent = sender.sent
+        self.disk = self.disk.kill()
+
+    def open(self) -> MessageStore:
+        return MessageStore.open(CONFIG, file_system=self.disk, clock=self.clock)
+
+    def damage(self, sent: Sent, position: int, data: bytes) -> None:
+        path = DIRECTORY / "commitlog" / f"{sent.physical_offset - sent.physical_offset % SEGMENT:020d}"
+        self.disk.damage(path, sent.physical_offset % SEGMENT + position, data)
+
+    def remove_tree(self, name: str) -> None:
+        for path in self.disk.contents():
+            if path.is_relative_to(DIRECTORY / name):
+                self.disk.unlink(path)
+
+    def set_checkpoint(self, *, derived: bool, index_timestamp: int | None = None, log_timestamp: int) -> None:
+        """Times as RocketMQ would write them, with or without what follows in ours."""
+        content = bytearray(self.disk.contents()[CHECKPOINT])
+        index = log_timestamp if index_timestamp is None else index_timestamp
+        content[:24] = struct.pack(">qqq", log_timestamp, log_timestamp, index)
+        if not derived:
+            content[40:52] = bytes(12)
+        self.disk.damage(CHECKPOINT, 0, bytes(content))
+
+
+# --- 1. where to begin reading the log
+
+
+def test_clean_and_the_last_unit_names_a_record() -> None:
+    """Nothing is read but what is behind the queues."""
+    scene = Scene(closed=True)
+    with scene.open() as store:
+        assert (store.recovery.clean, store.recovery.records) == (True, 0)
+        assert store.recovery.begin == store.recovery.end == scene.sent[-1].end
+        compare(store, scene.sent, scene.sent)
+
+
+def test_clean_and_the_index_is_not_known_to_be_complete() -> None:
+    """Reading begins at the last indexed record."""
+    scene = Scene(closed=True)
+    last = scene.sent[-1]
+    scene.set_checkpoint(derived=True, log_timestamp=last.store_timestamp, index_timestamp=last.store_timestamp - 5000)
+    with scene.open() as store:
+        assert store.recovery.begin == last.physical_offset
+        compare(store, scene.sent, scene.sent)
+
+
+def test_clean_and_the_queues_are_ahead_of_the_log() -> None:
+    """As after a crash; the units without a record are dropped."""
+    scene = Scene(closed=True)
+    scene.damage(scene.sent[-1], 4, bytes(4))
+    with scene.open() as store:
+        assert store.recovery.begin == 2 * SEGMENT
+        assert store.recovery.units_dropped == 1
+        assert len(compare(store, scene.sent, scene.sent[:-1])) == 29
+
+
+def test_clean_and_the_last_unit_names_a_record_that_was_damaged_before() -> None:
+    """An earlier start has said so and kept the unit: the queues are not ahead, and nothing is read again."""
+    scene = Scene(closed=False)
+    with scene.open() as store:
+        half = Message("orders", 0, b"half", sys_flag=SYS_FLAG_PREPARED)
+        end = store.append([half])[0].end
+        store.flush()
+    scene.disk.unlink(QUEUE.parents[3] / "checkpoint")
+    scene.damage(scene.sent[-1], 4, bytes(4))
+    scene.disk.write_new(DIRECTORY / "abort", b"")
+    with scene.open() as store:
+        assert [(found.start, found.end) for found in store.recovery.damaged] == [
+            (scene.sent[-1].physical_offset, scene.sent[-1].end)
+        ]
+    with scene.open() as store:
+        assert (store.recovery.clean, store.recovery.begin, store.recovery.end) == (True, scene.sent[-1].end, end)
+        assert store.recovery.damaged == []
+        assert store.queue_range("orders", 0) == (0, 30)
+
+
+def test_clean_and_no_index_at_all() -> None:
+    """Reading begins at the first segment, and the index is made."""
+    scene = Scene(closed=True)
+    scene.remove_tree("index")
+    with scene.open() as store:
+        assert (store.recovery.begin, store.recovery.records) == (0, 30)
+        compare(store, scene.sent, scene.sent)
+
+
+def test_crash_with_a_checkpoint() -> None:
+    """Reading begins with the segment up to which queues and index were synced."""
+    scene = Scene(closed=False)
+    with scene.open() as store:
+        assert store.recovery.begin == 2 * SEGMENT
+        assert store.recovery.end == scene.sent[-1].end
+        compare(store, scene.sent, scene.sent)
+
+
+def test_crash_with_a_checkpoint_of_rocketmq() -> None:
+    """Reading begins with the last segment that begins before its time, less three seconds."""
+    scene = Scene(closed=False)
+    first_of_second = next(sent for sent in scene.sent if sent.physical_offset == SEGMENT)
+    scene.set_checkpoint(derived=False, log_timestamp=first_of_second.store_timestamp + 3000)
+    with scene.open() as store:
+        assert store.recovery.begin == SEGMENT
+        compare(store, scene.sent, scene.sent)
+    scene = Scene(closed=False)
+    scene.set_checkpoint(derived=False, log_timestamp=first_of_second.store_timestamp + 2999)
+    with scene.open() as store:
+        assert store.recovery.begin == 0
+
+
+def test_crash_with_a_checkpoint_of_rocketmq_and_queues_that_end_early() -> None:
+    """Not behind the segment that the queues reach."""
+    scene = Scene(closed=False)
+    scene.set_checkpoint(derived=False, log_timestamp=scene.sent[-1].store_timestamp + 3000)
+    scene.disk.damage(QUEUE, 15 * UNIT_SIZE, bytes(15 * UNIT_SIZE))
+    with scene.open() as store:
+        assert store.recovery.begin == scene.sent[14].end - scene.sent[14].end % SEGMENT == SEGMENT
+        compare(store, scene.sent, scene.sent)
+
+
+def test_crash_with_a_checkpoint_of_rocketmq_and_an_older_index() -> None:
+    """Not behind the segment that the synced index reaches."""
+    scene = Scene(closed=False)
+    times = scene.sent[5].store_timestamp, scene.sent[-1].store_timestamp + 3000
+    scene.set_checkpoint(derived=False, log_timestamp=times[1], index_timestamp=times[0])
+    with scene.open() as store:
+        assert store.recovery.begin == 0
+        compare(store, scene.sent, scene.sent)
+
+
+def test_crash_and_nothing_is_known() -> None:
+    """Reading begins at the first segment."""
+    scene = Scene(closed=False)
+    scene.disk.unlink(CHECKPOINT)
+    with scene.open() as store:
+        assert (store.recovery.begin, store.recovery.records) == (0, 30)
+        compare(store, scene.sent, scene.sent)
+
+
+# --- 2. what to do with what is found there
+
+
+def test_a_valid_record_gets_unit_and_index_entries() -> None:
+    """Queues and index are gone; they are made again byte for byte."""
+    scene = Scene(closed=True)
+    before = {path: data for path, data in scene.disk.contents().items() if path.parts[2] == "consumequeue"}
+    scene.remove_tree("consumequeue")
+    scene.remove_tree("index")
+    with scene.open() as store:
+        assert store.recovery.units_added == 30
+        compare(store, scene.sent, scene.sent)
+    assert before == {path: data for path, data in scene.disk.contents().items() if path.parts[2] == "consumequeue"}
+
+
+def test_a_blank_leads_to_the_next_segment() -> None:
+    """All three segments are read, and nothing is damaged."""
+    scene = Scene(closed=False)
+    scene.disk.unlink(CHECKPOINT)
+    with scene.open() as store:
+        assert len({sent.physical_offset // SEGMENT for sent in scene.sent}) == 3
+        assert store.recovery.records == 30
+        assert store.recovery.damaged == []
+
+
+def test_a_record_that_ends_in_zeros_of_a_block_that_was_lost() -> None:
+    """Without a checksum its last bytes may be zeros, the size of its properties: it is valid, and the scan ends."""
+    disk, clock = MemoryFileSystem(), ManualClock()
+    config = replace(CONFIG, property_crc=False)
+    body = b"x" * (BLOCK_SIZE + 1 - RECORD_SIZE_MIN - len("orders"))
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        (appended,) = store.append([Message("orders", 0, body)])
+        assert appended.size == BLOCK_SIZE + 1
+    file = disk.open(DIRECTORY / "commitlog" / segment(0))
+    assert file.data_end(0) == BLOCK_SIZE
+    disk.unlink(DIRECTORY / "checkpoint")
+    disk.write_new(DIRECTORY / "abort", b"")
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        assert (store.recovery.end, store.recovery.records) == (BLOCK_SIZE + 1, 1)
+        assert [found.body for found in store.read("orders", 0, 0).records] == [body]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_zeros_end_the_log(closed: bool) -> None:
+    """So does the end of the last segment."""
+    scene = Scene(closed=closed)
+    with scene.open() as store:
+        assert store.recovery.end == scene.sent[-1].end
+        assert store.append([Sender().message(20)])[0].physical_offset == scene.sent[-1].end
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(
+    ("position", "data"),
+    [(0, b"\x7f"), (4, b"?"), (30, b"\xff\xff"), (100, b"rotten"), (-3, b"\0\0\0"), (0, bytes(600))],
+)
+def test_a_torn_last_write_ends_the_log(closed: bool, position: int, data: bytes) -> None:
+    """It is dropped with its unit and entries, and its bytes are zeroed before anything is appended."""
+    scene = Scene(closed=closed)
+    last = scene.sent[-1]
+    scene.damage(last, position if position >= 0 else last.size + position, data)
+    with scene.open() as store:
+        assert store.recovery.end == last.physical_offset
+        assert store.recovery.units_dropped == 1
+        assert compare(store, scene.sent, scene.sent[:-1]) == scene.sent[:-1]
+        log = scene.disk.crash(1).contents()[DIRECTORY / "commitlog" / segment(2)]
+        assert not any(log[last.physical_offset % SEGMENT :])
+        assert store.append([Sender().message(20)])[0].queue_offset == last.queue_offset
+
+
+@pytest.mark.parametrize(("position", "data"), [(0, b"\x7f"), (4, b"?"), (30, b"\xff\xff"), (100, b"rotten")])
+def test_damage_with_records_behind_it_is_stepped_over(position: int, data: bytes) -> None:
+    """The range is reported, what follows is kept, and stays so after the next stop."""
+    scene = Scene(closed=False)
+    damaged = scene.sent[-4]
+    scene.damage(damaged, position, data)
+    others = [sent for sent in scene.sent if sent is not damaged]
+    for _ in range(2):
+        with scene.open() as store:
+            assert compare(store, scene.sent, others) == others
+            if not store.recovery.clean:
+                (found,) = store.recovery.damaged
+                assert (found.start, found.end) == (damaged.physical_offset, damaged.end)
+            assert store.read("orders", 0, damaged.queue_offset).lost == 1
+
+
+def test_a_missing_segment_with_records_behind_it() -> None:
+    """The same."""
+    scene = Scene(closed=False)
+    scene.disk.unlink(DIRECTORY / "commitlog" / segment(1))
+    scene.disk.unlink(CHECKPOINT)
+    others = [sent for sent in scene.sent if sent.physical_offset // SEGMENT != 1]
+    with scene.open() as store:
+        assert compare(store, scene.sent, others) == others
+        assert [(item.start, item.end) for item in store.recovery.damaged] == [(SEGMENT, 2 * SEGMENT)]
+
+
+def test_a_unit_that_names_another_place_is_put_right() -> None:
+    """Its offset, size and tag are the record's."""
+    scene = Scene(closed=False)
+    good = scene.disk.contents()[QUEUE]
+    scene.disk.damage(QUEUE, 28 * UNIT_SIZE, UNIT.pack(12, 3, 4))
+    with scene.open() as store:
+        assert store.recovery.units_corrected == 1
+        compare(store, scene.sent, scene.sent)
+    assert scene.disk.contents()[QUEUE] == good
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_end_of_a_queue_with_more_behind_it(closed: bool) -> None:
+    """The log is read from there. After an orderly stop the end is found by bisection, which must meet the hole."""
+    scene = Scene(closed=closed)
+    good = scene.disk.contents()[QUEUE]
+    scene.disk.damage(QUEUE, 15 * UNIT_SIZE, bytes(12 * UNIT_SIZE))
+    with scene.open() as store:
+        assert store.recovery.begin <= scene.sent[14].end
+        compare(store, scene.sent, scene.sent)
+    assert scene.disk.contents()[QUEUE] == good
+
+
+def test_a_gap_in_the_offsets_gets_fillers() -> None:
+    """Where a record is damaged and its unit is gone as well."""
+    scene = Scene(closed=False)
+    scene.damage(scene.sent[27], 60, b"rotten")
+    scene.disk.damage(QUEUE, 26 * UNIT_SIZE, bytes(4 * UNIT_SIZE))
+    with scene.open() as store:
+        compare(store, scene.sent, [sent for sent in scene.sent if sent.number != 27])
+        assert store.read("orders", 0, 27).lost == 1
+    unit = scene.disk.contents()[QUEUE][27 * UNIT_SIZE : 28 * UNIT_SIZE]
+    assert unit == FILLER_UNIT
+    assert UNIT.unpack(unit)[1] == FILLER_SIZE
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
+    """A log that has lost its last segment: its messages are in no queue and in no query."""
+    scene = Scene(closed=closed)
+    scene.disk.unlink(DIRECTORY / "commitlog" / segment(2))
+    kept = [sent for sent in scene.sent if sent.physical_offset < 2 * SEGMENT]
+    with scene.open() as store:
+        assert compare(store, scene.sent, kept) == kept
+        assert store.recovery.units_dropped == 30 - len(kept)
+        appended = store.append([Sender().message(20)])[0]
+        assert (appended.queue_offset, appended.physical_offset) == (len(kept), 2 * SEGMENT)
+
+
+def test_the_checkpoint_knows_the_last_record_that_was_found() -> None:
+    """As RocketMQ's: after a crash the last record, also of a log that has lost its end since, however it stopped."""
+    scene = Scene(closed=False)
+    with scene.open() as store:
+        assert store.checkpoint.confirm_offset == scene.sent[-1].physical_offset
+    scene.damage(scene.sent[-2], 0, bytes(SEGMENT - scene.sent[-2].physical_offset % SEGMENT))
+    with scene.open() as store:
+        assert store.recovery.clean
+        assert store.checkpoint.confirm_offset == scene.sent[-3].physical_offset
+
+
+def test_the_checkpoint_of_a_log_that_has_lost_everything() -> None:
+    """No record is known to be there."""
+    scene = Scene(closed=False, count=3)
+    scene.open().close()
+    scene.damage(scene.sent[0], 0, bytes(SEGMENT))
+    with scene.open() as store:
+        assert (store.recovery.records, store.recovery.end) == (0, 0)
+        assert store.checkpoint.confirm_offset == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_power_cut_after_a_start_that_followed_a_kill(seed: int) -> None:
+    """What a killed process had written, the start makes durable: from then on it is served, and counts as synced."""
+    disk, clock, sender = MemoryFileSystem(), ManualClock(), Sender()
+    config = replace(CONFIG, flush="async")
+    store = MessageStore.open(config, file_system=disk, clock=clock)
+    for _ in range(20):
+        sender.append(store, [sender.message(1300)])
+        store.commit()
+    disk = disk.kill()
+    after = MessageStore.open(config, file_system=disk, clock=clock)
+    compare(after, sender.sent, sender.sent)
+    with MessageStore.open(config, file_system=disk.crash(seed), clock=clock) as again:
+        assert not again.recovery.lost
+        compare(again, sender.sent, sender.sent)
+
+
+def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
+    """Its topic stays deleted, whatever is read again."""
+    disk = MemoryFileSystem()
+    store = MessageStore.open(CONFIG, file_system=disk)
+    sender = Sender()
+    store.append([sender.message(50, "gone") for _ in range(3)])
+    sender.append(store, [sender.message(50)])
+    store.flush()
+    store.delete_topic("gone")
+    disk = disk.kill()
+    disk.unlink(CHECKPOINT)
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        assert store.recovery.records == 4
+        assert store.queues() == {"orders": [0]}
+        compare(store, sender.sent, sender.sent)
+        assert store.append([sender.message(50, "gone")])[0].queue_offset == 3
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
+    """It is in `quarantine`, nothing of it is lost, and the log goes on in its place."""
+    scene = Scene(closed=closed)
+    rubbish = b"rubbish" * 100
+    path = DIRECTORY / "commitlog" / segment(3)
+    scene.disk.create(path, SEGMENT)
+    scene.disk.damage(path, 0, rubbish)
+    for sent in scene.sent[-3:]:
+        scene.damage(sent, 4, bytes(4))
+    with scene.open() as store:
+        assert store.recovery.quarantined == [DIRECTORY / "quarantine" / f"commitlog-{segment(3)}"]
+        assert scene.disk.read_bytes(store.recovery.quarantined[0]).startswith(rubbish)
+        compare(store, scene.sent, scene.sent[:-3])
+        sender = Sender()
+        sender.append(store, [sender.message(1300) for _ in range(30)])
+        store.flush()
+        assert store.queue_range("orders", 0) == (0, 57)
+
+
+def test_an_empty_segment_prepared_ahead_is_used() -> None:
+    """It is neither damage nor set aside."""
+    scene = Scene(closed=False)
+    scene.disk.create(DIRECTORY / "commitlog" / segment(3), SEGMENT)
+    with scene.open() as store:
+        assert store.recovery.quarantined == []
+        assert (store.status().segments, store.status().segments_prepared) == (3, 1)
+        compare(store, scene.sent, scene.sent)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_names_that_a_killed_process_had_not_made_durable(number: int) -> None:
+    """What is acknowledged after the next start survives a power cut: files and directories that were found are not
+    believed to have durable names."""
+    disk, sender = MemoryFileSystem(), Sender()
+    killed: list[MemoryFileSystem] = []
+
+    def before(operation: Operation) -> None:
+        if sum(each.name == "sync_directory" for each in disk.log) == number and not killed:
+            killed.append(disk.kill())
+
+    disk.before_operation = before
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock()) as store:
+        sender.append(store, [sender.message(100)])
+        store.flush()
+    (after,) = killed
+    with MessageStore.open(CONFIG, file_system=after, clock=ManualClock()) as store:
+        certain = sender.append(store, [sender.message(100)])
+        store.flush()
+        for seed in range(6):
+            with MessageStore.open(CONFIG, file_system=after.crash(seed), clock=ManualClock()) as again:
+                records = again.read("orders", 0, certain[0].queue_offset).records
+                assert [record.body for record in records] == [certain[0].body]
+
+
+@pytest.mark.parametrize("directory", ["/", "/store", "/store/commitlog"])
+def test_a_directory_whose_name_was_not_synced_is_made_anew(directory: str) -> None:
+    """A second try does not take it for durable because it is there."""
+    disk = MemoryFileSystem()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync_directory" and str(operation.path) == directory:
+            disk.before_operation = None
+            raise OSError(errno.EIO, "once")
+
+    disk.before_operation = before
+    sender = Sender()
+    try:
+        store = MessageStore.open(CONFIG, file_system=disk, clock=ManualClock())
+        sender.append(store, [sender.message(100)])
+        store.flush()
+    except (OSError, StoreError):
+        sender = Sender()
+        for seed in range(6):
+            MessageStore.open(CONFIG, file_system=disk.crash(seed), clock=ManualClock()).close()
+        store = MessageStore.open(CONFIG, file_system=disk.kill(), clock=ManualClock())
+        sender.append(store, [sender.message(100)])
+        store.flush()
+    assert isinstance(store.file_system, MemoryFileSystem)
+    for seed in range(6):
+        with MessageStore.open(CONFIG, file_system=store.file_system.crash(seed), clock=ManualClock()) as after:
+            compare(after, sender.sent, sender.sent)
+    store.close()

@@ -1,0 +1,566 @@
+"""A log in several directories: where segments are made, found, and left out, and what a missing one means."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_store import ConfigError, MessageStore, StoreConfig, StoreDirectoryError, StoreFailedError, StoreFullError
+from aerobee_store.disk.file_system import DiskUsage
+from aerobee_store.log.log_paths import LogPaths
+from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
+from aerobee_store.tools.backup import backup
+from aerobee_store.tools.dump import dump
+from aerobee_store.tools.inspect import inspect
+from aerobee_store.tools.rebuild import rebuild
+from aerobee_store.tools.repair import repair
+from aerobee_store.tools.verify import verify
+from tests.support.serving import serving
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
+
+SEGMENT = 16384
+A, B, C = Path("/disk-a/log"), Path("/disk-b/log"), Path("/disk-c/log")
+KNOWN = DIRECTORY / "commitlog.paths"
+
+
+class Disks(MemoryFileSystem):
+    """Several, each as full as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=ManualClock())
+        self.ratios: dict[Path, float] = {}
+
+    def usage(self, path: Path) -> DiskUsage:
+        ratio = next((ratio for disk, ratio in self.ratios.items() if path.is_relative_to(disk)), 0.1)
+        return DiskUsage(total=1 << 30, available=(1 << 30) - round((1 << 30) * ratio))
+
+
+class World:
+    def __init__(self, *paths: Path, **settings: Any) -> None:
+        self.disk = Disks()
+        self.sender = Sender()
+        self.settings = settings
+        self.paths = paths
+
+    @property
+    def config(self) -> StoreConfig:
+        return replace(StoreConfig.tiny(DIRECTORY), **{"commit_log_paths": self.paths, **self.settings})
+
+    def open(self, *paths: Path, **settings: Any) -> MessageStore:
+        self.settings |= settings
+        self.paths = paths or self.paths
+        return MessageStore.open(self.config, file_system=self.disk, clock=ManualClock())
+
+    def fill(self, store: MessageStore, segments: int) -> None:
+        end = store.positions[0] + segments * SEGMENT
+        while store.positions[0] < end:
+            self.sender.append(store, [self.sender.message(3000)])
+        store.flush()
+
+    def numbers(self, path: Path) -> list[int]:
+        return [int(name) // SEGMENT for name in self.disk.list(path)]
+
+
+def test_segments_go_round_the_paths_in_the_order_of_their_names() -> None:
+    """File k lies in path k mod n, whatever order they are configured in; a reader does not notice."""
+    world = World(B, C, A)
+    with world.open() as store:
+        world.fill(store, 5)
+        compare(store, world.sender.sent, world.sender.sent)
+    assert (world.numbers(A), world.numbers(B), world.numbers(C)) == ([0, 3], [1, 4], [2, 5])
+    assert world.disk.list(DIRECTORY / "commitlog") == []
+    with world.open(A, B, C) as store:
+        compare(store, world.sender.sent, world.sender.sent)
+        world.fill(store, 1)
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+async def test_a_power_cut_before_every_operation() -> None:
+    """All that was synced is there, on whichever disk it was; none is missed that has nothing yet, or no more."""
+    world = World(A, B, disk_force_clean_ratio=0.85)
+    taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
+    durable: list[Sent] = []
+
+    def before(operation: Operation) -> None:
+        if operation.name in CHANGES:
+            taken.append((world.disk.crash(operation.number), list(durable)))
+
+    world.disk.before_operation = before
+    with world.open() as store:
+        for _ in range(3):
+            world.fill(store, 1)
+            durable += world.sender.sent[len(durable) :]
+        world.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
+        durable.clear()  # from here on messages go
+        await store.retention.clean()
+    world.disk.before_operation = None
+    assert len(taken) > 60
+    for disk, certain in taken:
+        with MessageStore.open(world.config, file_system=disk, clock=ManualClock()) as store:
+            compare(store, world.sender.sent, certain)
+
+
+def test_a_path_is_added_and_one_becomes_read_only() -> None:
+    """New segments go to the writable ones; what lies in the read-only one is read, and nothing is written there."""
+    world = World(A)
+    with world.open() as store:
+        world.fill(store, 2)
+    assert world.numbers(A) == [0, 1, 2]
+    content = world.disk.contents()[A / f"{2 * SEGMENT:020d}"]
+    world.disk.unlink(A / f"{2 * SEGMENT:020d}")  # moved to the new disk, as the next test's message says
+    world.disk.make_directory(B)
+    world.disk.write_new(B / f"{2 * SEGMENT:020d}", content)
+    with world.open(A, B, C, read_only_commit_log_paths=(A,)) as store:
+        before = world.disk.operations
+        world.fill(store, 4)
+        compare(store, world.sender.sent, world.sender.sent)
+        assert not any(
+            operation.name in ("write", "create", "reserve") and operation.path.parent == A
+            for operation in world.disk.log[before:]
+        )
+    assert world.numbers(A) == [0, 1]
+    assert sorted(world.numbers(B) + world.numbers(C)) == [2, 3, 4, 5, 6]
+    assert json.loads(world.disk.read_bytes(KNOWN))["readOnly"] == [str(A)]
+
+
+def test_the_segment_in_use_cannot_be_read_only() -> None:
+    """The start says which file to move."""
+    world = World(A)
+    with world.open() as store:
+        world.fill(store, 1)
+    with pytest.raises(StoreDirectoryError, match=r"disk-a/log/0+16384: .* move this one file"):
+        world.open(B, read_only_commit_log_paths=(A,))
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (lambda world: world.open(A), r"/disk-b/log: has segments .* store\.commit_log_paths"),
+        (lambda world: world.open(A, C), r"/disk-b/log: has segments"),
+        (lambda world: world.open(DIRECTORY / "commitlog"), r"/disk-a/log: has segments"),
+    ],
+    ids=["left out", "another instead", "as if there were one"],
+)
+def test_a_path_that_was_forgotten_is_refused(happens: Callable[[World], MessageStore], says: str) -> None:
+    """Nothing is lost by a mistake in the configuration: no store is opened on half of its log."""
+    world = World(A, B)
+    with world.open() as store:
+        world.fill(store, 3)
+    before = world.disk.contents()
+    with pytest.raises(StoreDirectoryError, match=says):
+        happens(world)
+    assert world.disk.contents() == before
+    with world.open(A, B) as store:
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_disk_that_is_not_mounted_is_refused() -> None:
+    """A path that had segments and has none is no reason to begin anew. It may be given up in so many words."""
+    world = World(A, B)
+    with world.open() as store:
+        world.fill(store, 3)
+    for name in world.disk.list(B):
+        world.disk.unlink(B / name)
+    with pytest.raises(StoreDirectoryError, match=r"disk-b/log: had segments .* not mounted"):
+        world.open()
+    known = json.loads(world.disk.read_bytes(KNOWN))
+    known["used"] = [str(A)]
+    world.disk.write_new(KNOWN, json.dumps(known).encode())
+    with world.open() as store:
+        assert store.queue_range("orders", 0)[1] > 0
+
+
+def test_the_same_segment_twice_is_refused() -> None:
+    """After a copy instead of a move nobody can say which one counts."""
+    world = World(A, B)
+    with world.open() as store:
+        world.fill(store, 2)
+    name = f"{0:020d}"
+    world.disk.write_new(B / name, world.disk.read_bytes(A / name))
+    with pytest.raises(StoreDirectoryError, match="same segment"):
+        world.open()
+
+
+def test_the_usual_place_leaves_no_trace() -> None:
+    """With the one default path nothing is written down; and not any more when all is back in it."""
+    world = World()
+    with world.open() as store:
+        world.fill(store, 1)
+    assert not world.disk.exists(KNOWN)
+    with world.open(DIRECTORY / "commitlog", B) as store:
+        world.fill(store, 2)
+    assert world.numbers(B) == [2]
+    assert world.disk.exists(KNOWN)
+    name = f"{2 * SEGMENT:020d}"
+    world.disk.rename(B / name, DIRECTORY / "commitlog" / name)
+    known = json.loads(world.disk.read_bytes(KNOWN))
+    assert known["used"] == [str(B), str(DIRECTORY / "commitlog")]
+    world.paths = ()
+    with world.open() as store:
+        compare(store, world.sender.sent, world.sender.sent)
+    assert not world.disk.exists(KNOWN)
+
+
+async def test_a_full_disk_gets_no_new_segment() -> None:
+    """Above the force watermark it is left out until it is below; messages are taken as long as one disk has room."""
+    world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85, disk_full_ratio=0.9)
+    with world.open() as store:
+        world.fill(store, 1)
+        world.disk.ratios = {A.parent: 0.95}
+        await store.retention.look_at_disk()
+        world.fill(store, 3)
+        assert world.numbers(A) == [0]
+        assert world.numbers(B) == [1, 2, 3, 4]
+        world.disk.ratios[B.parent] = 0.88
+        await store.retention.look_at_disk()
+        world.fill(store, 1)
+        assert not store.running.flags, "the emptiest disk decides"
+        world.disk.ratios[B.parent] = 0.95
+        await store.retention.look_at_disk()
+        assert store.running.flags
+        world.disk.ratios.clear()
+        await store.retention.look_at_disk()
+        world.fill(store, 2)
+        assert len(world.numbers(A)) > 1
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_disk_that_is_found_full_by_an_append() -> None:
+    """The segment is made on another one at once; only with every disk full is the message refused."""
+    world = World(A, B, disk_headroom=1 << 20)
+    with world.open() as store:
+        world.fill(store, 0)
+        world.sender.append(store, [world.sender.message(3000)])
+        world.disk.ratios = {B.parent: 1.0}
+        world.fill(store, 2)
+        assert world.numbers(B) == []
+        assert world.numbers(A)[:3] == [0, 1, 2]
+        world.disk.ratios[A.parent] = 1.0
+        with pytest.raises(StoreFullError):
+            world.fill(store, 2)
+        assert store.state == "open"
+        compare(store, world.sender.sent, [])
+
+
+@pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_segment_in_use_ends_when_its_disk_is_full(
+    mode: str, restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room on another disk the log goes on there at once, and not only when retention has made room; a blank of
+    the rest ends the segment, so that nothing is damaged for a start, the tools, or RocketMQ.
+    """
+    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)  # room is taken as it is needed
+    world = World(A, B, disk_headroom=1 << 20, write_mode=mode)
+    store = world.open()
+    world.sender.append(store, [world.sender.message(3000)])
+    if restarted:
+        store.close()
+        store = world.open()  # what was reserved behind the end is not known any more
+    end = store.positions[0]
+
+    def before(operation: Operation) -> None:
+        if operation.name == "reserve" and operation.path.parent == A and not restarted:
+            raise OSError(errno.ENOSPC, "not one byte is left, not even for a blank", str(operation.path))
+
+    world.disk.ratios = {A.parent: 1.0}
+    world.disk.before_operation = before
+    world.sender.append(store, [world.sender.message(1000) for _ in range(20)])  # more than is reserved
+    assert world.numbers(A) == [0]
+    assert world.numbers(B) == [1, 2]
+    store.flush()
+    compare(store, world.sender.sent, world.sender.sent)
+    store.close()
+    first = world.disk.contents()[A / f"{0:020d}"]
+    assert first[end : end + 8] == (SEGMENT - end).to_bytes(4, "big") + (0xCBD43194).to_bytes(4, "big")
+    with world.open() as store:
+        assert not store.recovery.damaged
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+@pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
+def test_a_power_cut_while_a_segment_ends_early(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any operation, with any part of what was not synced: what was answered is there, and not damaged."""
+    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
+    world = World(A, B, disk_headroom=1 << 20, write_mode=mode)
+    taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
+    durable: list[Sent] = []
+
+    def before(operation: Operation) -> None:
+        if operation.name in CHANGES:
+            taken.extend((world.disk.crash(3 * operation.number + seed), list(durable)) for seed in range(3))
+
+    with world.open() as store:
+        for number in range(8):
+            if number == 3:
+                world.disk.ratios = {A.parent: 1.0}
+                world.disk.before_operation = before
+            world.sender.append(store, [world.sender.message(700) for _ in range(2)])
+            store.flush()
+            durable += world.sender.sent[len(durable) :]
+        world.disk.before_operation = None
+        assert world.numbers(B) == [1]
+    assert len(taken) > 60
+    for disk, certain in taken:
+        with MessageStore.open(world.config, file_system=disk, clock=ManualClock()) as store:
+            assert all(damage.start >= certain[-1].end for damage in store.recovery.damaged)
+            assert not store.recovery.lost
+            compare(store, world.sender.sent, certain)
+
+
+def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is refused, nothing of the log has changed, and it goes on in its place when there is room again."""
+    monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
+    world = World(A, B, disk_headroom=1 << 20)
+    with world.open() as store:
+        world.sender.append(store, [world.sender.message(3000)])
+        store.flush()
+        before = store.positions
+        world.disk.ratios = {A.parent: 1.0, B.parent: 1.0}
+        for _ in range(3):
+            with pytest.raises(StoreFullError):
+                store.append([world.sender.message(1000) for _ in range(20)])
+        assert store.positions == before
+        world.disk.ratios = {}
+        world.sender.append(store, [world.sender.message(1000)])
+        store.flush()
+        assert store.positions[0] < SEGMENT
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
+    """Retention leaves out both, one of them is really full: the log goes on on the other."""
+    world = World(A, B, disk_headroom=1 << 20)
+    with world.open() as store:
+        world.sender.append(store, [world.sender.message(3000)])
+        store._log.files.run.full = frozenset({A, B})
+        world.disk.ratios = {A.parent: 1.0}
+        world.fill(store, 3)
+        assert world.numbers(A) == [0]
+        compare(store, world.sender.sent, world.sender.sent)
+
+
+def test_the_disk_of_every_path_is_shown() -> None:
+    """Those that are only read as well; one that cannot be asked is left out, and the others are told all the same."""
+    world = World(A, B, read_only_commit_log_paths=(C,))
+    world.disk.ratios = {A.parent: 0.5, B.parent: 0.25, C.parent: 0.75}
+    for path in (A, B, C):
+        world.disk.make_directory(path)
+    with world.open() as store:
+        assert {path: disk.ratio for path, disk in store.status().log_disks.items()} == {A: 0.5, B: 0.25, C: 0.75}
+        assert store.status().disk.ratio == pytest.approx(0.1)
+        ask = world.disk.usage
+
+        def usage(path: Path) -> DiskUsage:
+            if path.is_relative_to(B):
+                raise OSError(errno.EIO, "gone")
+            return ask(path)
+
+        world.disk.usage = usage  # type: ignore[method-assign]  # a disk that breaks
+        assert set(store.status().log_disks) == {A, C}
+
+
+async def test_retention_removes_from_every_path() -> None:
+    """Read-only ones included; a path whose last segment expired is not missed at the next start."""
+    world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)
+    with world.open() as store:
+        world.fill(store, 5)
+        assert world.numbers(A) == [0, 2, 4]
+        world.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
+        for _ in range(10):
+            await store.retention.clean()
+        world.disk.ratios.clear()
+        assert (world.numbers(A), world.numbers(B)) == ([], [5])
+        assert store.queue_range("orders", 0)[0] > 0
+        assert json.loads(world.disk.read_bytes(KNOWN))["used"] == [str(B)]
+    with world.open() as store:
+        assert store.queue_range("orders", 0)[0] > 0
+
+
+def test_every_path_may_not_be_read_only() -> None:
+    """New segments need a place."""
+    with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
+        replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A,), read_only_commit_log_paths=(A,))
+    with pytest.raises(ConfigError, match=r"store\.commit_log_paths"):
+        replace(StoreConfig.tiny(DIRECTORY), read_only_commit_log_paths=(DIRECTORY / "commitlog",))
+
+
+def test_the_tools_find_every_path(tmp_path: Path) -> None:
+    """They read what the store wrote down: nothing has to be said to them. A copy has the whole log in one place."""
+    directory, paths = tmp_path / "store", (tmp_path / "a", tmp_path / "b")
+    config = replace(StoreConfig.tiny(directory), commit_log_paths=paths)
+    sender = Sender()
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        for _ in range(20):
+            sender.append(store, [sender.message(3000)])
+        store.flush()
+        backup(directory, tmp_path / "live")
+        assert verify(directory).findings == []
+    assert len(list(paths[0].iterdir())) >= 2 <= len(list(paths[1].iterdir()))
+    assert verify(directory).findings == []
+    report = inspect(directory)
+    assert report.findings == []
+    assert {Path(segment.path).parent for segment in report.segments} == set(paths)
+    assert report.disk.log_bytes == sum(path.stat().st_size for folder in paths for path in folder.iterdir())
+    assert sum(1 for _ in dump(directory)) == 20
+    backup(directory, tmp_path / "copy")
+    for copy in ("live", "copy"):
+        with MessageStore.open(StoreConfig.tiny(tmp_path / copy), clock=ManualClock()) as store:
+            compare(store, sender.sent, sender.sent)
+    rebuild(directory, apply=True)
+    assert verify(directory).findings == []
+    with (paths[1] / f"{3 * SEGMENT:020d}").open("r+b") as segment:  # the last one; a torn write behind the log's end
+        segment.seek(SEGMENT - 40)
+        segment.write(b"torn" * 5)
+    (directory / "abort").touch()
+    announced = repair(directory).actions
+    assert [(action.kind, action.path) for action in announced if action.kind == "cut-log"] == [
+        ("cut-log", str(paths[1] / f"{3 * SEGMENT:020d}"))
+    ]
+    assert repair(directory, apply=True).left == []
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize("at", ["write", "sync", "rename", "sync_directory"])
+def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> None:
+    """The message is refused, no file of the segment is in the way of the next try, and the store can be opened."""
+    world = World(A, B)
+    store = world.open()
+    world.fill(store, 0)
+
+    def before(operation: Operation) -> None:
+        if operation.name == at and operation.path in (KNOWN, KNOWN.with_name(f"{KNOWN.name}.tmp"), DIRECTORY):
+            raise OSError(errno.ENOSPC, "as the test wants it", str(operation.path))
+
+    world.sender.append(store, [world.sender.message(3000)])
+    store.flush()
+    world.disk.before_operation = before
+    with pytest.raises(StoreFullError):
+        world.fill(store, 1)
+    world.disk.before_operation = None
+    assert store.state == "open"
+    with MessageStore.open(world.config, file_system=world.disk.kill(), clock=ManualClock()) as after:
+        compare(after, world.sender.sent, [])
+    store.flush()
+    world.fill(store, 1)
+    assert world.numbers(B) == [1]
+    compare(store, world.sender.sent, world.sender.sent)
+    for seed in range(8):  # what a failed sync has dropped is not in the file that counts
+        with MessageStore.open(world.config, file_system=world.disk.crash(seed), clock=ManualClock()) as after:
+            compare(after, world.sender.sent, world.sender.sent)
+    store.close()
+
+
+def test_a_segment_whose_removal_was_not_synced_is_gone() -> None:
+    """Its path is not said to have segments by what is written down next, and the store can be opened."""
+    disk = Disks()
+    run = LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B)))
+    disk.make_directory(DIRECTORY)
+    assert run.load() == []
+    for start in (0, SEGMENT):
+        run.create(start).close()
+
+    def before(operation: Operation) -> None:
+        if operation.name == "sync_directory" and operation.path == B:
+            raise OSError(errno.EIO, "as the test wants it", str(operation.path))
+
+    disk.before_operation = before
+    with pytest.raises(OSError, match="as the test wants it"):
+        run.remove([SEGMENT])
+    disk.before_operation = None
+    run.create(2 * SEGMENT).close()
+    assert json.loads(disk.read_bytes(KNOWN))["used"] == [str(A)]
+    assert LogPaths(disk, replace(StoreConfig.tiny(DIRECTORY), commit_log_paths=(A, B))).load() == [0, 2 * SEGMENT]
+
+
+async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
+    """A path comes into being with its first segment, whoever makes that."""
+    config = replace(
+        StoreConfig.tiny(tmp_path / "store"), commit_log_paths=(tmp_path / "a", tmp_path / "b"), segments_ahead=1
+    )
+    sender = Sender()
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        services = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            sender.append(store, [sender.message(5000)])
+            await store.wait_stored(store.positions[0])
+            while not (store.status().segments_prepared or store.stats.allocation_failures):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        services.cancel()
+        with suppress(asyncio.CancelledError):
+            await services
+        assert store.stats.allocation_failures == 0
+        assert [int(path.name) for path in (tmp_path / "b").iterdir()] == [SEGMENT]
+
+
+def test_a_live_copy_of_paths_within_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the log, and no other files of the store: each segment is copied once, and up to the end of the copy.
+    Also if the store is named by a relative path, which the paths of its log never are."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "store"
+    config = replace(StoreConfig.tiny(directory), commit_log_paths=(directory / "log-a", directory / "log-b"))
+    sender = Sender()
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        for _ in range(20):
+            sender.append(store, [sender.message(3000)])
+        store.flush()
+        report = backup(directory, tmp_path / "live", hard_links=True)
+    assert report.linked > 1
+    backup(Path("store"), Path("copy"))
+    for copy in (tmp_path / "live", tmp_path / "copy"):
+        assert [path.name for path in copy.iterdir() if path.name.startswith("log")] == []
+        with MessageStore.open(StoreConfig.tiny(copy), clock=ManualClock()) as store:
+            compare(store, sender.sent, sender.sent)
+
+
+def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is named by a relative path, opened from elsewhere the next time."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    read_only = (tmp_path / "a",)
+    sender = Sender()
+    config = replace(StoreConfig.tiny(Path("store")), read_only_commit_log_paths=read_only)
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        sender.append(store, [sender.message(3000)])
+    known = json.loads((tmp_path / "store" / "commitlog.paths").read_text())
+    assert known["used"] == known["paths"] == [str(tmp_path / "store" / "commitlog")]
+    monkeypatch.chdir("/")
+    config = replace(StoreConfig.tiny(tmp_path / "store"), read_only_commit_log_paths=read_only)
+    with MessageStore.open(config, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize("operation", ["create", "sync", "sync_directory", "rename", "unlink", "make_directory"])
+async def test_an_error_at_every_operation(operation: str) -> None:
+    """With segments made in advance and given back: what was answered is there after a kill or a power cut, and no
+    start is refused for what was half done."""
+    config = replace(World(A, B, segments_ahead=2, disk_clean_ratio=0.75).config, derived_flush_interval_seconds=0.01)
+    for number in range(1, 25, 2):
+        disk, sender = Disks(), Sender()
+        answered: list[Sent] = []
+        with suppress(StoreFailedError):
+            async with serving(config, disk) as store:
+                disk.fail_at(operation, number)
+                for round_ in range(12):
+                    with suppress(StoreFullError):
+                        sent = sender.append(store, [sender.message(3000)])
+                        await store.wait_stored(store.positions[0])
+                        answered += sent
+                    if round_ % 4 == 3:
+                        disk.ratios = {A.parent: 0.95, B.parent: 0.95}
+                        await store.retention.clean()
+                        disk.ratios = {}
+        disk.heal()
+        for after in (disk.kill(), disk.crash(number), disk.crash(number + 1)):
+            with MessageStore.open(config, file_system=after, clock=ManualClock()) as store:
+                compare(store, sender.sent, answered)

@@ -1,0 +1,299 @@
+"""The ways to move records to the page cache: the same log, positions and promises, whichever is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import ConfigError, MessageStore, StoreBusyError, StoreConfig, StoreFailedError
+from aerobee_store.config import WriteMode
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.mapped_file import FileRun, MappedFileQueue
+from aerobee_store.log.write_modes import BufferPool, segments_of
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support.serving import serving
+from tests.support.stored_messages import DIRECTORY, Sender, compare
+
+MODES: list[WriteMode] = ["gathered", "mapped", "pool"]
+LOG = DIRECTORY / "commitlog"
+
+
+def config_of(write_mode: WriteMode, **changes: object) -> StoreConfig:
+    tiny = StoreConfig.tiny(DIRECTORY)
+    settings = {"flush_interval_seconds": 60.0, "derived_flush_interval_seconds": 60.0, "pool_buffer_count": 2}
+    return replace(tiny, write_mode=write_mode, **{**settings, **changes})  # type: ignore[arg-type]  # of many types
+
+
+class Gate:
+    """Lets writes to the log from other threads than the loop's wait."""
+
+    def __init__(self, disk: MemoryFileSystem) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.reached = threading.Event()
+        disk.before_operation = self.before
+
+    def before(self, operation: Operation) -> None:
+        if operation.name == "write" and operation.path.parent == LOG and not self.go.is_set():
+            assert threading.current_thread() is not threading.main_thread(), "the event loop does not write the file"
+            self.reached.set()
+            assert self.go.wait(10)
+
+
+async def committed(store: MessageStore) -> None:
+    for _ in range(500):
+        if store.positions[1] == store.positions[0]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not committed within five seconds")
+
+
+def log_bytes(disk: MemoryFileSystem) -> dict[Path, bytes]:
+    return {path: content for path, content in disk.contents().items() if path.parent == LOG}
+
+
+def test_every_mode_writes_the_same_log() -> None:
+    """Over the ends of segments, closed and opened again, byte for byte."""
+    logs = []
+    for write_mode in MODES:
+        disk, sender, clock = MemoryFileSystem(), Sender(), ManualClock()
+        for sizes in ([100] * 30, [5000, 7000, 60, 3000], [8000] * 5, [200, 200]):
+            with MessageStore.open(config_of(write_mode), file_system=disk, clock=clock) as store:
+                for size in sizes:
+                    sender.append(store, [sender.message(size)])
+                sender.append(store, [sender.message(300) for _ in range(10)], split_batch=True)
+        with MessageStore.open(config_of(write_mode), file_system=disk, clock=clock) as store:
+            compare(store, sender.sent, sender.sent)
+        logs.append(log_bytes(disk))
+    assert len(logs[0]) > 4
+    assert logs[1] == logs[0]
+    assert logs[2] == logs[0]
+
+
+@pytest.mark.parametrize("write_mode", MODES)
+def test_the_positions_of_a_segment_and_of_the_log(write_mode: WriteMode) -> None:
+    """wrote, committed and flushed, absolute and per segment; what is stored through a mapping is committed at once,
+    and answered, read and dispatched with the tick like everything else."""
+    disk = MemoryFileSystem()
+    config = config_of(write_mode)
+    config = replace(config, segment_size=4096)
+    log = CommitLog(
+        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
+        write_ahead=True,
+        disk_headroom=0,
+    )
+
+    def put(size: int) -> None:
+        log.prepare([size])
+        log.next_offset(size)
+        log.append(bytes([size % 251]) * size)
+
+    put(3000)
+    (first,) = log.files
+    at_once = 3000 if write_mode == "mapped" else 0
+    assert (first.wrote, first.committed, first.flushed) == (3000, at_once, 0)
+    assert (log.wrote, log.committed, log.flushed) == (3000, 0, 0)
+    log.commit()
+    put(2000)
+    second = log.files.files[1]
+    assert (first.wrote, first.committed) == (4096, 4096 if write_mode == "mapped" else 3000)
+    assert (second.start_offset, second.wrote) == (4096, 2000)
+    assert (log.wrote, log.committed, log.flushed) == (6096, 3000, 0)
+    log.commit()
+    assert (second.committed, log.committed) == (2000, 6096)
+    assert first.view[:3000] == bytes([3000 % 251]) * 3000
+    assert bytes(first.view[3008:]) == bytes(4096 - 3008), "nothing of a used buffer shows behind the blank"
+    assert second.view[:2000] == bytes([2000 % 251]) * 2000
+    files = log.unsynced_files()
+    assert files == [first, second]
+    for file in files:
+        file.sync()
+    log.set_flushed(files, [4096, 2000], 6096)
+    assert (first.flushed, second.flushed, log.flushed) == (4096, 2000, 6096)
+
+
+@pytest.mark.parametrize("write_mode", MODES)
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_an_answered_message_is_in_the_page_cache(write_mode: WriteMode, flush: str) -> None:
+    """With every mode what is answered survives the death of the process; with sync flush a power cut, too."""
+    disk, sender = MemoryFileSystem(), Sender()
+    async with serving(config_of(write_mode, flush=flush, commit_interval_seconds=50.0), disk) as store:
+        for size in (50, 5000, 7000, 8000, 100):
+            sender.append(store, [sender.message(size)])
+            await store.wait_stored(store.positions[0])
+        after = disk.kill() if flush == "async" else disk.crash(7)
+        assert store.queue_range("orders", 0) == (0, 5), "and can be received"
+    with MessageStore.open(config_of(write_mode), file_system=after, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
+
+
+@pytest.mark.parametrize(("operation", "write_mode"), [("write", "pool"), ("sync", "pool"), ("sync", "mapped")])
+async def test_a_failed_write_is_final(operation: str, write_mode: WriteMode) -> None:
+    """In whatever thread it happens: who waits is told, and the store takes no more messages."""
+    disk, sender = MemoryFileSystem(), Sender()
+    async with serving(config_of(write_mode), disk) as store:
+        sender.append(store, [sender.message(50)])
+        disk.fail_at(operation, 1, errno.EIO)
+        with pytest.raises(StoreFailedError):
+            await store.wait_stored(store.positions[0])
+        with pytest.raises(StoreFailedError):
+            sender.append(store, [sender.message(50)])
+        assert store.state == "failed"
+        disk.heal()
+
+
+# --- The pool -----------------------------------------------------------------------------------------------
+
+
+async def test_the_event_loop_does_not_wait_for_the_file() -> None:
+    """While the thread writes a segment, messages go on into the buffers; nothing of them is in the file."""
+    disk, sender = MemoryFileSystem(), Sender()
+    gate = Gate(disk)
+    async with serving(config_of("pool", commit_interval_seconds=0.01), disk) as store:
+        gate.go.clear()
+        sender.append(store, [sender.message(5000)])
+        assert await asyncio.to_thread(gate.reached.wait, 5)
+        sender.append(store, [sender.message(5000), sender.message(5000)])
+        wrote, committed, flushed, dispatched = store.positions
+        assert (committed, flushed, dispatched) == (0, 0, 0)
+        assert not any(map(any, log_bytes(disk).values()))
+        gate.go.set()
+        await store.wait_stored(wrote)
+        assert store.positions == (wrote, wrote, wrote, wrote)
+    with MessageStore.open(config_of("pool"), file_system=disk, clock=ManualClock()) as store:
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_few_bytes_wait_for_the_thorough_interval() -> None:
+    """Less than the fewest pages are not written by the interval, as long as nobody waits for them; then they are."""
+    disk, sender = MemoryFileSystem(), Sender()
+    settings = {"commit_interval_seconds": 0.01, "commit_pages_min": 2, "flush_interval_seconds": 900.0}
+    async with serving(config_of("pool", commit_thorough_interval_seconds=900.0, **settings), disk) as store:
+        sender.append(store, [sender.message(2000)])
+        await asyncio.sleep(0.1)
+        assert store.positions[1] == 0
+        sender.append(store, [sender.message(7000)])
+        await committed(store)
+    disk = MemoryFileSystem()
+    async with serving(config_of("pool", commit_thorough_interval_seconds=0.05, **settings), disk) as store:
+        sender.append(store, [sender.message(2000)])
+        await committed(store)
+        assert store.positions[2] == 0, "committing is not flushing"
+
+
+async def test_fast_failure_when_no_buffer_is_left() -> None:
+    """With both buffers in use the next segment is refused, nothing has changed, and a moment later it works."""
+    disk, sender = MemoryFileSystem(), Sender()
+    gate = Gate(disk)
+    async with serving(config_of("pool", pool_fast_failure=True), disk) as store:
+        gate.go.clear()
+        for _ in range(4):
+            sender.append(store, [sender.message(7500)])
+        before = store.positions[0], store.queue_range("orders", 0)
+        with pytest.raises(StoreBusyError, match=r"store\.pool_buffer_count"):
+            sender.append(store, [sender.message(7500)])
+        assert (store.positions[0], store.queue_range("orders", 0)) == before
+        assert store.status().pool_buffers_free == 0
+        assert store.state == "open"
+        message = sender.message(7500)  # what consumers need is never refused for this
+        sender.note([message], store.append([message], essential=True))
+        gate.go.set()
+        await store.wait_stored(store.positions[0])
+        sender.append(store, [sender.message(7500)])
+        await store.wait_stored(store.positions[0])
+        compare(store, sender.sent, sender.sent)
+
+
+async def test_without_fast_failure_segments_without_a_buffer_are_written_as_usual() -> None:
+    """Far more than the buffers hold, in one tick: all of it is stored, in the order of the log."""
+    disk, sender = MemoryFileSystem(), Sender()
+    async with serving(config_of("pool"), disk) as store:
+        for _ in range(20):
+            sender.append(store, [sender.message(7500)])
+        await store.wait_stored(store.positions[0], durable=False)
+        after = disk.kill()
+        sender.append(store, [sender.message(7500)])
+        await store.wait_stored(store.positions[0])
+    with MessageStore.open(config_of("pool"), file_system=after, clock=ManualClock()) as store:
+        assert store.recovery.damaged == []
+        compare(store, sender.sent, sender.sent[:-1])
+
+
+def test_one_append_may_fill_more_segments_than_there_are_buffers() -> None:
+    """With fast failure, too: no waiting would ever make room for it."""
+    disk, sender = MemoryFileSystem(), Sender()
+    with MessageStore.open(config_of("pool", pool_fast_failure=True), file_system=disk, clock=ManualClock()) as store:
+        sender.append(store, [sender.message(7500) for _ in range(12)])
+        sender.append(store, [sender.message(7500) for _ in range(12)])
+        store.flush()
+        compare(store, sender.sent, sender.sent)
+
+
+def test_buffers_that_may_not_be_locked_are_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One line names the cause and what to do; the pool works all the same."""
+    disk = MemoryFileSystem()
+    disk.may_lock_memory = False
+    with caplog.at_level(logging.WARNING):
+        pool = BufferPool(disk, 4096, 3, fast_failure=False)
+    (line,) = caplog.messages
+    assert "not locked" in line
+    assert "LimitMEMLOCK" in line
+    assert (pool.locked, pool.free) == (False, 3)
+
+
+def test_memory_of_the_machine_is_locked_and_unlocked() -> None:
+    """What the limit permits is locked; what it does not raises an error that names the reason."""
+    disk = DiskFileSystem()
+    memory = disk.memory(1 << 16)
+    memory[:3] = b"abc"
+    disk.lock_memory(memory)
+    locked = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmLck"))
+    assert int(locked.split()[1]) >= 64
+    disk.unlock_memory(memory)
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if (limit := Path("/proc/self/status").read_text()) and "CapEff:\t0000000000000000" in limit:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, hard))
+        try:
+            with pytest.raises(OSError, match=r"memory|permitted"):
+                disk.lock_memory(memory)
+        finally:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"write_mode": "fast"}, {"pool_buffer_count": 1}, {"commit_pages_min": 0}, {"commit_interval_seconds": 0.0}],
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, object]) -> None:
+    """By their full names."""
+    with pytest.raises(ConfigError, match=rf"store\.{next(iter(changes))}: "):
+        replace(StoreConfig.tiny(DIRECTORY), **changes)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
+    """Of two at a time, one for a sync that was cancelled, the other tells of all that was written: nobody would ever
+    write it again, and who waits for it would wait for ever."""
+    disk, config = MemoryFileSystem(), replace(config_of("pool"), segment_size=4096)
+    log = CommitLog(
+        MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
+        write_ahead=True,
+        disk_headroom=0,
+    )
+    rounds = []
+    for _ in range(2):
+        log.prepare([100])
+        log.next_offset(100)
+        log.append(b"x" * 100)
+        rounds.append(log.begin_commit())
+    for parts, _ in rounds:
+        log.commit_beside(parts)
+    log.end_commit(rounds[0][1])
+    assert (log.wrote, log.committed) == (200, 200)

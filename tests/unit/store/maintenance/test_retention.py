@@ -1,0 +1,705 @@
+"""What goes when, what never goes, and what is left of queues, index and readers afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_store import ConfigError, MessageStore, RunningFlags, StoreConfig, StoreFullError
+from aerobee_store.config import WriteMode
+from aerobee_store.disk.file_system import DiskFileSystem, DiskUsage
+from aerobee_store.queues.consume_queue import UNIT, ConsumeQueue
+from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
+from tests.support import golden
+from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare, read_all
+
+NOON = datetime(2026, 3, 10, 12, 0)
+SEGMENT = 16384
+PER_SEGMENT = 7  # messages of a little more than 2,200 bytes
+HOUR = 3600.0
+
+
+class Disk(MemoryFileSystem):
+    """A disk that is as full as the test says; None: it does not answer."""
+
+    total = 10**12
+    ratio: float | None = 0.5
+    files_are_new = False
+
+    def usage(self, path: Path) -> DiskUsage:
+        if self.ratio is None:
+            raise OSError(5, "Input/output error")
+        return DiskUsage(total=self.total, available=self.total - round(self.total * self.ratio))
+
+    def modified_ms(self, path: Path) -> int:
+        return self._clock.now_ms() if self.files_are_new else super().modified_ms(path)
+
+
+class World:
+    """A store with tiny files on such a disk, at noon."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = ManualClock(round(NOON.timestamp() * 1000))
+        self.disk = Disk(clock=self.clock)
+        defaults: dict[str, Any] = {
+            "disk_clean_ratio": 0.75,
+            "disk_force_clean_ratio": 0.85,
+            "disk_full_ratio": 0.90,
+            "body_size_max": 4096,
+        }
+        self.config = replace(StoreConfig.tiny(DIRECTORY), **(defaults | settings))
+        self.sender = Sender()
+        self.store = self.open()
+
+    def open(self) -> MessageStore:
+        self.store = MessageStore.open(self.config, file_system=self.disk, clock=self.clock)
+        return self.store
+
+    def fill(self, segments: int, *, topic: str = "orders", queues: int = 2) -> list[Sent]:
+        """Append as many messages as fit into so many segments, durable and dispatched."""
+        sent = []
+        for number in range(segments * PER_SEGMENT):
+            sent += self.sender.append(self.store, [self.sender.message(2100, topic, number % queues)])
+        self.store.flush()
+        return sent
+
+    @property
+    def segments(self) -> list[int]:
+        """The segments there are, by number: in the store, and the same ones on the disk."""
+        on_disk = [int(name) // SEGMENT for name in self.disk.list(DIRECTORY / "commitlog")]
+        status = self.store.status()
+        assert on_disk[0] * SEGMENT == status.min_offset
+        assert len(on_disk) == status.segments
+        return on_disk
+
+    def at_hour(self, hour: int) -> None:
+        """Go on to the next time that it is this hour."""
+        now = datetime.fromtimestamp(self.clock.now_ms() / 1000)
+        then = now.replace(hour=hour, minute=30)
+        if then <= now:
+            then += timedelta(days=1)
+        self.clock.advance(then.timestamp() - now.timestamp())
+
+
+@pytest.fixture
+def worlds() -> Iterator[list[World]]:
+    made: list[World] = []
+    yield made
+    for world in made:
+        world.disk.heal()
+        world.store.close()
+
+
+@pytest.fixture
+def world(worlds: list[World]) -> World:
+    worlds.append(World())
+    return worlds[0]
+
+
+# --- When ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "was_full", "left", "is_full"),
+    [
+        (0.50, False, [0, 1, 2, 3, 4, 5], False),
+        (0.75, False, [0, 1, 2, 3, 4, 5], False),
+        (0.751, False, [2, 3, 4, 5], False),
+        (0.85, False, [2, 3, 4, 5], False),
+        (0.85, True, [2, 3, 4, 5], False),
+        (0.851, False, [5], False),
+        (0.851, True, [5], True),
+        (0.90, False, [5], False),
+        (0.90, True, [5], True),
+        (0.901, False, [5], True),
+        (0.99, True, [5], True),
+        (None, False, [2, 3, 4, 5], False),
+        (None, True, [2, 3, 4, 5], True),
+    ],
+)
+async def test_watermarks(world: World, ratio: float | None, was_full: bool, left: list[int], is_full: bool) -> None:
+    """Outside of the hours: nothing, then what is expired, then everything but the last; and whether messages are
+    taken."""
+    world.fill(3)  # the third one ends when the fourth begins
+    world.clock.advance(72 * HOUR)
+    world.fill(3)
+    if was_full:
+        world.disk.ratio = 0.95
+        await world.store.retention.look_at_disk()
+    world.disk.ratio = ratio
+    await world.store.retention.clean()
+    world.disk.ratio = 0.5
+    assert world.segments == left
+    assert (world.store.running.flags is RunningFlags.DISK_FULL) == is_full
+    assert world.store.stats.segments_expired == 6 - len(left)
+    assert world.store.stats.segments_forced == (5 if left == [5] else 0)
+
+
+async def test_without_force_nothing_goes_before_its_time(worlds: list[World]) -> None:
+    """With clean_forcibly off a full disk removes what is expired, refuses messages, and says that it is stuck."""
+    worlds.append(world := World(clean_forcibly=False))
+    world.fill(3)
+    world.clock.advance(72 * HOUR)
+    world.fill(1)
+    world.disk.ratio = 0.95
+    await world.store.retention.clean()
+    await world.store.retention.clean()
+    assert world.segments == [2, 3]
+    assert world.store.running.flags is RunningFlags.DISK_FULL
+
+
+async def test_a_segment_goes_when_its_end_is_old_enough(worlds: list[World]) -> None:
+    """A segment ends when the next one begins; 72 hours after that, to the millisecond, it goes."""
+    worlds.append(world := World(delete_when_hours=tuple(range(24))))
+    world.fill(1)
+    world.clock.advance(60)
+    world.fill(1)
+    world.clock.advance(60)
+    world.fill(1)
+    world.clock.advance(72 * HOUR - 60.001)
+    await world.store.retention.clean()
+    assert world.segments == [0, 1, 2]
+    world.clock.advance(0.001)
+    await world.store.retention.clean()
+    assert world.segments == [1, 2]
+    world.clock.advance(60)
+    await world.store.retention.clean()
+    assert world.segments == [2]
+
+
+@pytest.mark.parametrize("hour", range(24))
+async def test_only_in_the_hours_of_the_configuration(worlds: list[World], hour: int) -> None:
+    """Expired files go in each of the local hours that are named, and in no other."""
+    worlds.append(world := World(delete_when_hours=(4, 16)))
+    world.fill(2)
+    world.clock.advance(100 * HOUR)
+    world.at_hour(hour)
+    await world.store.retention.clean()
+    assert world.segments == ([1] if hour in (4, 16) else [0, 1])
+
+
+async def test_a_copied_store_expires_like_the_original(worlds: list[World]) -> None:
+    """The times in the records count, not those of the files, which a copy has made new."""
+    worlds.append(world := World())
+    world.fill(3)
+    world.clock.advance(100 * HOUR)
+    world.disk.files_are_new = True
+    world.at_hour(4)
+    await world.store.retention.clean()
+    assert world.segments == [2]
+
+
+async def test_the_file_time_counts_where_no_record_tells(worlds: list[World]) -> None:
+    """The first record of the following segment is damaged: the segment before it is as old as its file."""
+    worlds.append(world := World())
+    world.fill(3)
+    world.clock.advance(100 * HOUR)
+    world.at_hour(4)
+    world.disk.damage(DIRECTORY / "commitlog" / f"{SEGMENT:020d}", 100, b"damage")
+    world.disk.files_are_new = True
+    await world.store.retention.clean()
+    assert world.segments == [0, 1, 2]
+    world.disk.files_are_new = False
+    await world.store.retention.clean()
+    assert world.segments == [2]
+
+
+# --- How many, and what never -------------------------------------------------------------------------------
+
+
+async def test_ten_in_a_round(world: World) -> None:
+    """A round removes retention_batch_max segments; the next ones the rest."""
+    world.fill(24)
+    world.disk.ratio = 0.95
+    counts = []
+    for _ in range(4):
+        await world.store.retention.clean()
+        counts.append(len(world.segments))
+    assert counts == [14, 4, 1, 1]
+
+
+async def test_no_more_unexpired_segments_than_needed(world: World) -> None:
+    """Above the force watermark as many go as bring the disk back to it, not a whole round."""
+    world.fill(8)
+    world.disk.total = 100 * SEGMENT
+    world.disk.ratio = 0.865  # a segment and a half too much
+    await world.store.retention.clean()
+    assert world.segments == [2, 3, 4, 5, 6, 7]
+
+
+async def test_the_last_segment_stays_and_the_prepared_one_goes_first(worlds: list[World]) -> None:
+    """Whatever the disk says, the segment in use stays. The empty one behind it goes before any message; the store
+    goes on."""
+    worlds.append(world := World())
+    world.fill(3)
+    world.store.close()
+    prepared = world.disk.create(DIRECTORY / "commitlog" / f"{3 * SEGMENT:020d}", SEGMENT)
+    prepared.sync()
+    world.open()
+    assert (world.store.status().segments, world.store.status().segments_prepared) == (3, 1)
+    world.disk.ratio = 0.95
+    before = world.disk.operations
+    for _ in range(3):
+        await world.store.retention.clean()
+    assert world.segments == [2]
+    gone = [item.path.name for item in world.disk.log[before:] if item.name == "unlink"]
+    assert gone[0] == f"{3 * SEGMENT:020d}"
+    world.disk.ratio = 0.5
+    await world.store.retention.clean()
+    sent = world.fill(2)
+    assert [read_all(world.store, "orders", 0)[item.queue_offset].body for item in sent if not item.queue_id] == [
+        item.body for item in sent if not item.queue_id
+    ]
+
+
+async def test_an_empty_store_has_nothing_to_remove(world: World) -> None:
+    """No segment at all is fine, at any watermark."""
+    world.disk.ratio = 0.95
+    await world.store.retention.clean()
+    assert world.store.status().segments == 0
+
+
+async def test_what_is_not_durable_or_not_dispatched_stays(worlds: list[World]) -> None:
+    """Segments whose bytes are not synced stay even on a full disk."""
+    worlds.append(world := World())
+    for _ in range(3 * PER_SEGMENT):
+        world.sender.append(world.store, [world.sender.message(2100)])
+    world.store.commit()
+    world.disk.ratio = 0.95
+    await world.store.retention.clean()
+    assert world.segments == [0, 1, 2]
+    world.store.flush()
+    await world.store.retention.clean()
+    assert world.segments == [2]
+
+
+async def test_quarantine_stays(world: World) -> None:
+    """What recovery has set aside is nobody's to remove."""
+    world.disk.make_directory(DIRECTORY / "quarantine")
+    world.disk.write_new(DIRECTORY / "quarantine" / f"commitlog-{0:020d}", b"kept")
+    world.fill(3)
+    world.disk.ratio = 0.95
+    await world.store.retention.clean()
+    assert world.disk.list(DIRECTORY / "quarantine") == [f"commitlog-{0:020d}"]
+
+
+# --- Refused messages ---------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_messages_until_there_is_room(world: World) -> None:
+    """Above 90 % an append says why and changes nothing, 85 % ends it; what consumers need is taken all the time."""
+    world.fill(1)
+    world.disk.ratio = 0.912
+    await world.store.retention.clean()
+    before = world.store.positions
+    with pytest.raises(StoreFullError, match=r"91\.2 % are used.*store\.disk_full_ratio.*free some"):
+        world.store.append([world.sender.message(100)])
+    assert world.store.positions == before
+    assert not world.store.status().running_flags.writable
+    assert "91.2 %" in world.store.status().refusal
+    assert read_all(world.store, "orders", 0)
+    assert world.store.append([world.sender.message(100)], essential=True)
+
+    world.disk.ratio = 0.88
+    await world.store.retention.clean()
+    with pytest.raises(StoreFullError):
+        world.store.append([world.sender.message(100)])
+    world.disk.ratio = 0.85
+    await world.store.retention.clean()
+    assert world.store.append([world.sender.message(100)])
+    assert world.store.status().refusal == ""
+
+
+async def test_removed_segments_end_the_refusal_at_once(world: World) -> None:
+    """The disk is asked again after a removal, so that nobody waits for the next round."""
+    world.fill(12)
+    disk = world.disk
+
+    def usage(path: Path) -> DiskUsage:
+        used = len(disk.list(DIRECTORY / "commitlog")) * SEGMENT
+        return DiskUsage(total=13 * SEGMENT, available=13 * SEGMENT - used)
+
+    disk.usage = usage  # type: ignore[method-assign]  # this disk holds nothing else
+    await world.store.retention.look_at_disk()
+    assert world.store.status().refusal != ""
+    await world.store.retention.clean()
+    assert world.store.running.flags is RunningFlags.NONE
+    assert world.segments == list(range(1, 12))
+
+
+# --- Readers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
+async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, write_mode: WriteMode) -> None:
+    """On a real disk: what was handed out before the removal stays readable although the file is gone."""
+
+    class FullDisk(DiskFileSystem):
+        def usage(self, path: Path) -> DiskUsage:
+            return DiskUsage(total=1 << 40, available=1 << 36)
+
+    config = replace(StoreConfig.tiny(tmp_path / "store"), disk_force_clean_ratio=0.85, write_mode=write_mode)
+    sender = Sender()
+    with MessageStore.open(config, file_system=FullDisk()) as store:
+        for _ in range(4 * PER_SEGMENT):
+            sender.append(store, [sender.message(2100)])
+        store.flush()
+        first = sender.sent[0]
+        view = store._log.bytes_at(first.physical_offset, first.size)
+        before = bytes(view)
+        await store.retention.clean()
+        assert store.status().segments == 1
+        assert len(list((tmp_path / "store" / "commitlog").iterdir())) == 1
+        assert bytes(view) == before
+        assert first.body in before
+
+
+async def test_messages_can_be_read_while_their_segment_goes(world: World) -> None:
+    """Between the removal of the file and the end of the round no reader meets an error or a lost message."""
+    world.fill(4)
+    world.disk.ratio = 0.95
+    removed, may_go_on = threading.Event(), threading.Event()
+
+    def hold(operation: Operation) -> None:
+        if operation.name == "sync_directory" and not removed.is_set():
+            removed.set()
+            assert may_go_on.wait(10)
+
+    world.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(removed.wait, 5)
+        assert not world.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
+        result = world.store.read("orders", 0, 0)
+        assert (result.status, result.lost, result.records[0].queue_offset) == ("found", 0, 0)
+        may_go_on.set()
+        await round_of
+    low, _ = world.store.queue_range("orders", 0)
+    assert low > 0
+    assert world.store.read("orders", 0, 0).status == "offset-too-small"
+
+
+async def test_queues_know_of_the_removal_before_it_shows(world: World) -> None:
+    """When a segment cannot be read any more, every queue begins behind it: no read counts its messages as lost."""
+    world.fill(16)
+    world.disk.ratio = 0.95
+    at_queue, may_go_on = threading.Event(), threading.Event()
+
+    def hold(operation: Operation) -> None:
+        if operation.name == "unlink" and "consumequeue" in operation.path.parts and not at_queue.is_set():
+            at_queue.set()
+            assert may_go_on.wait(10)
+
+    world.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(at_queue.wait, 5)
+        statuses = [world.store.read("orders", queue_id, 0).status for queue_id in range(2)]
+        may_go_on.set()
+        await round_of
+    assert statuses == ["offset-too-small", "offset-too-small"]
+
+
+async def test_a_topic_deleted_during_a_round(world: World) -> None:
+    """Its queues go with it, whatever the round was about to remove; the store stays well."""
+    world.fill(16, topic="gone")
+    world.fill(2)
+    world.disk.ratio = 0.95
+    at_queue, may_go_on = threading.Event(), threading.Event()
+
+    def hold(operation: Operation) -> None:
+        if operation.name == "unlink" and "gone" in operation.path.parts and not at_queue.is_set():
+            at_queue.set()
+            assert may_go_on.wait(10)
+
+    world.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(at_queue.wait, 5)
+        world.disk.before_operation = None
+        deletion = asyncio.get_running_loop().create_task(world.store.delete_topics(["gone"]))
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await round_of
+        await deletion
+        await world.store.retention.clean()
+    assert world.store.state == "open"
+    assert "gone" not in world.store.queues()
+    world.disk.ratio = 0.5
+    await world.store.retention.clean()
+    world.store.close()
+    assert world.open().queues().keys() == {"orders"}
+
+
+# --- Failures -----------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_removal_is_told_and_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """What could not be removed counts as there, is served, and goes in the next round."""
+    world.fill(4)
+    world.disk.ratio = 0.95
+    world.disk.fail_at("unlink", 2)
+    with caplog.at_level(logging.ERROR):
+        await world.store.retention.clean()
+    assert "could not be removed" in caplog.text
+    assert world.segments == [1, 2, 3]
+    assert (world.store.stats.segments_expired, world.store.stats.retention_failures) == (1, 1)
+    low, _ = world.store.queue_range("orders", 0)
+    assert world.store.read("orders", 0, low).records[0].physical_offset >= SEGMENT
+    await world.store.retention.clean()
+    assert world.segments == [3]
+
+
+async def test_a_removal_that_may_not_be_durable_is_tried_again(world: World) -> None:
+    """The name is gone but its directory could not be synced: the segment is not counted as removed before it is."""
+    world.fill(4)
+    world.disk.ratio = 0.95
+    world.disk.fail_at("sync_directory", 2)
+    await world.store.retention.clean()
+    assert (world.store.stats.segments_expired, world.store.stats.retention_failures) == (1, 1)
+    assert world.store.status().min_offset == SEGMENT
+    low, _ = world.store.queue_range("orders", 0)
+    assert world.store.read("orders", 0, low).status == "found"
+    await world.store.retention.clean()
+    assert (world.segments, world.store.stats.retention_failures) == ([3], 1)
+
+
+async def test_a_queue_file_that_stays_is_tried_again(world: World) -> None:
+    """The same for files of queues: nobody reads them any more, but they are not forgotten."""
+    world.fill(16)
+    world.disk.ratio = 0.95
+
+    def fail(operation: Operation) -> None:
+        if operation.name == "unlink" and operation.path.parts[2] != "commitlog":
+            raise OSError(13, "Permission denied")
+
+    world.disk.before_operation = fail
+    await world.store.retention.clean()
+    await world.store.retention.clean()
+    first = DIRECTORY / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    assert world.disk.exists(first)
+    assert world.store.stats.derived_files_expired == 0
+    world.disk.before_operation = None
+    await world.store.retention.clean()
+    assert not world.disk.exists(first)
+    assert world.store.stats.derived_files_expired > 0
+
+
+async def test_every_power_cut_during_a_round(worlds: list[World]) -> None:
+    """Cut off before any of its changes, the round leaves a store that opens with everything that was to stay."""
+    worlds.append(world := World(queue_file_size=8 * 20, index_entry_count=20))
+    world.fill(8)
+    world.disk.ratio = 0.95
+    disks: list[MemoryFileSystem] = []
+
+    def crash(operation: Operation) -> None:
+        if operation.name in ("unlink", "sync_directory"):
+            disks.extend(world.disk.crash(seed) for seed in (3 * len(disks), 3 * len(disks) + 1))
+
+    world.disk.before_operation = crash
+    await world.store.retention.clean()
+    world.disk.before_operation = None
+    assert world.segments == [7]
+    assert len(disks) > 40
+    stays = [sent for sent in world.sender.sent if sent.physical_offset >= 7 * SEGMENT]
+    for disk in disks:
+        with MessageStore.open(world.config, file_system=disk, clock=world.clock) as store:
+            compare(store, world.sender.sent, stays)
+            assert store.append([world.sender.message(100)])
+            world.sender.next_number -= 1
+
+
+# --- Queues and index ---------------------------------------------------------------------------------------
+
+
+async def test_queues_and_index_follow_the_log(worlds: list[World]) -> None:
+    """After a removal, and after the restart that follows, there is exactly what the remaining segments hold."""
+    worlds.append(world := World(queue_file_size=8 * 20, index_entry_count=20))
+    old = world.fill(1, topic="old", queues=1)
+    world.fill(8, queues=3)
+    index_files = len(world.disk.list(DIRECTORY / "index"))
+    world.disk.ratio = 0.95
+    await world.store.retention.clean()
+    world.disk.ratio = 0.5
+    await world.store.retention.clean()
+    minimum = world.store.status().min_offset
+    stays = [sent for sent in world.sender.sent if sent.physical_offset >= minimum]
+    assert stays
+    assert compare(world.store, stays, stays) == stays
+    # A queue without a message keeps its end, and goes on there.
+    assert world.store.queue_range("old", 0) == (len(old), len(old))
+    assert world.store.query("old", "n0") == []
+    assert len(world.disk.list(DIRECTORY / "index")) < index_files
+    for queue_id in range(3):
+        low, high = world.store.queue_range("orders", queue_id)
+        first = int(world.disk.list(DIRECTORY / "consumequeue" / "orders" / str(queue_id))[0]) // 20
+        assert first <= low < min(first + 8, high), "only the file with the first message may begin before it"
+
+    ranges = {(t, q): world.store.queue_range(t, q) for t, ids in world.store.queues().items() for q in ids}
+    world.store.close()
+    store = world.open()
+    assert store.recovery.clean
+    assert (store.recovery.records, store.recovery.units_added, store.recovery.damaged) == (0, 0, [])
+    assert {(t, q): store.queue_range(t, q) for t, ids in store.queues().items() for q in ids} == ranges
+    assert compare(store, stays, stays) == stays
+    assert store.append([world.sender.message(100, "old", 0)])[0].queue_offset == len(old)
+
+
+async def test_queue_minimums_are_those_of_rocketmq(tmp_path: Path) -> None:
+    """On a store of which RocketMQ removed the head, one rule gives its minimums, and ours after removing more."""
+    case = golden.load("deleted-head", tmp_path)
+    config = StoreConfig(
+        directory=case.store,
+        segment_size=int(case.config["mappedFileSizeCommitLog"]),
+        queue_file_size=int(case.config["mappedFileSizeConsumeQueue"]),
+        index_slot_count=int(case.config["maxHashSlotNum"]),
+        index_entry_count=int(case.config["maxIndexNum"]),
+        disk_force_clean_ratio=1e-9,
+        retention_batch_max=1,
+    )
+    theirs = {
+        (topic, int(queue_id)): tuple(low_high)
+        for topic, queues in case.manifest["recovery"]["rocketmq"]["queues"].items()
+        for queue_id, low_high in queues.items()
+    }
+
+    def by_rule(minimum: int) -> dict[tuple[str, int], tuple[int, int]]:
+        found = {}
+        for (topic, queue_id), (_, high) in theirs.items():
+            left = [
+                message.queue_offset
+                for message in case.messages
+                if (message.topic, message.queue_id) == (topic, queue_id) and message.physical_offset >= minimum
+            ]
+            found[topic, queue_id] = (min(left, default=high), high)
+        return found
+
+    with MessageStore.open(config) as store:
+        assert by_rule(store.status().min_offset) == theirs
+        for _ in range(3):
+            before = store.status().min_offset
+            await store.retention.clean()
+            assert store.status().min_offset == before + config.segment_size
+            assert {key: store.queue_range(*key) for key in theirs} == by_rule(store.status().min_offset)
+        await store.retention.clean()
+        assert store.status().segments == 1
+    with MessageStore.open(config) as store:
+        assert {key: store.queue_range(*key) for key in theirs} == by_rule(store.status().min_offset)
+
+
+def test_a_file_that_ends_in_a_filler_goes_with_its_messages() -> None:
+    """A filler unit names offset 0; the file's last message decides whether the file is needed."""
+    disk = MemoryFileSystem()
+    disk.make_directory(Path("/"))
+    queue = ConsumeQueue(disk, Path("/consumequeue/orders/0"), "orders", 0, 10 * 20)
+    queue.put(0, b"".join(UNIT.pack(1000 * number, 1000, 0) for number in range(9)))
+    queue.put(10, b"".join(UNIT.pack(1000 * number, 1000, 0) for number in range(10, 25)))
+    queue.take_dirty()
+    assert queue.expired_files(8000) == []
+    queue.correct_min_offset(8000)
+    assert queue.min_offset == 8
+    assert queue.expired_files(9000) == [0]
+    queue.correct_min_offset(9000)
+    assert queue.min_offset == 10
+    assert queue.release_files([0]) == [Path("/consumequeue/orders/0") / f"{0:020d}"]
+    assert queue.files == [10, 20]
+
+
+# --- Whoever still needs something --------------------------------------------------------------------------
+
+
+async def test_listeners_are_asked_and_can_keep(world: World) -> None:
+    """Each is told what would go; the earliest answer counts; one that fails keeps everything for this round."""
+    world.fill(6)
+    world.disk.ratio = 0.95
+    asked: list[int] = []
+    answers: list[int | Exception] = [StoreFullError("no room for what is needed"), 2 * SEGMENT + 1, 6 * SEGMENT]
+
+    async def keep(end: int) -> int:
+        asked.append(end)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    world.store.retention_listeners.append(keep)
+    await world.store.retention.clean()
+    assert (asked, world.segments) == ([5 * SEGMENT], [0, 1, 2, 3, 4, 5])
+    assert world.store.stats.retention_failures == 1
+    await world.store.retention.clean()
+    assert world.segments == [2, 3, 4, 5]
+    await world.store.retention.clean()
+    assert world.segments == [5]
+
+
+# --- The service --------------------------------------------------------------------------------------------
+
+
+async def test_the_service_watches_from_the_start_and_removes_after_six_intervals(worlds: list[World]) -> None:
+    """`run` looks at the disk at once; it removes nothing in the first six intervals, by the clock."""
+    worlds.append(world := World(retention_interval_seconds=0.01))
+    world.fill(3)
+    world.disk.ratio = 0.95
+    running = asyncio.get_running_loop().create_task(world.store.run())
+    async with asyncio.timeout(10):
+        while world.store.running.flags.writable:  # noqa: ASYNC110 - nobody else is to know of it
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
+        assert world.segments == [0, 1, 2]
+        world.clock.advance(0.06)
+        while world.store.status().segments > 1:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.005)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    world.disk.ratio = 0.5
+
+
+def test_a_store_copied_as_files_keeps_its_age(tmp_path: Path) -> None:
+    """On a real disk: a copy with new modification times loses the same segments as the original would."""
+
+    async def clean(directory: Path, clock: ManualClock) -> int:
+        config = replace(StoreConfig.tiny(directory), delete_when_hours=tuple(range(24)))
+        with MessageStore.open(config, clock=clock) as store:
+            await store.retention.clean()
+            return store.status().min_offset
+
+    clock = ManualClock(round(NOON.timestamp() * 1000))
+    sender = Sender()
+    with MessageStore.open(StoreConfig.tiny(tmp_path / "store"), clock=clock) as store:
+        for _ in range(3 * PER_SEGMENT):
+            sender.append(store, [sender.message(2100)])
+    shutil.copytree(tmp_path / "store", tmp_path / "copy", copy_function=shutil.copyfile)
+    clock.advance(73 * HOUR)
+    assert asyncio.run(clean(tmp_path / "copy", clock)) == asyncio.run(clean(tmp_path / "store", clock)) == 2 * SEGMENT
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("retention_hours", 0.0),
+        ("retention_interval_seconds", 0.0),
+        ("retention_batch_max", 0),
+        ("delete_when_hours", ()),
+        ("delete_when_hours", (24,)),
+        ("delete_when_hours", (-1,)),
+        ("disk_clean_ratio", 0.0),
+        ("disk_force_clean_ratio", 1.01),
+        ("disk_full_ratio", 75.0),
+        ("scrub_bytes_per_second", -1),
+        ("scrub_interval_hours", 0.0),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path: Path, setting: str, value: Any) -> None:
+    """Each is refused by its full name."""
+    with pytest.raises(ConfigError, match=rf"store\.{setting}"):
+        StoreConfig(directory=tmp_path, **{setting: value})

@@ -1,0 +1,226 @@
+"""A queue of units: appended, read, cut, reloaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerobee_store.queues.consume_queue import (
+    FILLER_SIZE,
+    FILLER_UNIT,
+    UNIT,
+    UNIT_SIZE,
+    ConsumeQueue,
+    QueueMisalignedError,
+)
+from aerobee_store.testing import MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
+
+PER_FILE = 200  # units: 4000 bytes, so that a file has several sectors
+
+
+def queue_on(disk: MemoryFileSystem, *, load: bool | None = None) -> ConsumeQueue:
+    """`load`: None for a new queue, else whether it is suspect."""
+    queue = ConsumeQueue(disk, DIRECTORY / "q", "t", 0, PER_FILE * UNIT_SIZE)
+    if load is not None:
+        queue.load(suspect=load)
+    return queue
+
+
+def unit(number: int, *, code: int = 0) -> bytes:
+    return UNIT.pack(number * 100, 100, code)
+
+
+def offsets(queue: ConsumeQueue, first: int, count: int) -> list[int]:
+    units = queue.units(first, count)
+    return [int(value) // 100 for value in units["physical_offset"]]
+
+
+def filled(disk: MemoryFileSystem, count: int) -> ConsumeQueue:
+    queue = queue_on(disk)
+    for number in range(count):
+        queue.put(number, unit(number))
+    sync(queue)
+    return queue
+
+
+def sync(queue: ConsumeQueue) -> None:
+    for file in queue.take_dirty():
+        file.sync()
+
+
+def test_units_come_back_over_the_ends_of_files() -> None:
+    """Put one by one and all at once, read over a file's end and beyond the queue's."""
+    queue = filled(MemoryFileSystem(), 150)
+    queue.put(150, b"".join(unit(number) for number in range(150, 450)))
+    assert (queue.min_offset, queue.max_offset, queue.next_offset) == (0, 450, 450)
+    assert queue.files == [0, 200, 400]
+    assert offsets(queue, 190, 20) == list(range(190, 210))
+    assert offsets(queue, 440, 100) == list(range(440, 450))
+    assert offsets(queue, 450, 10) == []
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+@pytest.mark.parametrize("count", [1, 199, 200, 201, 450])
+def test_loading_finds_the_end(count: int, suspect: bool) -> None:
+    """Whether by bisection or by looking at each unit."""
+    disk = MemoryFileSystem()
+    filled(disk, count)
+    queue = queue_on(disk, load=suspect)
+    assert (queue.min_offset, queue.max_offset, queue.next_offset) == (0, count, count)
+    assert not queue.torn
+    queue.put(count, unit(count))
+    assert offsets(queue, count, 1) == [count]
+
+
+def test_the_first_unit_may_have_any_offset() -> None:
+    """The file is filled from its beginning, as RocketMQ does; fillers are below the minimum."""
+    disk = MemoryFileSystem()
+    queue = queue_on(disk)
+    queue.put(250, unit(250))
+    assert (queue.min_offset, queue.max_offset, queue.files) == (250, 251, [200])
+    sync(queue)
+    assert disk.contents()[queue.directory / f"{200 * UNIT_SIZE:020d}"][: 50 * UNIT_SIZE] == FILLER_UNIT * 50
+    again = queue_on(disk, load=False)
+    again.correct_min_offset(0)
+    assert (again.min_offset, again.max_offset) == (250, 251)
+
+
+def test_a_gap_is_filled_and_a_taken_offset_refused() -> None:
+    """Fillers stand for what is missing; nothing is written in another's place."""
+    queue = filled(MemoryFileSystem(), 3)
+    queue.put(6, unit(6))
+    assert [int(size) for size in queue.units(0, 10)["size"]] == [100] * 3 + [FILLER_SIZE] * 3 + [100]
+    with pytest.raises(QueueMisalignedError, match="ends at 7"):
+        queue.put(6, unit(9))
+    assert offsets(queue, 6, 1) == [6]
+
+
+def test_cutting_leaves_no_bytes_behind() -> None:
+    """Files behind are removed, the rest of the last one is zeros; it goes on there."""
+    disk = MemoryFileSystem()
+    queue = filled(disk, 450)
+    queue.truncate(150)
+    assert (queue.max_offset, queue.next_offset, queue.files) == (150, 150, [0])
+    (content,) = disk.contents().values()
+    assert not any(content[150 * UNIT_SIZE :])
+    queue.put(150, unit(777))
+    sync(queue)
+    assert offsets(queue_on(disk, load=True), 149, 5) == [149, 777]
+    queue.truncate(500)
+    assert queue.max_offset == 151
+
+
+def test_stale_units_behind_a_lost_sector_do_not_come_back() -> None:
+    """A crash loses units and keeps later ones: these are zeroed, and the queue says that it needs the log."""
+    disk = MemoryFileSystem()
+    filled(disk, 150)
+    path = DIRECTORY / "q" / f"{0:020d}"
+    disk.damage(path, 512, bytes(512))
+    queue = queue_on(disk, load=True)
+    assert queue.max_offset == 26, "the last one has lost its tag, for recovery to put right"
+    assert queue.torn
+    assert not any(disk.contents()[path][26 * UNIT_SIZE :])
+
+
+def test_a_lost_sector_in_an_earlier_file() -> None:
+    """After a crash the queue ends there, although the last file is whole."""
+    disk = MemoryFileSystem()
+    filled(disk, 450)
+    disk.damage(DIRECTORY / "q" / f"{200 * UNIT_SIZE:020d}", 0, bytes(512))
+    queue = queue_on(disk, load=True)
+    assert queue.max_offset == 200
+    assert queue.torn
+
+
+def test_the_minimum_follows_the_log() -> None:
+    """To the first unit whose record is there; without one to the end."""
+    queue = filled(MemoryFileSystem(), 450)
+    queue.correct_min_offset(30_000)
+    assert queue.min_offset == 300
+    assert queue.expired_files(30_000) == [0]
+    queue.correct_min_offset(1_000_000)
+    assert queue.min_offset == 450
+    assert queue.expired_files(1_000_000) == [0, 200], "never the last"
+    queue.release_files([0, 200])
+    assert queue.files == [400]
+
+
+def test_the_end_of_the_last_record_skips_fillers() -> None:
+    """A filler is no position, however many there are."""
+    queue = filled(MemoryFileSystem(), 2)
+    assert queue.last_record_end() == 200
+    queue.put(2, FILLER_UNIT * 700)
+    assert queue.last_record_end() == 200
+    assert queue_on(MemoryFileSystem()).last_record_end() == 0
+
+
+def test_offsets_by_time() -> None:
+    """Times 1000, 1010, 1010, 1010, 1020 and one damaged unit among them."""
+    queue = queue_on(MemoryFileSystem())
+    times = {0: 1000, 100: 1010, 300: 1010, 400: 1010, 500: 1020}
+    for number in range(6):
+        queue.put(number, FILLER_UNIT if number == 2 else unit(number))
+
+    def by_time(timestamp: int) -> tuple[int, int]:
+        return (
+            queue.offset_by_time(timestamp, "lower", times.get),
+            queue.offset_by_time(timestamp, "upper", times.get),
+        )
+
+    assert by_time(999) == (0, 0)
+    assert by_time(1000) == (0, 0)
+    assert by_time(1005) == (1, 0)
+    assert by_time(1010) == (1, 4)
+    assert by_time(1015) == (5, 4)
+    assert by_time(1020) == (5, 5)
+    assert by_time(1021) == (6, 5)
+    assert queue_on(MemoryFileSystem()).offset_by_time(5, "lower", times.get) == 0
+
+
+def test_offsets_by_time_stay_within_the_queue() -> None:
+    """Of messages that are deleted nothing is answered: what is older than all is the minimum, for both boundaries."""
+    queue = queue_on(MemoryFileSystem())
+    times = {number * 100: 1000 + number for number in range(6)}
+    for number in range(6):
+        queue.put(number, unit(number))
+    queue.correct_min_offset(300)
+    assert [queue.offset_by_time(timestamp, "lower", times.get) for timestamp in (0, 1002, 1003, 1006)] == [3, 3, 3, 6]
+    assert [queue.offset_by_time(timestamp, "upper", times.get) for timestamp in (0, 1002, 1003, 1006)] == [3, 3, 3, 5]
+    queue.correct_min_offset(600)
+    assert queue.offset_by_time(1004, "lower", times.get) == queue.offset_by_time(1004, "upper", times.get) == 6
+
+
+def test_pre_blanks_are_no_messages_of_a_time() -> None:
+    """A queue that begins with fillers: its first message is the first of every time before it."""
+    queue = queue_on(MemoryFileSystem())
+    queue.put(250, unit(250))
+    times = {25_000: 1000}
+    for timestamp in (0, 1000, 2000):
+        assert queue.offset_by_time(timestamp, "lower", times.get) == (250 if timestamp <= 1000 else 251)
+        assert queue.offset_by_time(timestamp, "upper", times.get) == 250
+
+
+def test_the_minimum_behind_pre_blanks() -> None:
+    """RocketMQ corrects it by looking at the first file alone; fillers in a whole file do not hide what comes after."""
+    disk = MemoryFileSystem()
+    queue = queue_on(disk)
+    queue.put(150, unit(150))
+    queue.put(420, unit(420))
+    again = queue_on(disk, load=True)
+    assert (again.min_offset, again.max_offset, again.files) == (0, 421, [0, 200, 400])
+    again.correct_min_offset(0)
+    assert again.min_offset == 150
+    again.correct_min_offset(15_001)
+    assert again.min_offset == 420
+    assert again.expired_files(15_001) == [0, 200], "a file of nothing but fillers keeps no message"
+
+
+def test_a_destroyed_queue_can_go_on() -> None:
+    """Its files and directory are gone; the next unit has the offset that was asked for."""
+    disk = MemoryFileSystem()
+    queue = filled(disk, 250)
+    queue.destroy()
+    assert not disk.exists(queue.directory)
+    queue.begin_at(250)
+    queue.put(250, unit(250))
+    assert (queue.min_offset, queue.max_offset) == (250, 251)

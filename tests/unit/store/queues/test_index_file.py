@@ -1,0 +1,215 @@
+"""The hash index: entries, chains, files one after the other, cutting and linking anew."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from aerobee_store import StoreDirectoryError
+from aerobee_store.queues.index_file import HEADER_SIZE, IndexService, file_size
+from aerobee_store.testing import MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
+
+SLOTS, ENTRIES = 10, 60
+NOW = 1_700_000_000_000
+INDEX = DIRECTORY / "index"
+MAX = (1 << 63) - 1
+
+
+def service(disk: MemoryFileSystem) -> IndexService:
+    index = IndexService(disk, INDEX, SLOTS, ENTRIES)
+    index.load()
+    return index
+
+
+def put(index: IndexService, first: int, count: int, *, at_once: bool = True) -> None:
+    """Entries n = first...: hash n % 7, physical offset 100 n, a second apart."""
+    numbers = range(first, first + count)
+    if at_once:
+        index.put([n % 7 for n in numbers], [n * 100 for n in numbers], [NOW + n * 1000 for n in numbers], NOW)
+    else:
+        for n in numbers:
+            index.put([n % 7], [n * 100], [NOW + n * 1000], NOW)
+
+
+def found(index: IndexService, key_hash: int, begin: int = 0, end: int = MAX) -> list[int]:
+    return [offset // 100 for offset in index.find(key_hash, begin, end)]
+
+
+def expected(key_hash: int, count: int) -> list[int]:
+    return [n for n in range(count) if n % 7 == key_hash][::-1]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("count", [1, 40, 59, 60, 150])
+def test_every_entry_is_found_newest_first(count: int, at_once: bool) -> None:
+    """Over the ends of files, whether they came one by one or as columns."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, count, at_once=at_once)
+    for key_hash in range(7):
+        assert found(index, key_hash) == expected(key_hash, count)
+    assert index.last_offset == (count - 1) * 100
+    assert index.last_timestamp == NOW + (count - 1) * 1000
+    assert len(index.files) == -(-count // (ENTRIES - 1))
+
+
+def test_keys_that_share_a_slot_are_kept_apart() -> None:
+    """A search gives the entries of its hash alone, whatever else hangs on the chain."""
+    index = service(MemoryFileSystem())
+    index.put([3, 3 + SLOTS, 3, 3 + 2 * SLOTS], [0, 100, 200, 300], [NOW] * 4, NOW)
+    assert (found(index, 3), found(index, 3 + SLOTS), found(index, 3 + 3 * SLOTS)) == ([2, 0], [1], [])
+
+
+def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> None:
+    """A slot of nothing but dropped entries is empty: it would lead into the chains of others that come later."""
+    whole, never = MemoryFileSystem(), MemoryFileSystem()
+    index = service(whole)
+    index.put([1, 2, 3, 4], [0, 100, 200, 300], [NOW] * 4, NOW)
+    index.truncate(200)
+    service(never).put([1, 2], [0, 100], [NOW] * 2, NOW)
+    (path,) = (path for path in whole.contents() if path.is_relative_to(INDEX))
+    (other,) = (path for path in never.contents() if path.is_relative_to(INDEX))
+    assert whole.contents()[path][HEADER_SIZE:] == never.contents()[other][HEADER_SIZE:]
+
+
+def test_one_by_one_and_at_once_give_the_same_bytes() -> None:
+    """Numpy's way and the loop's way."""
+    disks = MemoryFileSystem(), MemoryFileSystem()
+    for disk, at_once in zip(disks, (True, False), strict=True):
+        put(service(disk), 0, 150, at_once=at_once)
+    assert disks[0].contents() == disks[1].contents()
+
+
+def test_slots_of_one_and_of_several_entries_get_the_same_bytes() -> None:
+    """Whatever shares a slot with what came at once, or before it."""
+    disks = MemoryFileSystem(), MemoryFileSystem()
+    hashes = [n * n * 7919 % 1511 for n in range(600)]
+    for disk, step in zip(disks, (1, 200), strict=True):
+        index = IndexService(disk, INDEX, 400, 1000)
+        for first in range(0, 600, step):
+            numbers = range(first, first + step)
+            index.put(hashes[first : first + step], [n * 100 for n in numbers], [NOW + n for n in numbers], NOW)
+    assert disks[0].contents() == disks[1].contents()
+
+
+def test_times_narrow_the_search_and_leave_nothing_out() -> None:
+    """Exact to a second or two; all that lies in the range is there."""
+    index = service(MemoryFileSystem())
+    put(index, 0, 150)
+    result = found(index, 3, NOW + 40_000, NOW + 80_000)
+    inside = [n for n in expected(3, 150) if 40 <= n <= 80]
+    assert set(inside) <= set(result)
+    assert set(result) <= {n for n in expected(3, 150) if 38 <= n <= 83} | {0, 59, 118}
+    assert found(index, 3, NOW + 10_000_000, MAX) == []
+
+
+def test_a_new_file_begins_where_the_last_one_ended() -> None:
+    """Header fields of the second file before its first entry are the first one's end; names rise."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, 60)
+    second = index.files[1]
+    assert second.begin_offset == second.end_offset == 5900
+    assert second.path.name == str(int(index.files[0].path.name) + 1)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 59, 60, 100, 150])
+def test_cutting_drops_entries_and_links_the_rest(cut: int) -> None:
+    """Entries at or behind the offset are gone from chains and header; the index goes on from there."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, 150)
+    index.truncate(cut * 100)
+    again = service(disk)
+    for key_hash in range(7):
+        assert found(again, key_hash) == expected(key_hash, cut)
+    put(again, cut, 20)
+    for key_hash in range(7):
+        assert found(again, key_hash) == expected(key_hash, cut + 20)
+
+
+@pytest.mark.parametrize("what", ["slots", "header", "entries", "empty last file"])
+def test_after_a_crash_the_last_file_is_linked_anew(what: str) -> None:
+    """Slots newer than entries, an old header, lost entries, a second file without its header: all come right."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, 40)
+    if what == "empty last file":
+        put(index, 40, 40)
+    path = index.files[0].path
+    if what == "slots":
+        disk.damage(path, HEADER_SIZE, struct.pack(">10i", *[55] * SLOTS))
+    elif what == "header":
+        old = bytearray(disk.contents()[path][:HEADER_SIZE])
+        old[16:40] = struct.pack(">qqii", 0, 2900, 7, 31)
+        disk.damage(path, 0, bytes(old))
+    elif what == "entries":
+        disk.damage(path, HEADER_SIZE + 4 * SLOTS + 20 * 35, bytes(100))
+    else:
+        disk.damage(index.files[1].path, 0, bytes(HEADER_SIZE))
+    again = service(disk)
+    again.distrust(3000)
+    for key_hash in range(7):
+        assert found(again, key_hash) == expected(key_hash, 30)
+    assert again.last_offset == 2900
+    put(again, 30, 60)
+    for key_hash in range(7):
+        assert found(again, key_hash) == expected(key_hash, 90)
+
+
+def test_damaged_chains_end() -> None:
+    """A link to itself, forwards, or out of the file stops the search; it neither loops nor reads elsewhere."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, 40)
+    path = index.files[0].path
+    for previous in (39, 40, 1 << 30, -5):
+        disk.damage(path, HEADER_SIZE + 4 * SLOTS + 20 * 39 + 16, struct.pack(">i", previous))
+        assert len(found(service(disk), 38 % 7)) <= 40
+
+
+def test_files_that_are_no_index() -> None:
+    """A foreign name and other counts are errors that tell the setting; an empty file is what a crash leaves."""
+    disk = MemoryFileSystem()
+    put(service(disk), 0, 3)
+    disk.create(INDEX / "20990101000000000", 0)
+    assert len(service(disk).files) == 1
+    with pytest.raises(StoreDirectoryError, match=r"store\.index_slot_count"):
+        IndexService(disk, INDEX, SLOTS + 1, ENTRIES).load()
+    disk.create(INDEX / "readme", 5)
+    with pytest.raises(StoreDirectoryError, match="move it away"):
+        service(disk)
+
+
+def test_sizes() -> None:
+    """The default file of RocketMQ."""
+    assert file_size(5_000_000, 20_000_000) == 420_000_040
+
+
+def test_a_file_that_was_found_gets_its_room_before_it_is_written() -> None:
+    """RocketMQ leaves holes in slots and entries: on a full disk a store into one would kill the process (SIGBUS)."""
+    disk = MemoryFileSystem()
+    index = service(disk)
+    put(index, 0, 20)
+    index.close()
+    content = disk.contents()
+    (path,) = [path for path in content if path.parent == INDEX]
+    sparse = MemoryFileSystem()
+    sparse.make_directory(INDEX)
+    file = sparse.create(path, len(content[path]))
+    file.write([content[path][: HEADER_SIZE + 4]], 0)  # all else are holes, as far as blocks go
+    sparse.damage(path, 0, content[path])
+    found_again = service(sparse)
+    put(found_again, 20, 20)
+    found_again.files[0].file.sync()  # raises HoleWrittenError for what has no room
+    assert found(found_again, 3) == expected(3, 40)
+    full = MemoryFileSystem(capacity=4096)
+    full.make_directory(INDEX)
+    full.create(path, len(content[path]))
+    full.damage(path, 0, content[path])
+    filler = full.create(DIRECTORY / "filler", 4096)
+    filler.reserve(0, 4096)
+    with pytest.raises(OSError, match="No space left"):
+        put(service(full), 20, 20)

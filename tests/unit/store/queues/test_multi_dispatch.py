@@ -1,0 +1,278 @@
+"""Messages in several queues: what is stored, served and recovered of the queues that a message names."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import (
+    ConfigError,
+    InvalidMessageError,
+    LightQueuesFullError,
+    Message,
+    MessageStore,
+    RecordBatch,
+    StoreConfig,
+)
+from aerobee_store.queues.multi_dispatch import NAMES_MAX, MultiDispatch
+from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Draft
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+from aerobee_store.tools.rebuild import rebuild
+from aerobee_store.tools.verify import verify
+from tests.support.stored_messages import DIRECTORY
+
+CONFIG = replace(StoreConfig.tiny(DIRECTORY), light_queue_count_max=4)
+ROOM, HALL = "%LMQ%room", "%LMQ%hall"
+
+
+@pytest.fixture(name="disk")
+def disk_fixture() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+@pytest.fixture(name="store")
+def store_fixture(disk: MemoryFileSystem) -> Iterator[MessageStore]:
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock()) as store:
+        yield store
+
+
+def message(body: str, *names: str, topic: str = "chat", queue_id: int = 3, **properties: str) -> Message:
+    named = {"INNER_MULTI_DISPATCH": ",".join(names)} if names else {}
+    return Message(topic, queue_id, body.encode(), {**named, **properties})
+
+
+def bodies(store: MessageStore, topic: str, queue_id: int = 0, tags: frozenset[str] | None = None) -> list[str]:
+    return [record.body.decode() for record in store.read(topic, queue_id, 0, tags=tags).records]
+
+
+def test_a_message_is_served_by_every_queue_that_it_names(store: MessageStore) -> None:
+    """It lies in the log once; each queue gives it the queue id and offset that it has there, and its own topic."""
+    store.append([message("a", ROOM), message("b", ROOM, HALL), message("c"), message("d", HALL)])
+    store.flush()
+    assert bodies(store, "chat", 3) == ["a", "b", "c", "d"]
+    assert bodies(store, ROOM) == ["a", "b"]
+    assert bodies(store, HALL) == ["b", "d"]
+    assert store.queue_range(HALL, 0) == (0, 2)
+    (b,) = store.read(HALL, 0, 0, max_count=1).records
+    assert (b.topic, b.queue_id, b.queue_offset) == ("chat", 0, 0)
+    assert b.properties["INNER_MULTI_QUEUE_OFFSET"] == "1,0"
+    (own,) = store.read("chat", 3, 1, max_count=1).records
+    assert (own.queue_id, own.queue_offset, own.physical_offset) == (3, 1, b.physical_offset)
+    assert store.queues() == {ROOM: [0], HALL: [0], "chat": [3]}
+    assert (store.queue_ids("chat"), store.queue_ids(ROOM), store.queue_ids("nothing")) == ([3], [0], [])
+
+
+def test_offsets_go_on_after_an_append(store: MessageStore) -> None:
+    """Also where one append names a queue several times, and one message a queue twice: it is in it once."""
+    store.append([message("a", ROOM)])
+    store.append([message("b", ROOM, ROOM), message("c", ROOM)])
+    store.flush()
+    assert bodies(store, ROOM) == ["a", "b", "c"]
+    found = store.read(ROOM, 0, 0).records
+    assert [record.properties["INNER_MULTI_QUEUE_OFFSET"] for record in found] == ["0", "1,1", "2"]
+
+
+def test_listeners_hear_of_light_queues(store: MessageStore) -> None:
+    """As of any other queue: with the new end of each, when it can be read."""
+    heard: list[tuple[str, int, int]] = []
+    store.arrival_listeners.append(lambda *place: heard.append(place))
+    store.append([message("a", ROOM), message("b", ROOM, HALL)])
+    store.flush()
+    assert sorted(heard) == [(HALL, 0, 1), (ROOM, 0, 2), ("chat", 3, 2)]
+    assert store.stats.messages_dispatched == 2
+
+
+def test_tags_filter_light_queues(store: MessageStore) -> None:
+    """A light queue's units have the tags code of the message."""
+    store.append([message("a", ROOM, TAGS="red"), message("b", ROOM, TAGS="blue"), message("c", ROOM)])
+    store.flush()
+    assert bodies(store, ROOM, tags=frozenset({"blue"})) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "sys_flag"),
+    [
+        ("%RETRY%billing", 0),
+        ("rmq_sys_wheel_timer", 0),
+        ("SCHEDULE_TOPIC_XXXX", 0),
+        ("chat", SYS_FLAG_PREPARED),
+    ],
+)
+def test_messages_that_are_in_their_own_queue_alone(store: MessageStore, topic: str, sys_flag: int) -> None:
+    """Of retry topics, the broker's own topics and half transactions; their names wait for the real topic."""
+    store.append([Message(topic, 0, b"x", {"INNER_MULTI_DISPATCH": ROOM}, sys_flag=sys_flag)])
+    store.flush()
+    assert ROOM not in store.queues()
+    names = {record.properties.get("INNER_MULTI_DISPATCH") for record in store.read(topic, 0, 0).records}
+    assert names <= {ROOM}
+
+
+@pytest.mark.parametrize("name", ["%LMQ%a/b", "%LMQ%../../x", "", "%LMQ%\x00", "%LMQ%" + "x" * 251, "%LMQ%a\\b", ".."])
+def test_names_that_cannot_be_directories(disk: MemoryFileSystem, name: str) -> None:
+    """They have no queue and no offset; what stands beside them does."""
+    config = replace(CONFIG, multi_dispatch=True)
+    with MessageStore.open(config, file_system=disk) as store:
+        store.append([message("a", name, ROOM)])
+        store.flush()
+        assert set(store.queues()) == {ROOM, "chat"}
+        assert store.read(ROOM, 0, 0).records[0].properties["INNER_MULTI_QUEUE_OFFSET"] == ",0"
+    with MessageStore.open(config, file_system=disk, whole_log=True) as store:
+        assert set(store.queues()) == {ROOM, "chat"}
+
+
+def test_queue_offsets_of_the_sender_are_not_taken(store: MessageStore) -> None:
+    """A message cannot choose its place in another queue, whether it names one or not, and however it is encoded."""
+    store.append([message("a", ROOM, INNER_MULTI_QUEUE_OFFSET="7"), message("b", INNER_MULTI_QUEUE_OFFSET="7")])
+    raw = f"INNER_MULTI_DISPATCH\x01{ROOM}\x02INNER_MULTI_QUEUE_OFFSET\x019\x02".encode()
+    store.append([Message("chat", 3, b"c", raw_properties=raw)])
+    store.flush()
+    found = store.read("chat", 3, 0).records
+    assert [record.properties.get("INNER_MULTI_QUEUE_OFFSET") for record in found] == ["0", None, "1"]
+    assert bodies(store, ROOM) == ["a", "c"]
+
+
+def test_other_topics_only_when_asked_for(disk: MemoryFileSystem) -> None:
+    """`multi_dispatch`: a name without %LMQ% is a topic's, and counts offsets together with its own messages."""
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        store.append([message("a", "audit")])
+        store.flush()
+        assert "audit" not in store.queues()
+    with MessageStore.open(replace(CONFIG, multi_dispatch=True), file_system=disk) as store:
+        store.append([message("b", "audit"), Message("audit", 3, b"own"), message("c", "audit", ROOM)])
+        store.append([Message("audit", 3, b"later"), message("d", "audit", "chat")])
+        store.flush()
+        assert bodies(store, "audit", 3) == ["b", "own", "c", "later", "d"]
+        assert bodies(store, "chat", 3) == ["a", "b", "c", "d"], "its own queue once, though d names it"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("removed", [(), ("%LMQ%room",), ("%LMQ%room", "audit", "chat")])
+def test_recovery_gives_back_the_units_of_every_queue(
+    disk: MemoryFileSystem, closed: bool, removed: tuple[str, ...]
+) -> None:
+    """After a clean and an unclean stop, with the queues there or gone."""
+    config = replace(CONFIG, multi_dispatch=True)
+    store = MessageStore.open(config, file_system=disk)
+    store.append([message("a", ROOM), message("b", ROOM, "audit"), Message("audit", 3, b"own")])
+    store.append([message("c", "audit", HALL)])
+    store.flush()
+    if closed:
+        store.close()
+    disk = disk.kill()
+    for topic in removed:
+        for path in disk.contents():
+            if path.is_relative_to(DIRECTORY / "consumequeue" / topic):
+                disk.unlink(path)
+    with MessageStore.open(config, file_system=disk, whole_log=closed) as store:
+        assert bodies(store, ROOM) == ["a", "b"]
+        assert bodies(store, HALL) == ["c"]
+        assert bodies(store, "audit", 3) == ["b", "own", "c"]
+        assert bodies(store, "chat", 3) == ["a", "b", "c"]
+        store.append([message("d", ROOM, "audit")])
+        store.flush()
+        assert bodies(store, ROOM) == ["a", "b", "d"]
+        assert bodies(store, "audit", 3) == ["b", "own", "c", "d"]
+
+
+def test_an_offset_that_cannot_be_is_not_believed() -> None:
+    """A record at this place of the log cannot have so many before it; recovery would fill a queue up to it."""
+    values = {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL},%LMQ%attic", "INNER_MULTI_QUEUE_OFFSET": "9000000,10,x"}
+    assert MultiDispatch().places("chat", 0, 0, values, 910) == {(HALL, 0): 10}
+    assert MultiDispatch().places("chat", 0, 0, values, 909) == {}
+
+
+def test_too_many_light_queues(store: MessageStore) -> None:
+    """The append is refused as a whole, with a reason; queues that are there go on, and deleting one makes room."""
+    names = [f"%LMQ%{n}" for n in range(4)]
+    store.append([message("a", *names[:3])])
+    with pytest.raises(LightQueuesFullError, match=r"3 light queues, 2 more .* limit is 4 .*light_queue_count_max"):
+        store.append([message("b", "%LMQ%x"), message("c", "%LMQ%y")])
+    assert store.positions[0] == store.append([message("d", *names)])[0].physical_offset
+    with pytest.raises(LightQueuesFullError):
+        store.append([message("e", "%LMQ%x")])
+    store.delete_topic(names[0])
+    store.append([message("f", "%LMQ%x")])
+    store.flush()
+    assert bodies(store, "%LMQ%x") == ["f"]
+    assert bodies(store, "chat", 3) == ["a", "d", "f"]
+
+
+def test_a_deleted_light_queue_goes_on_where_it_ended(disk: MemoryFileSystem) -> None:
+    """One offset must not name two messages; recovery brings the old ones not back."""
+    store = MessageStore.open(CONFIG, file_system=disk)
+    store.append([message("a", ROOM), message("b", ROOM)])
+    store.delete_topic(ROOM)
+    store.append([message("c", ROOM)])
+    store.flush()
+    with MessageStore.open(CONFIG, file_system=disk.kill(), whole_log=True) as store:
+        assert store.queue_range(ROOM, 0) == (2, 3)
+        assert [record.body for record in store.read(ROOM, 0, 2).records] == [b"c"]
+        assert bodies(store, "chat", 3) == ["a", "b", "c"]
+
+
+def test_too_many_names(store: MessageStore) -> None:
+    """One message cannot name more queues than the limit; nothing is stored."""
+    with pytest.raises(InvalidMessageError, match=r"1001 names of queues, the limit is 1000"):
+        store.append([message("a", *(["%LMQ%x"] * (NAMES_MAX + 1)))])
+    assert store.positions[0] == 0
+
+
+def test_records_in_store_layout_name_no_queues(store: MessageStore) -> None:
+    """Their properties cannot be completed in place, so they are refused; a body with such text is none of this."""
+
+    def batch(one: Message) -> RecordBatch:
+        data = Draft(one, store_host=("127.0.0.1", 1), property_crc=True).encode_unplaced()
+        return RecordBatch.parse(data, base_physical_offset=None, placed=False)
+
+    for one in (message("a", ROOM), message("a", INNER_MULTI_QUEUE_OFFSET="1")):
+        with pytest.raises(InvalidMessageError, match="INNER_MULTI_DISPATCH"):
+            store.append_records("chat", 3, batch(one))
+    store.append_records("chat", 3, batch(message("INNER_MULTI_DISPATCH")))
+    store.flush()
+    assert bodies(store, "chat", 3) == ["INNER_MULTI_DISPATCH"]
+
+
+def test_the_tools_know_light_queues(tmp_path: Path) -> None:
+    """Verify asks for their units, and rebuild makes the same files from the log."""
+    config = replace(StoreConfig.tiny(tmp_path), multi_dispatch=True)
+    with MessageStore.open(config) as store:
+        store.append([message("a", ROOM), message("b", ROOM, "audit"), Message("audit", 3, b"own")])
+    assert verify(tmp_path).findings == []
+    files = sorted(path for path in tmp_path.glob("consumequeue/*/*/*") if path.is_file())
+    before = [path.read_bytes() for path in files]
+    rebuild(tmp_path, index=False, apply=True)
+    assert [path.read_bytes() for path in files] == before
+    assert verify(tmp_path).findings == []
+    room = tmp_path / "consumequeue" / ROOM / "0" / f"{0:020d}"
+    room.write_bytes(room.read_bytes()[:20] + bytes(380))
+    (found,) = verify(tmp_path).findings
+    assert (found.kind, found.topic, found.queue_offset) == ("unit-missing", ROOM, 1)
+
+
+def test_settings() -> None:
+    """A limit below one is refused; without light queues their names have none."""
+    with pytest.raises(ConfigError, match=r"store\.light_queue_count_max"):
+        replace(CONFIG, light_queue_count_max=0)
+    with MessageStore.open(replace(CONFIG, light_queues=False), file_system=MemoryFileSystem()) as store:
+        store.append([message("a", ROOM, HALL)])
+        store.flush()
+        assert set(store.queues()) == {"chat"}
+        (found,) = store.read("chat", 3, 0).records
+        assert found.properties == {"INNER_MULTI_DISPATCH": f"{ROOM},{HALL}", "__CRC32#": found.properties["__CRC32#"]}
+
+
+def test_an_inner_batch_is_in_its_own_queue_alone(disk: MemoryFileSystem) -> None:
+    """As in RocketMQ: recovery and the tools find no other queues in it than dispatch does, whatever it names."""
+    names = {"INNER_MULTI_DISPATCH": ROOM, "INNER_MULTI_QUEUE_OFFSET": "0", "INNER_NUM": "1"}
+    body = struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + struct.pack(">h", 0)
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock(), is_batch_topic=lambda t: t == "m") as store:
+        store.append([Message("m", 0, body, names, sys_flag=SYS_FLAG_INNER_BATCH)])
+        store.flush()
+        assert store.queue_range(ROOM, 0) == (0, 0)
+    with MessageStore.open(CONFIG, file_system=disk, clock=ManualClock(), whole_log=True) as store:
+        assert store.queue_range("m", 0) == (0, 1)
+        assert store.queue_range(ROOM, 0) == (0, 0)
