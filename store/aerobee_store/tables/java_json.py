@@ -7,6 +7,7 @@ the Python type:
     dict          a map with string keys, in the order of the dict; every pair on its own line
     Bean          a Java object: the same, sorted by name
     IntegerMap    a map with integer keys: pairs on one line, the closing brace on a line of its own
+    ObjectMap     a map whose keys are Java objects: only in bodies of the remoting protocol, written without layout
     list          an array of strings or primitive numbers, on one line
     BoxedList     a list of boxed numbers (List<Long>), every element on its own line
 
@@ -58,27 +59,41 @@ class IntegerMap(dict[str, object]):
         return cls((str(key), value) for key, value in items.items())
 
 
+class ObjectMap(dict[str, object]):
+    """A Java map whose keys are objects, which are kept as their JSON text here: `{{"queueId":0,"topic":"T"}:5}`."""
+
+    @classmethod
+    def of(cls, items: Iterable[tuple[Bean, object]]) -> ObjectMap:
+        """The map with these keys, in the order given."""
+        return cls((dumps(key, pretty=False).decode(), value) for key, value in items)
+
+    def pairs(self) -> list[tuple[dict[str, object], object]]:
+        """The keys as they were before `of`, with their values."""
+        keys = [loads(key) for key in self]
+        return [(key, value) for key, value in zip(keys, self.values(), strict=True) if isinstance(key, dict)]
+
+
 class BoxedList(list[object]):
     """A Java list of boxed numbers: written one element a line."""
 
 
-def loads(text: bytes | str) -> object:
-    """Parse a file of RocketMQ's.
+def loads(text: bytes | str, *, object_keys: bool = False) -> object:
+    """Parse a file of RocketMQ's; with `object_keys` also a body of its remoting protocol, where keys may be objects.
 
-    Objects come back as dict, as IntegerMap where all keys were bare; keys are strings either way. Of equal keys the
-    last one wins (`"0"` and `0` are equal). Strict otherwise: anything that is neither JSON nor a bare integer key,
-    nesting beyond DEPTH_MAX, and numbers of more than 64 characters raise JsonFormatError, and so does text that is
-    not UTF-8.
+    Objects come back as dict, as IntegerMap where all keys were bare, as ObjectMap where all were objects; keys are
+    strings in each of them. Of equal keys the last one wins (`"0"` and `0` are equal). Strict otherwise: anything that
+    is neither JSON nor such a key, nesting beyond DEPTH_MAX, and numbers of more than 64 characters raise
+    JsonFormatError, and so does text that is not UTF-8.
     """
     if isinstance(text, str):
-        return _Parser(text).document()
+        return _Parser(text, object_keys).document()
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
         before = text[: error.start].decode("utf-8")
         message = f"byte 0x{text[error.start]:02x} at byte offset {error.start} is not UTF-8"
         raise JsonFormatError(message, *_line_and_column(before, len(before))) from None
-    return _Parser(decoded).document()
+    return _Parser(decoded, object_keys).document()
 
 
 def dumps(value: object, *, pretty: bool = True) -> bytes:
@@ -122,9 +137,10 @@ def _join_surrogates(match: re.Match[str]) -> str:
 class _Parser:
     """Recursive descent over one text; `at` is the position of the next character."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, object_keys: bool) -> None:
         self.text = text
         self.at = 0
+        self.object_keys = object_keys
 
     def document(self) -> object:
         self.skip_space()
@@ -176,10 +192,10 @@ class _Parser:
         items: dict[str, object] = {}
         if self.take("}"):
             return items
-        all_bare = True
+        kinds: set[type[dict[str, object]]] = set()
         while True:
-            key, bare = self.key()
-            all_bare = all_bare and bare
+            key, kind = self.key(depth)
+            kinds.add(kind)
             self.skip_space()
             if not self.take(":"):
                 self.expected("':' after the key")
@@ -190,18 +206,21 @@ class _Parser:
             if not self.text.startswith("}", self.at):
                 self.expected("',' or '}'")
             self.at += 1
-            return IntegerMap(items) if all_bare else items
+            return kinds.pop()(items) if len(kinds) == 1 else items
 
-    def key(self) -> tuple[str, bool]:
+    def key(self, depth: int) -> tuple[str, type[dict[str, object]]]:
+        """A key, and what an object is of which all keys are of its kind."""
         if self.text.startswith('"', self.at):
-            return self.string(), False
+            return self.string(), dict
+        if self.object_keys and self.text.startswith("{", self.at):
+            return dumps(self.value(depth + 1), pretty=False).decode(), ObjectMap
         match = _INTEGER.match(self.text, self.at)
         if match is None:
             self.expected("a key in double quotes, or a bare integer key")
         if len(match[0]) > _NUMBER_SIZE_MAX:
             self.fail(f"a key of {len(match[0])} digits; the longest integer has 20")
         self.at = match.end()
-        return match[0], True
+        return match[0], IntegerMap
 
     def elements(self, depth: int) -> list[object]:
         self.take("[")
@@ -288,6 +307,8 @@ def _write(value: object, indent: int | None, depth: int, pieces: list[str]) -> 
         case IntegerMap():
             members = ((_bare(key), item) for key, item in value.items())
             _write_object(members, bool(value), indent, depth, pieces, own_lines=False)
+        case ObjectMap():
+            _write_object(value.items(), bool(value), indent, depth, pieces, own_lines=False)
         case dict():
             items: Iterable[tuple[str, object]] = sorted(value.items()) if isinstance(value, Bean) else value.items()
             members = ((_quoted(key), item) for key, item in items)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from aerobee_store.tables.java_json import DEPTH_MAX, Bean, BoxedList, IntegerMap, JsonFormatError, dumps, loads
+from aerobee_store.tables.java_json import (
+    DEPTH_MAX,
+    Bean,
+    BoxedList,
+    IntegerMap,
+    JsonFormatError,
+    ObjectMap,
+    dumps,
+    loads,
+)
 
 
 @pytest.mark.parametrize("text", ["{0:1205,16:-3}", '{"0":1205,"16":-3}', ' {\n\t0 : 1205 ,\r\n"16":-3 } '])
@@ -143,3 +152,23 @@ def test_what_cannot_be_written() -> None:
     deep.append(deep)
     with pytest.raises(ValueError, match="levels deep"):
         dumps(deep)
+
+
+def test_object_keys() -> None:
+    """A map whose keys are objects is read where that is asked for, comes back with its keys, and is written alike."""
+    text = '{"offsetTable":{{"queueId":0,"topic":"T"}:{"maxOffset":7},{"topic":"T","queueId":1}:{"maxOffset":{0:1}}}}'
+    value = loads(text, object_keys=True)
+    assert isinstance(value, dict)
+    table = value["offsetTable"]
+    assert isinstance(table, ObjectMap)
+    assert table.pairs() == [
+        ({"queueId": 0, "topic": "T"}, {"maxOffset": 7}),
+        ({"topic": "T", "queueId": 1}, {"maxOffset": {"0": 1}}),
+    ]
+    assert dumps(value, pretty=False).decode() == text
+    assert ObjectMap.of([(Bean(topic="T", queueId=0), 5)]) == {'{"queueId":0,"topic":"T"}': 5}
+    with pytest.raises(JsonFormatError, match=r"found '\{'"):
+        loads(text)
+    for depth in (DEPTH_MAX + 2, 1_000_000):
+        with pytest.raises(JsonFormatError, match="levels deep"):
+            loads("{" * depth, object_keys=True)

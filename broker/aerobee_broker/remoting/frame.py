@@ -1,0 +1,279 @@
+"""Frames of RocketMQ's remoting protocol as bytes: no sockets here. Integers are big-endian and signed unless noted.
+
+    offset  size  field
+         0     4  length            bytes that follow: 4 + header_length + size of the body
+         4     1  serialization     0: JSON header, 1: binary header
+         5     3  header_length     unsigned
+         8     -  header
+         -     -  body              the rest
+
+A JSON header is one object in UTF-8: code, language, version, opaque, flag, remark, extFields (an object of strings).
+A binary header, which cannot hold codes above 32,767:
+
+         0     2  code
+         2     1  language          number in LANGUAGES
+         3     2  version
+         5     4  opaque
+         9     4  flag
+        13     4  remark_size       then the remark, UTF-8; 0: none
+         -     4  ext_size          then entries: 2 key size, key, 4 value size, value; a value of size 0 is none
+
+Bytes come from anybody: every length is compared with the bytes at hand before it is used, and a frame, a header and
+the number of fields are bounded. What cannot be read raises FrameFormatError. The connection is of no use then, for
+there is no way to find the next frame.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.errors import BrokerError
+
+FRAME_SIZE_MAX: Final = 16 << 20
+"""Bytes of the longest frame, length field included, as in RocketMQ."""
+HEADER_SIZE_MAX: Final = 256 << 10
+"""Bytes. The largest header that can be granted has 32,767 bytes of properties, each of them escaped to six."""
+EXT_FIELD_COUNT_MAX: Final = 1024
+"""RocketMQ's largest header has some twenty fields."""
+
+FLAG_RESPONSE: Final = 1
+FLAG_ONE_WAY: Final = 2
+
+VERSION: Final = 479
+"""What we call ourselves: RocketMQ 5.3.3. Clients use SQL filters only where the answer to a heartbeat says 4.1.0 or
+later."""
+LANGUAGES: Final = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER"),
+    *("HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
+)
+_JSON: Final = 0
+_BINARY: Final = 1
+_INT32: Final = 1 << 31
+
+_START: Final = struct.Struct(">iI")  # the second: serialization in the first byte, header length in the others
+_BINARY_START: Final = struct.Struct(">hBhiii")
+_I32: Final = struct.Struct(">i")
+_U16: Final = struct.Struct(">H")
+assert (_START.size, _BINARY_START.size) == (8, 17), "the tables above and the structs must agree"
+
+
+class FrameFormatError(BrokerError):
+    """The bytes are no frame of the protocol; the connection that brought them must be closed."""
+
+
+@dataclass(slots=True)
+class Command:
+    """One request or response."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    version: int = VERSION
+    language: str = "JAVA"
+    remark: str | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+    """extFields. Never None: RocketMQ's "no fields" and "no object of fields" are the same here."""
+    body: bytes = b""
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_one_way(self) -> bool:
+        """A request that must not be answered, whatever becomes of it."""
+        return bool(self.flag & FLAG_ONE_WAY)
+
+
+def encode(command: Command) -> bytes:
+    """The frame of a command with a JSON header, which every client reads, also those that send binary ones.
+
+    Raises FrameFormatError for one beyond FRAME_SIZE_MAX.
+    """
+    header: dict[str, object] = {"code": command.code}
+    if command.fields:
+        header["extFields"] = command.fields
+    header["flag"] = command.flag
+    header["language"] = command.language
+    header["opaque"] = command.opaque
+    if command.remark is not None:
+        header["remark"] = command.remark
+    header["serializeTypeCurrentRPC"] = "JSON"
+    header["version"] = command.version
+    # Not ASCII only: a lone surrogate, which UTF-8 cannot hold, stays escaped by "replace".
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _frame(_JSON, text, command.body)
+
+
+def encode_binary(command: Command) -> bytes:
+    """The same with a binary header. Raises FrameFormatError for what such a header cannot hold."""
+    language = LANGUAGES.index(command.language) if command.language in LANGUAGES else LANGUAGES.index("OTHER")
+    remark = (command.remark or "").encode("utf-8", "replace")
+    entries = b"".join(
+        _U16.pack(len(key)) + key + _I32.pack(len(value)) + value
+        for key, value in ((key.encode(), value.encode()) for key, value in command.fields.items())
+    )
+    try:
+        start = _BINARY_START.pack(command.code, language, command.version, command.opaque, command.flag, len(remark))
+    except struct.error:
+        raise FrameFormatError(
+            f"code {command.code} or version {command.version} does not fit into the 16 bits of a binary header"
+        ) from None
+    return _frame(_BINARY, b"".join((start, remark, _I32.pack(len(entries)), entries)), command.body)
+
+
+def _frame(serialization: int, header: bytes, body: bytes) -> bytes:
+    length = 4 + len(header) + len(body)
+    if length + 4 > FRAME_SIZE_MAX:
+        raise FrameFormatError(f"a frame of {length + 4} bytes is beyond the protocol's limit of {FRAME_SIZE_MAX}")
+    return b"".join((_START.pack(length, serialization << 24 | len(header)), header, body))
+
+
+class FrameReader:
+    """Finds the frames in what one connection sends, however it is split.
+
+    It keeps at most one frame that is not complete.
+    """
+
+    def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
+        self._frame_size_max = frame_size_max
+        self._buffer = bytearray()
+        self._broken = False
+
+    @property
+    def waiting_size(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Command]:
+        """The commands that are complete with these bytes.
+
+        Raises FrameFormatError; the frames before the broken one are lost with it, as the connection is.
+        """
+        if self._broken:
+            raise FrameFormatError("the connection sent what is no frame before; nothing more can be read from it")
+        buffer = self._buffer
+        buffer += data
+        commands: list[Command] = []
+        at = 0
+        try:
+            while len(buffer) - at >= _START.size:
+                length, second = _START.unpack_from(buffer, at)
+                header_size = second & 0xFFFFFF
+                if not 4 <= length <= self._frame_size_max - 4:
+                    raise FrameFormatError(
+                        f"a frame of length {length}; that of a frame is 4 to {self._frame_size_max - 4}"
+                    )
+                if header_size > min(length - 4, HEADER_SIZE_MAX):
+                    raise FrameFormatError(
+                        f"a header of {header_size} bytes in a frame of {length}; a header has at most "
+                        f"{HEADER_SIZE_MAX} bytes and ends with its frame"
+                    )
+                if len(buffer) - at < 4 + length:
+                    break
+                header = bytes(buffer[at + 8 : at + 8 + header_size])
+                body = bytes(buffer[at + 8 + header_size : at + 4 + length])
+                commands.append(_decode(second >> 24, header, body))
+                at += 4 + length
+        except FrameFormatError:
+            self._broken = True
+            buffer.clear()
+            raise
+        del buffer[:at]
+        return commands
+
+
+def _decode(serialization: int, header: bytes, body: bytes) -> Command:
+    if serialization == _JSON:
+        return _decode_json(header, body)
+    if serialization == _BINARY:
+        return _decode_binary(header, body)
+    raise FrameFormatError(f"serialization {serialization}; only 0 (JSON) and 1 (binary) are known")
+
+
+def _decode_json(header: bytes, body: bytes) -> Command:
+    try:
+        value = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise FrameFormatError(f"a header that is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FrameFormatError("a header that is no JSON object")
+    language, remark, fields = value.get("language"), value.get("remark"), value.get("extFields")
+    if fields is not None and not isinstance(fields, dict):
+        raise FrameFormatError("extFields of a header is no JSON object")
+    if fields and len(fields) > EXT_FIELD_COUNT_MAX:
+        raise FrameFormatError(f"a header of {len(fields)} extFields; at most {EXT_FIELD_COUNT_MAX} are read")
+    return Command(
+        code=_integer(value, "code"),
+        opaque=_integer(value, "opaque"),
+        flag=_integer(value, "flag"),
+        version=_integer(value, "version"),
+        language=language if isinstance(language, str) else "JAVA",
+        remark=remark if isinstance(remark, str) else None,
+        fields={key: _text(item) for key, item in fields.items() if item is not None} if fields else {},
+        body=body,
+    )
+
+
+def _integer(header: dict[str, object], name: str) -> int:
+    value = header.get(name)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not -_INT32 <= value < _INT32:
+        raise FrameFormatError(f"{name} of a header is no 32-bit integer")
+    return value
+
+
+def _text(value: object) -> str:
+    """Java's reader turns a number or a boolean into text where a string is wanted."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _decode_binary(header: bytes, body: bytes) -> Command:
+    try:
+        code, language, version, opaque, flag, remark_size = _BINARY_START.unpack_from(header)
+        remark, at = _take(header, _BINARY_START.size, remark_size)
+        (ext_size,) = _I32.unpack_from(header, at)
+        entries, end = _take(header, at + 4, ext_size)
+        if end != len(header):
+            raise FrameFormatError(f"a binary header of {len(header)} bytes ends after {end}")
+        return Command(
+            code=code,
+            opaque=opaque,
+            flag=flag,
+            version=version,
+            language=LANGUAGES[language] if language < len(LANGUAGES) else "OTHER",
+            remark=remark.decode() or None,
+            fields=_entries(entries),
+            body=body,
+        )
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameFormatError(f"a binary header that ends too early, or is no UTF-8: {error}") from None
+
+
+def _entries(entries: bytes) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    at = 0
+    for count in itertools.count(1):
+        if at == len(entries):
+            break
+        if count > EXT_FIELD_COUNT_MAX:
+            raise FrameFormatError(f"a header of more than {EXT_FIELD_COUNT_MAX} extFields, which are not read")
+        (key_size,) = _U16.unpack_from(entries, at)
+        key, at = _take(entries, at + 2, key_size)
+        (value_size,) = _I32.unpack_from(entries, at)
+        value, at = _take(entries, at + 4, value_size)
+        if value:
+            fields[key.decode()] = value.decode()
+    return fields
+
+
+def _take(data: bytes, at: int, size: int) -> tuple[bytes, int]:
+    """The `size` bytes at `at`, and the position behind them."""
+    if size < 0 or size > len(data) - at:
+        raise FrameFormatError(f"a binary header says {size} bytes where {len(data) - at} are left")
+    return data[at : at + size], at + size

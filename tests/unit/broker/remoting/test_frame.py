@@ -1,0 +1,192 @@
+"""Frames of the remoting protocol: both headers, every split of the input, bounds, and hostile bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aerobee_broker.remoting.frame import (
+    EXT_FIELD_COUNT_MAX,
+    FLAG_ONE_WAY,
+    FLAG_RESPONSE,
+    FRAME_SIZE_MAX,
+    HEADER_SIZE_MAX,
+    Command,
+    FrameFormatError,
+    FrameReader,
+    encode,
+    encode_binary,
+)
+
+_COMMAND = Command(310, opaque=7, fields={"b": "Topic", "i": "KEYS\x01ä\x02"}, remark="r", body=b"\0body")
+
+
+def frame(header: bytes, body: bytes = b"", *, serialization: int = 0) -> bytes:
+    return struct.pack(">iI", 4 + len(header) + len(body), serialization << 24 | len(header)) + header + body
+
+
+def test_both_headers_give_the_command_back() -> None:
+    """A command survives the JSON and the binary header."""
+    for data in (encode(_COMMAND), encode_binary(_COMMAND)):
+        assert FrameReader().feed(data) == [_COMMAND]
+
+
+def test_every_split_and_glued_frames_give_the_same() -> None:
+    """Frames are found however the bytes are split: at every place, byte by byte, and several at once."""
+    other = Command(34, opaque=-1, flag=FLAG_ONE_WAY)
+    data = encode(_COMMAND) + encode_binary(other)
+    for at in range(len(data) + 1):
+        reader = FrameReader()
+        assert [*reader.feed(data[:at]), *reader.feed(data[at:])] == [_COMMAND, other]
+        assert reader.waiting_size == 0
+    reader = FrameReader()
+    assert [command for byte in data for command in reader.feed(bytes((byte,)))] == [_COMMAND, other]
+
+
+def test_flags() -> None:
+    """Bit 0 tells a response, bit 1 a request that wants none."""
+    assert Command(0, flag=FLAG_RESPONSE).is_response
+    assert not Command(0, flag=FLAG_RESPONSE).is_one_way
+    assert Command(0, flag=FLAG_ONE_WAY).is_one_way
+
+
+def test_json_header_may_leave_out_nearly_everything() -> None:
+    """Language, version, remark and extFields are optional; unknown languages, in lower case too, are taken."""
+    (command,) = FrameReader().feed(frame(b'{"code":105,"opaque":3}'))
+    assert command == Command(105, opaque=3, version=0)
+    (command,) = FrameReader().feed(frame(b'{"code":1,"language":"klingon","extFields":null,"remark":null,"x":[{}]}'))
+    assert command.language == "klingon"
+    (command,) = FrameReader().feed(frame(b'{"code":1,"extFields":{"a":5,"b":true,"c":null}}'))
+    assert command.fields == {"a": "5", "b": "true"}
+
+
+def test_binary_header_of_an_unknown_language_and_an_empty_value() -> None:
+    """A language byte of 99 is taken; a value of no bytes is like none."""
+    header = struct.pack(">hBhiii", 105, 99, 401, -5, 0, 0)
+    entries = struct.pack(">H5si", 5, b"topic", 0) + struct.pack(">H1si1s", 1, b"a", 1, b"b")
+    (command,) = FrameReader().feed(frame(header + struct.pack(">i", len(entries)) + entries, serialization=1))
+    assert command == Command(105, opaque=-5, version=401, language="OTHER", fields={"a": "b"})
+
+
+def test_opaque_is_any_32_bit_number() -> None:
+    """Both ends of the range come back."""
+    for opaque in (-(2**31), -1, 2**31 - 1):
+        for data in (encode(Command(0, opaque=opaque)), encode_binary(Command(0, opaque=opaque))):
+            assert FrameReader().feed(data)[0].opaque == opaque
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">iI", FRAME_SIZE_MAX, 2),
+        struct.pack(">iI", FRAME_SIZE_MAX - 3, 2),
+        struct.pack(">iI", 0, 0),
+        struct.pack(">iI", 3, 0),
+        struct.pack(">iI", -1, 0),
+        struct.pack(">iI", 20, 17),
+        struct.pack(">iI", FRAME_SIZE_MAX - 4, HEADER_SIZE_MAX + 1),
+        frame(b"{}", serialization=2),
+        frame(b"{}", serialization=255),
+        frame(b""),
+        frame(b"{"),
+        frame(b"[]"),
+        frame(b"\xff{}"),
+        frame(b"[" * 200_000),
+        frame(b'{"code":"x"}'),
+        frame(b'{"code":2147483648}'),
+        frame(b'{"opaque":true}'),
+        frame(b'{"flag":1.5}'),
+        frame(b'{"extFields":[]}'),
+        frame(json.dumps({"extFields": {str(n): "" for n in range(EXT_FIELD_COUNT_MAX + 1)}}).encode()),
+        frame(b"", serialization=1),
+        frame(struct.pack(">hBhiiii", 1, 0, 0, 0, 0, -1, 0), serialization=1),
+        frame(struct.pack(">hBhiiii", 1, 0, 0, 0, 0, 1 << 30, 0), serialization=1),
+        frame(struct.pack(">hBhiiii", 1, 0, 0, 0, 0, 0, 1), serialization=1),
+        frame(struct.pack(">hBhiiii", 1, 0, 0, 0, 0, 0, 0) + b"x", serialization=1),
+        frame(struct.pack(">hBhiiiiHi", 1, 0, 0, 0, 0, 0, 6, 0, -1), serialization=1),
+        frame(struct.pack(">hBhiiii", 1, 0, 0, 0, 0, 0, 6 * 1025) + bytes(6 * 1025), serialization=1),
+    ],
+)
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    """Lengths out of range, headers that are none: an error at once, and nothing is read from that connection after."""
+    reader = FrameReader()
+    with pytest.raises(FrameFormatError):
+        reader.feed(data)
+    assert reader.waiting_size == 0
+    with pytest.raises(FrameFormatError):
+        reader.feed(encode(_COMMAND))
+
+
+def test_the_longest_frame() -> None:
+    """A frame of 16 MiB is written and read, one byte more is not; nothing is kept of what was read."""
+    room = FRAME_SIZE_MAX - len(encode(Command(1)))
+    reader = FrameReader()
+    (command,) = reader.feed(encode(Command(1, body=bytes(room))))
+    assert len(command.body) == room
+    with pytest.raises(FrameFormatError):
+        encode(Command(1, body=bytes(room + 1)))
+
+
+def test_binary_header_holds_no_large_code() -> None:
+    """POP's code 200050 has no place in 16 bits."""
+    with pytest.raises(FrameFormatError, match="200050"):
+        encode_binary(Command(200050))
+
+
+def test_text_that_is_no_unicode_is_still_answered() -> None:
+    """A lone surrogate, which a JSON header can carry, breaks no answer."""
+    (command,) = FrameReader().feed(frame(rb'{"code":1,"extFields":{"a":"\ud800"}}'))
+    assert FrameReader().feed(encode(command))[0].fields == {"a": "?"}
+
+
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Command,
+            code=st.integers(-(2**15), 2**15 - 1),
+            opaque=st.integers(-(2**31), 2**31 - 1),
+            flag=st.integers(0, 3),
+            version=st.integers(0, 2**15 - 1),
+            language=st.sampled_from(("JAVA", "GO")),
+            remark=st.none() | _TEXT.filter(bool),
+            fields=st.dictionaries(_TEXT, _TEXT.filter(bool), max_size=5),
+            body=st.binary(max_size=50),
+        ),
+        max_size=5,
+    ),
+    st.lists(st.integers(1, 40), min_size=1, max_size=20),
+    st.booleans(),
+)
+def test_any_commands_in_any_pieces(commands: list[Command], sizes: list[int], binary: bool) -> None:
+    """What was encoded is decoded, whatever the commands and wherever the input is split."""
+    data = b"".join((encode_binary if binary else encode)(command) for command in commands)
+    reader, found, at = FrameReader(), list[Command](), 0
+    while at < len(data):
+        size = sizes[at % len(sizes)]
+        found += reader.feed(data[at : at + size])
+        at += size
+    assert found == commands
+
+
+def test_damaged_frames_never_do_worse_than_an_error() -> None:
+    """Bytes changed, cut and inserted at random (always the same): commands or FrameFormatError, and little is kept."""
+    chance = random.Random(13)
+    for _ in range(3000):
+        data = bytearray(encode(_COMMAND) if chance.random() < 0.5 else encode_binary(_COMMAND))
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        reader = FrameReader()
+        try:
+            reader.feed(bytes(data))
+            reader.feed(encode(_COMMAND))
+        except FrameFormatError:
+            continue
+        assert reader.waiting_size <= len(data) + len(encode(_COMMAND))
