@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-crash test-chaos test-java-store bench bench-broker bench-store clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-java-store bench bench-broker bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -33,7 +33,7 @@ test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more pro
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
-	$(BIN)/python -m pytest -q tests/conformance
+	$(BIN)/python -m pytest -q tests/conformance $$($(BIN)/python -m tests.conformance.items)
 
 check: lint type test ## what CI runs: lint, types, tests
 
@@ -53,12 +53,16 @@ proto: .venv/.dev ## regenerate the code beside the .proto files
 test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary --timeout=300 tests
 
-test-crash: .venv/.dev ## the long crash tests (about an hour)
-	AEROBEE_CRASH_CYCLES=300 $(BIN)/python -m pytest -q -m crash --timeout=7200
+test-crash: .venv/.dev ## the long crash tests: 500 kills and every crash point, with fresh seeds (more than an hour)
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=14400
+
+test-random: .venv/.dev ## the tests with random examples, with fresh seeds and more examples
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=20 \
+		$(BIN)/python -m pytest -q -n $(WORKERS) --timeout=3600 tests/property $$(grep -rl '^from hypothesis' tests/unit)
 
 test-chaos: .venv/.dev ## an hour of producers, consumers and disturbances, checked; then hostile clients for minutes
-	AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos
-	AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos
+	AEROBEE_FRESH_SEEDS=1 AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
 		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py
 
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)

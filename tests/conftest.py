@@ -8,7 +8,15 @@ from tests.conformance import table
 from tests.support import seeds
 
 # No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
-hypothesis.settings.register_profile("aerobee", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "aerobee",
+    deadline=None,
+    print_blob=True,
+    derandomize=not seeds.FRESH,
+    max_examples=1000 if seeds.FRESH else 100,
+    # Whether data is generated slowly depends on the machine's load.
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("aerobee")
 
 

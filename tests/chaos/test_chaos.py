@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tests.chaos.history import (
 )
 from tests.chaos.nemesis import BrokerClock, Nemesis
 from tests.chaos.workers import GROUPS, Workers, create
+from tests.support import seeds
 from tests.support.port_forwarder import forwarded_port
 from tests.support.victim import Victim
 
@@ -38,7 +38,7 @@ pytestmark = [
 ]  # the time grows with what is asked for; every wait has its own
 
 SECONDS = float(os.environ.get("AEROBEE_CHAOS_SECONDS", "4"))
-SEED = int(os.environ.get("AEROBEE_CHAOS_SEED", random.randrange(1 << 32)))
+SEED = seeds.seed("AEROBEE_CHAOS_SEED")
 HISTORY = os.environ.get("AEROBEE_CHAOS_HISTORY", "")
 _IS_LONG = SECONDS > 30
 

@@ -26,6 +26,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     outcomes: dict[int, set[str]] = {}
     elsewhere: dict[str, set[str]] = {}
     reasons: dict[int, str] = {}
+    skipped: dict[str, str] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
             number = item_number(report.nodeid) if report.nodeid.startswith("tests/conformance/") else None
@@ -34,7 +35,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 if outcome == "skipped" and isinstance(report.longrepr, tuple):
                     reasons[number] = report.longrepr[2].removeprefix("Skipped: ")
             else:
-                elsewhere.setdefault(report.nodeid.partition("[")[0], set()).add(outcome)
+                nodeid = report.nodeid.partition("[")[0]
+                elsewhere.setdefault(nodeid, set()).add("failed" if outcome == "error" else outcome)
+                if outcome == "skipped" and isinstance(report.longrepr, tuple):
+                    skipped[nodeid] = report.longrepr[2].removeprefix("Skipped: ")
     if len(outcomes) < COUNT // 2:
         return
     states: dict[int, str] = {}
@@ -42,17 +46,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         found = outcomes.get(number, set())
         for nodeid in COVERED_ELSEWHERE.get(number, ()):
             found |= elsewhere.get(nodeid, set())
-        if found & {"failed", "error"}:
+            if nodeid in skipped:
+                reasons.setdefault(number, skipped[nodeid])
+        if "failed" in found:
             states[number] = "failed"
         elif "passed" in found:
             states[number] = "passed"
-        elif number in COVERED_ELSEWHERE:
-            states[number] = "elsewhere"
         elif number in reasons:
             states[number] = "not applicable"
         else:
             states[number] = "not run"
-    columns = ["passed", "failed", "not applicable", "elsewhere"]
+    columns = ["passed", "failed", "not applicable"]
     if "not run" in states.values():
         columns.append("not run")
     write = terminalreporter.write_line
@@ -70,10 +74,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             by_reason.setdefault(reasons[number], []).append(number)
     for reason, numbers in by_reason.items():
         write(f"not applicable: {_ranges(numbers)}: {reason}")
-    listed = [number for number, state in states.items() if state == "elsewhere"]
-    if listed:
-        files = sorted({nodeid.partition("::")[0] for number in listed for nodeid in COVERED_ELSEWHERE[number]})
-        write(f"elsewhere: {_ranges(listed)}: by {', '.join(files)}")
 
 
 def _ranges(numbers: list[int]) -> str:

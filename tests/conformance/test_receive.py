@@ -14,7 +14,7 @@ from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_client.testing import BrokerProcess
 from aerobee_proto import v2
 from tests.conformance.conftest import Traveller
-from tests.conformance.raw_client import RawClient, Received, connected, message, timestamp
+from tests.conformance.raw_client import BUSY_MACHINE_FACTOR, RawClient, Received, connected, message, timestamp
 from tests.support.in_process_broker import in_process_broker
 
 Code = v2.Code
@@ -355,7 +355,7 @@ async def test_147_unknown_client(own_broker: BrokerProcess, topic: str, group: 
 
 
 async def test_148_delayed(traveller: Traveller, topic: str, group: str) -> None:
-    """Not before its time, and at its time it wakes who waits."""
+    """Not before its time, and within a second after it, also to a receive that waits."""
     client, clock = traveller.client, traveller.clock
     await client.create_topic(topic, Type.DELAY)
     due = clock.now_ms() + 600_000
@@ -366,7 +366,7 @@ async def test_148_delayed(traveller: Traveller, topic: str, group: str) -> None
     await clock.advance((due - clock.now_ms()) / 1000 - 1)
     assert (await client.receive(topic, group, wait=0)).code == Code.MESSAGE_NOT_FOUND
     received = (await client.receive(topic, group, wait=10)).one
-    assert due <= clock.now_ms() < due + 10_000
+    assert due <= clock.now_ms() <= due + 1000 * BUSY_MACHINE_FACTOR
     system = received.system_properties
     assert (system.message_type, system.delivery_timestamp.ToMilliseconds()) == (Type.DELAY, due)
 

@@ -17,13 +17,14 @@ import pytest
 
 from aerobee_client import connect
 from aerobee_proto import v2
+from tests.support import seeds
 from tests.support.broker_load import GROUPS, TOPIC, Load
 from tests.support.victim import FLUSH_MODES, WRITE_MODES, Victim
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the time grows with the cycles; every wait has its own
 
 CYCLES = int(os.environ.get("AEROBEE_CRASH_CYCLES", "20"))
-SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
+SEED = seeds.seed("AEROBEE_CRASH_SEED")
 
 # Small files, so that a run reaches their ends again and again; snapshots of the journal every moment.
 _CONFIG = """\

@@ -28,12 +28,13 @@ import aerobee_store
 from aerobee_store import MessageStore, StoreConfig
 from aerobee_store.config import FlushMode
 from aerobee_store.testing import ManualClock, MemoryFileSystem
+from tests.support import seeds
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
 
 pytestmark = pytest.mark.crash
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
+SEED = seeds.seed("AEROBEE_CRASH_SEED")
 # Kills in use that are looked at, and of those the ones after which the opening is killed, too; None for all.
 TRIED, TRIED_AGAIN, TRIED_TWICE = (None, 60, 12) if IS_LONG else (40, 1, 1)
 ROUNDS = (9, 5) if IS_LONG else (3, 1)

@@ -29,11 +29,12 @@ import pytest
 from aerobee_store import MessageStore
 from aerobee_store.testing import ManualClock
 from aerobee_store.tools.verify import verify
+from tests.support import seeds
 from tests.support.stored_messages import read_all
 from tests.support.struck_store import TOPIC, body, config
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
-SEED = int(os.environ.get("AEROBEE_CRASH_SEED", random.randrange(1 << 32)))
+SEED = seeds.seed("AEROBEE_CRASH_SEED")
 SAMPLE_SECONDS: Final = 4.0  # of the short form, for each workload
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600 if IS_LONG else 120)]

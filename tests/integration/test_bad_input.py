@@ -23,12 +23,13 @@ from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
+from tests.support import seeds
 from tests.support.hostile_clients import INSIDE, readable, resident, works
 from tests.support.random_requests import RandomRequests
 
 pytestmark = pytest.mark.timeout(120)
 
-SEED = int(os.environ.get("AEROBEE_INPUT_SEED", random.randrange(1 << 32)))
+SEED = seeds.seed("AEROBEE_INPUT_SEED")
 COUNT = int(os.environ.get("AEROBEE_INPUT_COUNT", "25"))  # random requests of each method
 METADATA = (("x-mq-client-id", "bad@1@0@abc"), ("x-mq-language", "JAVA"))
 SERVICE = "apache.rocketmq.v2.MessagingService"

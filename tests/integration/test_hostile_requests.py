@@ -20,12 +20,13 @@ from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import admin_v1, v2
 from aerobee_proto.pool import POOL
+from tests.support import seeds
 from tests.support.hostile_clients import INSIDE, readable, resident, works
 from tests.support.random_requests import RandomRequests
 
 pytestmark = pytest.mark.timeout(3600)
 
-SEED = int(os.environ.get("AEROBEE_INPUT_SEED", random.randrange(1 << 32)))
+SEED = seeds.seed("AEROBEE_INPUT_SEED")
 COUNT = int(os.environ.get("AEROBEE_INPUT_COUNT", "10"))
 GROWTH_MAX = 32 << 20  # bytes; topics and groups that were made are part of it
 SERVICES = ("apache.rocketmq.v2.Admin", "aerobee.v1.AdminService")

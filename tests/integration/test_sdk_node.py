@@ -20,6 +20,7 @@ from tests.support.sdk_program import (
     create_topic,
     group_queues,
     numbered,
+    reconnect,
     send_until_taken,
     wait_all_messages,
     wait_group,
@@ -193,6 +194,19 @@ def test_push_consumption_goes_on_after_the_broker_was_killed(
         wait_group(broker, "killed", lag=0)
         deliveries = Counter(bodies(consumer.messages()))
         assert {body: deliveries[body] for body in known} == dict.fromkeys(known, 1)
+
+
+def test_a_client_that_is_told_to_reconnect_opens_its_stream_anew(broker: BrokerProcess, start: Start) -> None:
+    """It sends its settings again, is told the broker's again, and goes on consuming."""
+    producer = start("producer", broker.endpoint, topic="reconnected")
+    consumer = start("push_consumer", broker.endpoint, topic="reconnected", group="reconnected")
+    producer.ready().ask("send", messages=numbered(3, "before"))
+    consumer.ready().wait_messages(3, "acknowledged")
+    settings = len(consumer.messages("settings"))
+    reconnect(broker, "reconnected")
+    consumer.wait_messages(settings + 1, "settings")
+    producer.ask("send", messages=numbered(3, "after"))
+    consumer.wait_messages(6, "acknowledged")
 
 
 def test_a_client_behind_a_mapped_port_gets_what_was_lost_on_the_way(broker: BrokerProcess, start: Start) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerobee_store.errors import CorruptRecordError
+from aerobee_store.errors import CorruptRecordError, InvalidMessageError
 from aerobee_store.records import properties, record
 from aerobee_store.records.record import Message, ScanStop
 from aerobee_store.records.record_batch import RecordBatch, place
@@ -23,6 +23,8 @@ NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "DELAY"]) | TEXT.filter(
     lambda name: name != properties.CRC32 and not name.startswith(properties.TRANSIENT_PREFIX)
 )
 VALUES = TEXT | st.lists(TEXT | st.just(""), min_size=2, max_size=4).map(" ".join).filter(bool)
+# A record without checksum must not end in a zero byte, and without properties its topic is the end.
+TOPICS = TEXT.filter(lambda topic: not topic.endswith("\0"))
 HOSTS = st.tuples(st.ip_addresses().map(str), st.integers(0, 65535))
 # Pieces that real property strings are made of, joined in ways that no writer would.
 RAW = st.lists(
@@ -36,7 +38,7 @@ RAW = st.lists(
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
     """Any message that the format can hold."""
-    topic = draw(TEXT | st.sampled_from(["t", "t" * 127, "t" * 128, "é" * 64]))
+    topic = draw(TOPICS | st.sampled_from(["t", "t" * 127, "t" * 128, "é" * 64]))
     return Message(
         topic,
         draw(st.integers(0, 2**31 - 1)),
@@ -148,6 +150,17 @@ def test_batch_equals_scalar(given_messages: list[Message], property_crc: bool, 
     assert [placed.record(row) for row in range(len(placed))] == [
         record.decode(one_by_one, start) for start in batch.start.tolist()
     ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Message("\x00", 0, b""), Message("t\x00", 0, b"body"), Message("t", 0, b"body", raw_properties=b"KEYS\x01a\x00")],
+)
+def test_a_record_cannot_end_in_a_zero_byte(message: Message) -> None:
+    """It would look torn; a record checksum behind the zero makes it valid."""
+    with pytest.raises(InvalidMessageError, match="zero byte"):
+        frame_of([message], property_crc=False)
+    assert_batch_equals_scan(frame_of([message], property_crc=True), base_physical_offset=None, placed=False)
 
 
 @given(

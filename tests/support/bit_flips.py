@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from aerobee_store.testing import MemoryFileSystem
+from tests.support import seeds
 from tests.support.stored_messages import DIRECTORY
 
-SEED: Final = int(os.environ.get("AEROBEE_CRASH_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED: Final = seeds.seed("AEROBEE_CRASH_SEED")
 VERDICTS: Final = ("detected", "repaired", "harmless", "refused", "verify", "WRONG")
 _CUTS: Final = 0.1  # of all damage
 _USED: Final = 0.9  # of the flips are where a file has something

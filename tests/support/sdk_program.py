@@ -199,6 +199,17 @@ def create_topic(broker: BrokerProcess, topic: str, *message_types: str) -> None
     subprocess.run([*command, *types], capture_output=True, check=True, timeout=30)
 
 
+def reconnect(broker: BrokerProcess, group: str) -> None:
+    """Tell the clients of a group to open their Telemetry streams anew."""
+    command = [sys.executable, "-m", "aerobee_broker"]
+    listed = [*command, "group", "describe", group, "--json", "--endpoint", broker.endpoint]
+    found = json.loads(subprocess.run(listed, capture_output=True, check=True, timeout=30).stdout)
+    assert found["clients"], found
+    for client in found["clients"]:
+        told = [*command, "client", "reconnect", client["clientId"], "--endpoint", broker.endpoint]
+        subprocess.run(told, capture_output=True, check=True, timeout=30)
+
+
 def wait_group(broker: BrokerProcess, group: str, **expected: int) -> None:
     """Wait until `lag`, `inflight` or `ready` of a group, over all its queues, are what is expected."""
     deadline = time.monotonic() + _SECONDS

@@ -1,10 +1,26 @@
-"""A pytest plugin: the failure of a test with random choices says which seed repeats them, wherever the test ran."""
+"""Where the seeds of tests with random choices come from; and a pytest plugin that prints the seed of a failed test.
+
+Seeds are fixed, so `make test` tries the same cases on every machine. The long targets set AEROBEE_FRESH_SEEDS=1 and
+explore: a case that fails there is added as a fixed example to the test that found it.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
+
+FRESH: Final = os.environ.get("AEROBEE_FRESH_SEEDS", "0") not in ("", "0")
+_FIXED: Final = 20_240_229
+
+
+def seed(variable: str) -> int:
+    """The seed that the variable names; without it a new one in the long targets, and a fixed one elsewhere."""
+    default = random.SystemRandom().randrange(1 << 32) if FRESH else _FIXED
+    return int(os.environ.get(variable, default))
 
 
 @pytest.hookimpl(wrapper=True)
