@@ -15,6 +15,7 @@ from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
+from aerobee_broker.front.grpcio_front import GrpcioHandler
 from aerobee_broker.listeners import Listening, check_ports, listen, tls_credentials
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
@@ -42,9 +43,9 @@ from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service
 from aerobee_broker.services.admin_service import AdminService
-from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_handler
+from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
 from aerobee_broker.services.messaging_service import MessagingService
-from aerobee_broker.services.standard_services import health_handler, reflection_handlers
+from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.tables import BatchTopics, Tables
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.timer import Timer
@@ -341,15 +342,14 @@ async def _listen(
         query=QueryProcessor(store, tables, deliveries),
     )
     draining = asyncio.Event()
-    server.add_generic_rpc_handlers(
-        (
-            messaging.handler(),
-            admin.handler(),
-            aerobee_admin_handler(administration, counters, accounts),
-            health_handler(_SERVICES, draining),
-            *reflection_handlers(_SERVICES, draining),
-        )
-    )
+    methods = {
+        **messaging.methods(),
+        **admin.methods(),
+        **aerobee_admin_methods(administration, counters, accounts),
+        **health_methods(_SERVICES, draining),
+        **reflection_methods(_SERVICES, draining),
+    }
+    server.add_generic_rpc_handlers((GrpcioHandler(methods),))
     await server.start()
     return server, draining, listening
 

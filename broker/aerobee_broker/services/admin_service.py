@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.front.calls import Method
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.audit import audited
-from aerobee_broker.services.rpc import AnonymousIdentity, service_handler
+from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_proto import v2
 
 SERVICE: Final = "apache.rocketmq.v2.Admin"
@@ -36,9 +35,9 @@ class AdminService:
         self._administration = administration
         self._query = query
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def methods(self) -> dict[str, Method]:
         administration = self._administration
-        return service_handler(
+        return service_methods(
             SERVICE,
             self._identify,
             self._counters,

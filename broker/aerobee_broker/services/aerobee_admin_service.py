@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.front.calls import Method
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
@@ -18,7 +17,7 @@ from aerobee_broker.processors.administration.messages import MessageAdministrat
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.services.audit import audited
-from aerobee_broker.services.rpc import AnonymousIdentity, service_handler
+from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 
 SERVICE: Final = "aerobee.v1.AdminService"
 
@@ -37,11 +36,11 @@ class Administration:
     status: StatusAdministration
 
 
-def aerobee_admin_handler(
+def aerobee_admin_methods(
     administration: Administration, counters: BrokerCounters, accounts: Accounts | None
-) -> grpc.GenericRpcHandler[Any, Any]:
+) -> dict[str, Method]:
     """One line a method."""
-    return service_handler(
+    return service_methods(
         SERVICE,
         AnonymousIdentity(accounts),
         counters,

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
 from aerobee_broker.clients.permissions import check_settings
 from aerobee_broker.errors import BrokerError
+from aerobee_broker.front.calls import (
+    BidirectionalStream,
+    CallAbortedError,
+    ClientWentAwayError,
+    Context,
+    Method,
+    StatusCode,
+)
 from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
@@ -28,18 +34,17 @@ from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.rpc import (
     ClientIdentity,
-    ClientWentAwayError,
-    Context,
     Unreadable,
     claim,
     introduce,
     readable,
-    service_handler,
+    service_methods,
 )
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+_read_command: Final = readable(v2.TelemetryCommand)
 
 
 class MessagingService:
@@ -78,8 +83,8 @@ class MessagingService:
         self._acknowledge = acknowledge
         self._transaction = transaction
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        return service_handler(
+    def methods(self) -> dict[str, Method]:
+        return service_methods(
             SERVICE,
             self._identify,
             self._counters,
@@ -100,13 +105,7 @@ class MessagingService:
                 "SyncLiteSubscription": self._lite.sync,
             },
             streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
-            ready_made={
-                "Telemetry": grpc.stream_stream_rpc_method_handler(
-                    self._telemetry,
-                    request_deserializer=readable(v2.TelemetryCommand),
-                    response_serializer=v2.TelemetryCommand.SerializeToString,
-                )
-            },
+            ready_made={"Telemetry": BidirectionalStream(self._telemetry)},
         )
 
     async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:
@@ -155,16 +154,16 @@ class MessagingService:
 
         return count
 
-    async def _telemetry(self, requests: AsyncIterator[v2.TelemetryCommand | Unreadable], context: Context) -> None:
+    async def _telemetry(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """One conversation: a task reads what the client says, this one writes what it is told.
 
         The two must not wait for each other: one official client stops reading for good.
         """
-        await context.send_initial_metadata(())  # Rust's client waits for headers before it believes in the stream
+        await context.send_initial_metadata()  # Rust's client waits for headers before it believes in the stream
         try:
             client = self._identify(context)
         except BrokerError as error:
-            await context.write(v2.TelemetryCommand(status=status_of(error, "Telemetry")))
+            await context.write(v2.TelemetryCommand(status=status_of(error, "Telemetry")).SerializeToString())
             return
         introduce(client, context)
         account = client.account
@@ -175,24 +174,25 @@ class MessagingService:
             )
             try:
                 while (command := await stream.next()) is not None:
-                    await context.write(command)
+                    await context.write(command.SerializeToString())
             except ClientWentAwayError:
                 return
             finally:
                 reading.cancel()
                 self._clients.close_stream(client, stream)
         if stream.failure is not None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.failure)
+            raise CallAbortedError(StatusCode.INVALID_ARGUMENT, stream.failure)
 
     async def _read_telemetry(
         self,
-        requests: AsyncIterator[v2.TelemetryCommand | Unreadable],
+        requests: AsyncIterator[bytes],
         client: Client,
         account: Account | None,
         stream: TelemetryStream,
     ) -> None:
         try:
-            async for command in requests:
+            async for data in requests:
+                command = _read_command(data)
                 if isinstance(command, Unreadable):
                     raise command.error("Telemetry")
                 client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile

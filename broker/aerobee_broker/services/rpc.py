@@ -6,14 +6,11 @@ are made from the descriptors, so that no method of a service can be forgotten: 
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from time import perf_counter
-from typing import Any, Final
-from urllib.parse import unquote
+from typing import Any, Final, TypeVar
 
-import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -22,18 +19,16 @@ from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.errors import ForbiddenError, InvalidRequestError
+from aerobee_broker.front.calls import ClientWentAwayError, Context, Method, ServerStream, Unary
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.services.errors import status_of
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[Context], Client]
 UnaryCall = Callable[[Any, Client], Awaitable[Message]]
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Message, None]]
-
-ClientWentAwayError: Final = grpc.aio.InternalError
-"""What `write` raises on a stream whose connection is gone, or that its client has cancelled."""
+Request = TypeVar("Request", bound=Message)
 
 _OK: Final = v2.Code.OK
 
@@ -49,11 +44,11 @@ class Unreadable:
         )
 
 
-def readable(request_type: type[Message]) -> Callable[[bytes], Message | Unreadable]:
-    """Reads requests. What raises here would reach the client as gRPC's text, with the name of a class in it."""
+def readable(request_type: type[Request]) -> Callable[[bytes], Request | Unreadable]:
+    """Reads requests, and says of bytes that are none that they are not."""
     parse = request_type.FromString
 
-    def read(data: bytes) -> Message | Unreadable:
+    def read(data: bytes) -> Request | Unreadable:
         try:
             return parse(data)
         except DecodeError:
@@ -62,58 +57,50 @@ def readable(request_type: type[Message]) -> Callable[[bytes], Message | Unreada
     return read
 
 
-def service_handler(
+def service_methods(
     service: str,
     identify: Identify,
     counters: BrokerCounters,
     *,
     unary: Mapping[str, UnaryCall],
     streams: Mapping[str, StreamCall] | None = None,
-    ready_made: Mapping[str, grpc.RpcMethodHandler[Any, Any]] | None = None,
-) -> grpc.GenericRpcHandler[Any, Any]:
-    """All methods of the service with this full name."""
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = dict(ready_made or {})
+    ready_made: Mapping[str, Method] | None = None,
+) -> dict[str, Method]:
+    """All methods of the service with this full name, by their paths."""
+    found: dict[str, Method] = dict(ready_made or {})
     streams = streams or {}
     for method in POOL.FindServiceByName(service).methods:
         name = method.name
-        if name in handlers:
+        if name in found:
             continue
-        request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
         if method.server_streaming:
-            handlers[name] = grpc.unary_stream_rpc_method_handler(
-                _stream(service, name, response_type, identify, counters, streams[name]),
-                request_deserializer=readable(request_type),
-                response_serializer=response_type.SerializeToString,
-            )
+            found[name] = ServerStream(_stream(service, method, identify, counters, streams[name]))
         else:
-            handlers[name] = grpc.unary_unary_rpc_method_handler(
-                _unary(service, method, response_type, identify, counters, unary[name]),
-                request_deserializer=readable(request_type),
-                response_serializer=response_type.SerializeToString,
-            )
+            found[name] = Unary(_unary(service, method, identify, counters, unary[name]))
     known = {method.name for method in POOL.FindServiceByName(service).methods}
-    assert handlers.keys() == known
+    assert found.keys() == known
     assert {*unary, *streams} <= known
-    return grpc.method_handlers_generic_handler(service, handlers)
+    return {f"/{service}/{name}": method for name, method in found.items()}
 
 
 def _unary(
     service: str,
     method: MethodDescriptor,
-    response_type: type[Message],
     identify: Identify,
     counters: BrokerCounters,
     call: UnaryCall,
-) -> Callable[[Any, Context], Awaitable[Message]]:
+) -> Callable[[bytes, Context], Coroutine[Any, Any, bytes]]:
     name = method.name
+    read, response_type = readable(GetMessageClass(method.input_type)), GetMessageClass(method.output_type)
     has_status = "status" in method.output_type.fields_by_name
     succeeded = counters.answered(service, name, "OK")
     running = counters.running(service, name)
 
-    async def handle(request: Any, context: Context) -> Message:
+    async def handle(data: bytes, context: Context) -> bytes:
         started = perf_counter()
         running.count += 1
         try:
+            request: Any = read(data)
             if request.__class__ is Unreadable:
                 raise request.error(name)
             client = identify(context)
@@ -134,26 +121,28 @@ def _unary(
             succeeded.observe(elapsed)
         else:
             counters.answered(service, name, code_name(code)).observe(elapsed)
-        return response
+        return response.SerializeToString()
 
     return handle
 
 
 def _stream(
     service: str,
-    name: str,
-    response_type: type[Message],
+    method: MethodDescriptor,
     identify: Identify,
     counters: BrokerCounters,
     call: StreamCall,
-) -> Callable[[Any, Context], Awaitable[None]]:
+) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:
+    name = method.name
+    read, response_type = readable(GetMessageClass(method.input_type)), GetMessageClass(method.output_type)
     running = counters.running(service, name)
 
-    async def handle(request: Any, context: Context) -> None:
+    async def handle(data: bytes, context: Context) -> None:
         started = perf_counter()
         code = _OK
         running.count += 1
         try:
+            request: Any = read(data)
             if request.__class__ is Unreadable:
                 raise request.error(name)
             client = identify(context)
@@ -164,14 +153,14 @@ def _stream(
                 async for response in responses:
                     if response.HasField("status"):
                         code = response.status.code  # type: ignore[attr-defined]  # of every stream of the protocol
-                    await context.write(response)
+                    await context.write(response.SerializeToString())
         except ClientWentAwayError:
-            pass  # while it was written to, before gRPC has cancelled this call
+            pass  # while it was written to, before this call was cancelled
         except Exception as error:
             status = status_of(error, name)
             code = status.code
             with suppress(ClientWentAwayError):
-                await context.write(response_type(status=status))
+                await context.write(response_type(status=status).SerializeToString())
         finally:
             running.count -= 1
         counters.answered(service, name, code_name(code)).observe((perf_counter() - started) * 1000)
@@ -205,7 +194,7 @@ class ClientIdentity:
         namespace: str | bytes = ""
         authorization: str | bytes | None = None
         date_time: str | bytes | None = None
-        for key, value in context.invocation_metadata() or ():
+        for key, value in context.metadata():
             if key == "x-mq-client-id":
                 client_id = value
             elif key == "x-mq-namespace":
@@ -243,7 +232,7 @@ def claim(client: Client, account: Account) -> None:
 def introduce(client: Client, context: Context) -> None:
     """Take from the call what does not change from call to call: address, language, version."""
     _take_connection(client, context)
-    for key, value in context.invocation_metadata() or ():
+    for key, value in context.metadata():
         text = value if isinstance(value, str) else ""
         if key == "x-mq-language":
             client.language = text[:32]
@@ -259,7 +248,7 @@ class AnonymousIdentity:
 
     def __call__(self, context: Context) -> Client:
         client = Client("")
-        headers = dict(context.invocation_metadata() or ())
+        headers = dict(context.metadata())
         if self._accounts is not None:
             client.account = self._accounts.of_call(headers.get("authorization"), headers.get("x-mq-date-time"))
         namespace = headers.get("x-mq-namespace")
@@ -269,18 +258,5 @@ class AnonymousIdentity:
 
 
 def _take_connection(client: Client, context: Context) -> None:
-    client.peer = peer_address(context.peer())
-    client.secure = context.auth_context().get("transport_security_type") == [b"ssl"]
-
-
-def peer_address(peer: str) -> tuple[str, int]:
-    """IP address and port of gRPC's text for a connection: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`."""
-    scheme, _, address = unquote(peer).partition(":")
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
-    if scheme not in ("ipv4", "ipv6") or not port.isdigit():
-        return "127.0.0.1", 1  # a Unix socket
-    ip = ipaddress.ip_address(host)
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return str(ip), int(port)
+    client.peer = context.peer_address()
+    client.secure = context.is_secure()

@@ -1,0 +1,114 @@
+"""What a gRPC method is, whichever front carries its calls: bytes in, bytes out, and a `Context` for all else.
+
+A front is given a table of these by path (`/package.Service/Method`). Messages are bytes here, so a handler decides
+what a call may cost by its headers and its size before it parses anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Protocol
+
+
+class StatusCode(IntEnum):
+    """gRPC's status codes, by their numbers on the wire."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class CallAbortedError(Exception):
+    """Raised by a handler to end its call with a status other than OK. The client sees code and details."""
+
+    def __init__(self, code: StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code: Final = code
+        self.details: Final = details
+
+
+class ClientWentAwayError(Exception):
+    """What `Context.write` raises on a call whose connection is gone, or that its client has cancelled."""
+
+
+Metadata = Sequence[tuple[str, str | bytes]]
+"""Names in lower case with their values; those of names that end with `-bin` are bytes."""
+
+
+class Context(Protocol):
+    """One call, as its handler sees it."""
+
+    def metadata(self) -> Metadata:
+        """The headers that the client sent, without those of HTTP/2 and gRPC itself."""
+
+    def peer_address(self) -> tuple[str, int]:
+        """IP address and port of the client; `("127.0.0.1", 1)` on a Unix socket."""
+
+    def is_secure(self) -> bool:
+        """Whether the connection has TLS."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None without one. At its deadline a call is cancelled."""
+
+    async def send_initial_metadata(self) -> None:
+        """Send the headers of the answer now, before there is a message."""
+
+    async def write(self, response: bytes) -> None:
+        """Send one message of a stream of answers. Waits while the client does not take what was written before.
+
+        Raises ClientWentAwayError.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """One request, one answer."""
+
+    call: CallUnary
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStream:
+    """One request; the handler writes answers to the context and returns."""
+
+    call: CallServerStream
+
+
+@dataclass(frozen=True, slots=True)
+class BidirectionalStream:
+    """Any number of requests and answers, in any order. Also for one answer to many requests."""
+
+    call: CallBidirectionalStream
+
+
+class CallUnary(Protocol):
+    def __call__(self, request: bytes, context: Context, /) -> Coroutine[Any, Any, bytes]: ...
+
+
+class CallServerStream(Protocol):
+    def __call__(self, request: bytes, context: Context, /) -> Coroutine[Any, Any, None]: ...
+
+
+class CallBidirectionalStream(Protocol):
+    def __call__(self, requests: AsyncIterator[bytes], context: Context, /) -> Coroutine[Any, Any, None]: ...
+
+
+Method = Unary | ServerStream | BidirectionalStream
+Methods = Mapping[str, Method]
+"""By path: `/package.Service/Method`."""

@@ -1,0 +1,110 @@
+"""The methods behind grpcio's server: the second front, to check the first against."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from aerobee_broker.front.calls import (
+    BidirectionalStream,
+    CallAbortedError,
+    ClientWentAwayError,
+    Metadata,
+    Method,
+    Methods,
+    ServerStream,
+    Unary,
+)
+
+_GrpcioContext = grpc.aio.ServicerContext[Any, Any]
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stub only
+    """Serves a table of methods."""
+
+    def __init__(self, methods: Methods) -> None:
+        self._handlers = {path: _handler(method) for path, method in methods.items()}
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """What answers a call; None for a method that is not in the table."""
+        return self._handlers.get(details.method)
+
+
+class GrpcioContext:
+    """A `Context` over grpcio's."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: _GrpcioContext) -> None:
+        self._context = context
+
+    def metadata(self) -> Metadata:
+        return self._context.invocation_metadata() or ()  # type: ignore[return-value]  # pairs, by another name
+
+    def peer_address(self) -> tuple[str, int]:
+        return peer_address(self._context.peer())
+
+    def is_secure(self) -> bool:
+        return self._context.auth_context().get("transport_security_type") == [b"ssl"]
+
+    def time_remaining(self) -> float | None:
+        return self._context.time_remaining()
+
+    async def send_initial_metadata(self) -> None:
+        await self._context.send_initial_metadata(())
+
+    async def write(self, response: bytes) -> None:
+        try:
+            await self._context.write(response)
+        except grpc.aio.InternalError:
+            raise ClientWentAwayError from None
+
+
+def _handler(method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    match method:
+        case Unary(call):
+
+            async def unary(request: bytes, context: _GrpcioContext) -> bytes:
+                try:
+                    return await call(request, GrpcioContext(context))
+                except CallAbortedError as error:
+                    await context.abort(_CODES[error.code], error.details)
+                    raise AssertionError("abort raises") from None
+
+            return grpc.unary_unary_rpc_method_handler(unary)
+        case ServerStream(call_stream):
+
+            async def stream(request: bytes, context: _GrpcioContext) -> None:
+                try:
+                    await call_stream(request, GrpcioContext(context))
+                except CallAbortedError as error:
+                    await context.abort(_CODES[error.code], error.details)
+
+            return grpc.unary_stream_rpc_method_handler(stream)
+        case BidirectionalStream(call_both):
+
+            async def both(requests: AsyncIterator[bytes], context: _GrpcioContext) -> None:
+                try:
+                    await call_both(requests, GrpcioContext(context))
+                except CallAbortedError as error:
+                    await context.abort(_CODES[error.code], error.details)
+
+            return grpc.stream_stream_rpc_method_handler(both)
+
+
+def peer_address(peer: str) -> tuple[str, int]:
+    """IP address and port of gRPC's text for a connection: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`."""
+    scheme, _, address = unquote(peer).partition(":")
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    if scheme not in ("ipv4", "ipv6") or not port.isdigit():
+        return "127.0.0.1", 1  # a Unix socket
+    ip = ipaddress.ip_address(host)
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return str(ip), int(port)
