@@ -131,3 +131,12 @@ class ListenError(BrokerError):
     def __init__(self, setting: str, address: object, cause: str) -> None:
         super().__init__(f"{setting}: cannot listen on {address}: {cause}; stop what uses it, or choose another")
         self.setting = setting
+
+
+class BadRecordError(InvalidRequestError):
+    """One of the records that a client wants appended is no valid one."""
+
+    def __init__(self, code: int, index: int, reason: str) -> None:
+        """`index`: of the record in its request, from 0."""
+        super().__init__(code, f"record {index} of the request: {reason}; nothing of the request was stored")
+        self.index = index

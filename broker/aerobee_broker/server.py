@@ -36,15 +36,20 @@ from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
+from aerobee_broker.processors.records.append import AppendProcessor
+from aerobee_broker.processors.records.offsets import OffsetsProcessor
+from aerobee_broker.processors.records.query import QueryProcessor as RecordQueryProcessor
+from aerobee_broker.processors.records.read import ReadProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.runtime_settings import RuntimeSettings
-from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service
+from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
 from aerobee_broker.services.messaging_service import MessagingService
+from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.tables import BatchTopics, Tables
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -56,7 +61,12 @@ from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
 
-_SERVICES: Final = (messaging_service.SERVICE, admin_service.SERVICE, aerobee_admin_service.SERVICE)
+_SERVICES: Final = (
+    messaging_service.SERVICE,
+    admin_service.SERVICE,
+    aerobee_admin_service.SERVICE,
+    record_service.SERVICE,
+)
 _GRPC_OPTIONS: Final = (
     # RocketMQ's limit; a body above 4 MiB then gets a clear answer instead of a broken call.
     ("grpc.max_receive_message_length", 130 << 20),
@@ -342,10 +352,21 @@ async def _listen(
         query=QueryProcessor(store, tables, deliveries),
     )
     draining = asyncio.Event()
+    records = RecordService(
+        accounts=accounts,
+        clients=clients,
+        counters=counters,
+        append=AppendProcessor(config, store, tables, counters),
+        read=ReadProcessor(config, store, tables, deliveries.long_polling),
+        query=RecordQueryProcessor(store, tables),
+        offsets=OffsetsProcessor(store, tables),
+        draining=draining,
+    )
     methods = {
         **messaging.methods(),
         **admin.methods(),
         **aerobee_admin_methods(administration, counters, accounts),
+        **records.methods(),
         **health_methods(_SERVICES, draining),
         **reflection_methods(_SERVICES, draining),
     }

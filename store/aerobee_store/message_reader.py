@@ -71,7 +71,7 @@ class MessageReader:
             return ReadResult("empty", [], 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
         if not low <= queue_offset < high:
-            return _outside(queue_offset, low, high)
+            return outside(queue_offset, low, high)
         units = queue.units(queue_offset, max(_SCAN_UNITS_MAX, max_count) if tags is not None else max_count)
         codes = None if tags is None else {properties.tags_code(tag) for tag in tags}
         records: list[Record] = []
@@ -102,7 +102,7 @@ class MessageReader:
                 continue
             place = topic, queue_id, queue_offset + taken - 1
             if (found.topic, found.queue_id, found.queue_offset) != place:
-                if _is_also_at(found, place):
+                if is_also_at(found, place):
                     found = multi_dispatch.as_read_from(found, queue_id, place[2])
                 else:
                     lost += 1
@@ -130,7 +130,7 @@ class MessageReader:
         """As `read`, each message of a batch for itself. Filtered by its own tag: the unit's is that of the record."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= queue_offset < high:
-            return _outside(queue_offset, low, high)
+            return outside(queue_offset, low, high)
         records: list[Record] = []
         size = lost = 0
         position = queue_offset
@@ -233,7 +233,7 @@ class MessageReader:
         return int(unit[0]["physical_offset"])
 
 
-def _outside(queue_offset: int, low: int, high: int) -> ReadResult:
+def outside(queue_offset: int, low: int, high: int) -> ReadResult:
     """What a read of a queue offset answers that is not in low..high-1."""
     if queue_offset < low:
         return ReadResult("offset-too-small", [], low, low, high)
@@ -242,7 +242,7 @@ def _outside(queue_offset: int, low: int, high: int) -> ReadResult:
     return ReadResult("offset-at-end" if queue_offset == high else "offset-too-large", [], high, low, high)
 
 
-def _is_also_at(found: Record, place: tuple[str, int, int]) -> bool:
+def is_also_at(found: Record, place: tuple[str, int, int]) -> bool:
     """Whether a record names this topic, queue id and queue offset besides its own."""
     places = multi_dispatch.AS_RECORDED.places(
         found.topic, found.queue_id, found.sys_flag, found.properties, found.physical_offset

@@ -39,6 +39,8 @@ from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, Dispatcher,
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.record_runs import RecordRuns, RunReader
+from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Message, Record
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags, RunningState
@@ -177,6 +179,7 @@ class MessageStore:
             flush=self.flush,
         )
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, self.stats)
+        self._run_reader = RunReader(self._log, self._queues, self.stats)
 
     # --- opening and closing ----------------------------------------------------------------------------------
 
@@ -352,15 +355,17 @@ class MessageStore:
             self.running.check_writable(essential=essential)
         return self._writer.append(messages, split_batch=split_batch, essential=essential)
 
-    def append_records(self, topic: str, queue_id: int, batch: RecordBatch) -> AppendedBatch:
+    def append_records(
+        self, topic: str, queue_id: int, batch: RecordBatch, *, born_host: Host | None = None
+    ) -> AppendedBatch:
         """Append records that are in store layout already, all of one queue and none of them prepared or rolled back.
 
-        Their queue and physical offsets, store time, host and record checksum are written into a copy. Raises as
-        `append`.
+        Their queue and physical offsets, store time, host and record checksum are written into a copy. `born_host`
+        replaces a born host of 0.0.0.0:0, if it is an IPv4 address. Raises as `append`.
         """
         self._check_open()
         self.running.check_writable(essential=False)
-        return self._writer.append_records(topic, queue_id, batch)
+        return self._writer.append_records(topic, queue_id, batch, born_host)
 
     async def wait_stored(self, end: int, *, durable: bool | None = None) -> None:
         """Return once the bytes before physical offset `end` are as safe as the flush mode promises.
@@ -447,6 +452,55 @@ class MessageStore:
             stats.reads_missed += 1
         stats.read_seconds.observe(perf_counter() - started)
         return result
+
+    def read_runs(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        end_offset: int | None = None,
+        max_bytes: int = 1 << 20,
+        tags: Collection[str] | None = None,
+        flushed_only: bool = True,
+    ) -> RecordRuns:
+        """Records of a queue as they lie in the log, at most `max_bytes` (but always one), before `end_offset`.
+
+        `tags`: only records with one of these tags, compared by hash alone; a batch consume queue leaves none out.
+        Checksums are not verified; a record that is gone, or begins as it must not, is left out and counted in `lost`.
+        Of an inner batch the whole record comes, also for an offset within it. StoreAccessError.
+        """
+        self.running.check_readable()
+        started = perf_counter()
+        result = self._run_reader.read(
+            topic,
+            queue_id,
+            queue_offset,
+            end_offset=end_offset,
+            max_bytes=max_bytes,
+            tags=tags,
+            flushed_only=flushed_only,
+        )
+        if result.runs:
+            self.stats.reads_found += 1
+        else:
+            self.stats.reads_missed += 1
+        self.stats.read_seconds.observe(perf_counter() - started)
+        return result
+
+    def bytes_of(self, record: Record) -> memoryview:
+        """The bytes of a stored record, not copied. RecordNotFoundError."""
+        return self._log.bytes_at(record.physical_offset, record.size)
+
+    def flushed_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """As `queue_range`, of what is durable. It makes a difference with async flush only."""
+        low, _ = self.queue_range(topic, queue_id)
+        return low, max(low, self._run_reader.max_offset(topic, queue_id, flushed_only=True))
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Where the log begins."""
+        return self._log.min_offset
 
     def record_at(self, physical_offset: int) -> Record:
         """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""

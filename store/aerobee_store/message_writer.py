@@ -31,6 +31,7 @@ from aerobee_store.queues.multi_dispatch import (
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_PREPARED,
@@ -237,7 +238,9 @@ class MessageWriter:
         self._appended([_entry(message, queue, queue_offset, physical_offset, size, now, count)], now)
         return [Appended(queue_offset, physical_offset, size, now)]
 
-    def append_records(self, topic: str, queue_id: int, batch: RecordBatch) -> AppendedBatch:
+    def append_records(
+        self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None = None
+    ) -> AppendedBatch:
         """As MessageStore.append_records, likewise."""
         count = len(batch)
         if not count:
@@ -266,14 +269,21 @@ class MessageWriter:
             if batch.end - int(batch.start[first]) > room:
                 ends = batch.start[first:] + batch.size[first:] - batch.start[first]
                 last = first + int(np.searchsorted(ends, room, side="right"))
-            self._append_slice(queue, batch, first, last, physical_offset, now)
+            self._append_slice(queue, batch, first, last, physical_offset, now, born_host)
             first = last
         self._stats.messages_appended += count
         self._stats.count_sizes(batch.size)
         return AppendedBatch(first_queue_offset, count, self._log.wrote, now)
 
     def _append_slice(
-        self, queue: ConsumeQueue, batch: RecordBatch, first: int, last: int, physical_offset: int, now: int
+        self,
+        queue: ConsumeQueue,
+        batch: RecordBatch,
+        first: int,
+        last: int,
+        physical_offset: int,
+        now: int,
+        born_host: Host | None,
     ) -> None:
         begin = int(batch.start[first])
         data = bytearray(batch.buffer[begin : int(batch.start[last - 1] + batch.size[last - 1])])
@@ -288,6 +298,7 @@ class MessageWriter:
             physical_offset,
             now,
             self._config.store_host,
+            born_host,
         )
         self._log.append(data)
         self._stats.bytes_appended += len(data)

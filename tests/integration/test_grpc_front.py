@@ -330,13 +330,14 @@ async def test_reflection_is_enough_to_send(broker: InProcessBroker) -> None:
     found = json.loads(result.stdout)
     assert set(found["services"]) == {
         "aerobee.v1.AdminService",
+        "aerobee.v1.RecordService",
         "apache.rocketmq.v2.Admin",
         "apache.rocketmq.v2.MessagingService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
-    assert len(found["files"]) == 6
+    assert len(found["files"]) == 7
     assert found["response"]["status"]["code"] == "OK"
     assert found["response"]["entries"][0]["messageId"] == "01"
 

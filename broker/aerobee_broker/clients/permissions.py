@@ -55,6 +55,11 @@ def _consume(request: Any, client: Client, account: Account) -> None:
     account.require_consume(topic_name(request.topic, client))
 
 
+def _consume_all(request: Any, client: Client, account: Account) -> None:
+    for asked in request.topics:
+        account.require_consume(topic_name(asked.topic, client))
+
+
 def _consume_as_group(request: Any, client: Client, account: Account) -> None:
     account.require_group(group_name(request.group, client))
     account.require_consume(topic_name(request.topic, client))
@@ -97,7 +102,15 @@ _MESSAGING: Final[dict[str, Permit]] = {
     "UpdateOffset": _queue_as_group,
     "SyncLiteSubscription": _consume_as_group,
 }
+_RECORDS: Final[dict[str, Permit]] = {
+    "AppendRecords": _publish,
+    "StreamAppendRecords": _publish,
+    "ReadRecords": _consume,
+    "QueryRecords": _consume,
+    "QueueOffsets": _consume_all,
+}
 _PERMITS: Final[dict[tuple[str, str], Permit]] = {
+    **{("aerobee.v1.RecordService", method): permit for method, permit in _RECORDS.items()},
     **{("apache.rocketmq.v2.MessagingService", method): permit for method, permit in _MESSAGING.items()},
     ("apache.rocketmq.v2.Admin", "QueryMessage"): _consume,
     ("apache.rocketmq.v2.Admin", "DescribeTopicStatus"): _use,

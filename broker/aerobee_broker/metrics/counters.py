@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from aerobee_store.stats import Histogram
 
 MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)  # bytes, RocketMQ's buckets
@@ -32,6 +35,17 @@ class SentCounters:
         self.messages += 1
         self.bytes += record_size
         self.sizes[bisect_left(MESSAGE_SIZE_BOUNDS, record_size)] += 1
+
+    def add_many(self, record_sizes: npt.NDArray[np.int64]) -> None:
+        """The same for many records."""
+        self.messages += len(record_sizes)
+        self.bytes += int(record_sizes.sum())
+        if int(record_sizes.max()) <= MESSAGE_SIZE_BOUNDS[0]:
+            self.sizes[0] += len(record_sizes)
+            return
+        places = np.searchsorted(MESSAGE_SIZE_BOUNDS, record_sizes)
+        for place, count in enumerate(np.bincount(places).tolist()):
+            self.sizes[place] += count
 
 
 @dataclass(slots=True)

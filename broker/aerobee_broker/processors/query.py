@@ -72,7 +72,7 @@ class QueryProcessor:
         self, topic: str, group: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
         """What the group has in flight or ready, queue after queue, and a scroll id as that of `_by_time`."""
-        first_queue, first_offset = _parse_scroll_id(request.scroll_id)
+        first_queue, first_offset = parse_scroll_id(request.scroll_id)
         records: list[Record] = []
         size, looked = 0, _LOOKED_MAX
         for status in sorted(self._deliveries.status(group), key=lambda status: status.queue_id):
@@ -104,7 +104,7 @@ class QueryProcessor:
         queue_ids: Iterable[int] = self._store.queue_ids(topic)
         if request.HasField("queue_id"):
             queue_ids = [queue_id for queue_id in queue_ids if queue_id == request.queue_id]
-        first_queue, first_offset = _parse_scroll_id(request.scroll_id)
+        first_queue, first_offset = parse_scroll_id(request.scroll_id)
         records: list[Record] = []
         size = 0
         for queue_id in queue_ids:
@@ -156,14 +156,12 @@ def _newest(records: list[Record]) -> list[Record]:
     return records
 
 
-def _parse_scroll_id(scroll_id: str) -> tuple[int, int]:
+def parse_scroll_id(scroll_id: str, name: str = "scroll_id") -> tuple[int, int]:
     if not scroll_id:
         return -1, 0
     queue_id, dash, offset = scroll_id.partition("-")
     if not (dash and _is_number(queue_id) and _is_number(offset)):
-        raise InvalidRequestError(
-            v2.Code.BAD_REQUEST, f"scroll_id {scroll_id[:80]!r} is not one of ours; begin without"
-        )
+        raise InvalidRequestError(v2.Code.BAD_REQUEST, f"{name} {scroll_id[:80]!r} is not one of ours; begin without")
     return int(queue_id), int(offset)
 
 

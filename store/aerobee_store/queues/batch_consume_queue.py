@@ -149,6 +149,10 @@ class BatchConsumeQueue:
         unit = self._units.units(self.number_at(queue_offset), 1)
         return int(unit[0]["physical_offset"]) if len(unit) and int(unit[0]["base_offset"]) <= queue_offset else None
 
+    def number_behind(self, end: int) -> int:
+        """The number of the first unit whose record ends behind physical offset `end`; that of the end without one."""
+        return self._units.offset_behind(end)
+
     def put(self, queue_offset: int, units: bytes) -> None:
         """Append units; the first begins at `queue_offset`. QueueMisalignedError if the queue has gone beyond it."""
         if queue_offset < self.max_offset and self._has_units:

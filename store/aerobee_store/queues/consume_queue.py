@@ -323,6 +323,21 @@ class ConsumeQueue:
             return self.min_offset + bisect_left(offsets, timestamp, key=stored_at)
         return self.min_offset + max(0, bisect_right(offsets, timestamp, key=stored_at) - 1)
 
+    def offset_behind(self, end: int) -> int:
+        """The first queue offset whose record ends behind physical offset `end`; the queue's end if there is none."""
+
+        def ends_behind(offset: int) -> bool:
+            unit = self.units(offset, 1)[0]
+            return int(unit["size"]) != FILLER_SIZE and int(unit["physical_offset"]) + int(unit["size"]) > end
+
+        offsets = range(self.min_offset, self.max_offset)
+        # Nearly always it is one of the last few.
+        units = self.units(max(self.min_offset, self.max_offset - _CHUNK), _CHUNK)
+        if len(units) and int(units[0]["physical_offset"]) + int(units[0]["size"]) <= end:
+            behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
+            return self.max_offset - len(units) + (int(behind.argmax()) if behind.any() else len(units))
+        return self.min_offset + bisect_left(offsets, True, key=ends_behind)
+
     def expired_files(self, min_physical_offset: int) -> list[int]:
         """The first queue offsets of the leading files whose records are all gone from the log; never the last file."""
         expired = []

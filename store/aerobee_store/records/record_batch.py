@@ -324,12 +324,14 @@ def write_place(
     physical_offset: int,
     store_timestamp: npt.ArrayLike,
     store_host: Host | None = None,
+    born_host: Host | None = None,
 ) -> tuple[Integers, Integers]:
     """Write what the append knows into `buffer`, a writable copy of the batch's buffer; return both offsets of each.
 
     `queue_offsets`: one a record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
     the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, one for all or one a record.
-    `store_host`: replaces that of every record. Record checksums are computed where a record has one.
+    `store_host`: replaces that of every record. `born_host`: replaces 0.0.0.0:0, if it is an IPv4 address. Record
+    checksums are computed where a record has one.
 
     Raises InvalidMessageError if `store_host` is of the other IP version than a record has room for; nothing has been
     written then.
@@ -354,6 +356,18 @@ def write_place(
         born_v6 = batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6
         behind_born_host = start + np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
     time_position = record_codec.STORE_TIMESTAMP_POSITION
+    if born_host is not None and len(born := property_codec.encode_host(born_host)) == _HOST_V4_SIZE:
+        unknown = ~batch._head["born_host"].view(np.int64).astype(np.bool_)
+        unknown &= (batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6) == 0
+        if (rows := start[unknown]).size:
+            put_items(
+                view,
+                _HOST_V4,
+                rows,
+                record_codec.BORN_HOST_POSITION,
+                stride if len(rows) == len(start) else 0,
+                np.frombuffer(born, _HOST_V4),
+            )
     if host:
         dtype = _HOST_V4 if len(host) == _HOST_V4_SIZE else _HOST_V6
         put_items(view, dtype, behind_born_host, time_position + 8, stride, np.frombuffer(host, dtype))

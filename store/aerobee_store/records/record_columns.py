@@ -86,6 +86,13 @@ def _items(buffer: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.ndarray((max(len(buffer) - dtype.itemsize + 1, 0),), dtype, buffer, strides=(1,))
 
 
+def heads_at(view: memoryview, start: Integers) -> npt.NDArray[np.void]:
+    """The fixed parts of the records that begin there, as a structured array: `total_size`, `magic`, `queue_offset`,
+    `physical_offset` and others. A record is at least that long.
+    """
+    return windows(view, _HEAD.itemsize)[start].view(_HEAD)
+
+
 def find_starts(
     view: memoryview, start: int, end: int, size_max: int, count_max: int | None
 ) -> tuple[Integers, Integers, int, int]:
@@ -147,7 +154,7 @@ def columns_of(
         if layout is None:
             layout = _layout(view, start, size, head)
     else:
-        head = windows(view, _HEAD.itemsize)[start].view(_HEAD)
+        head = heads_at(view, start)
         layout = _layout(view, start, size, head)
     if isinstance(layout, int):
         return layout

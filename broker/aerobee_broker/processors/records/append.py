@@ -1,0 +1,115 @@
+"""AppendRecords: check all records of a request at once, append them in one piece, answer when they are safe."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Final
+
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.errors import BadRecordError, InvalidRequestError
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
+from aerobee_proto import records_v1, v2
+from aerobee_store import AppendedBatch, MessageStore
+from aerobee_store.records.record_batch import RecordBatch
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+REQUEST_SIZE_MAX: Final = 8 << 20
+"""Bytes of records in one request, unless one record may have more."""
+RECORD_COUNT_MAX: Final = 32_768
+"""Records of one request."""
+_RECORD_OVERHEAD: Final = 1 << 16  # what a record may have besides its body
+
+
+class AppendProcessor:
+    """Answers AppendRecords. Raises what `services.errors` knows as status codes."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
+        self._store = store
+        self._tables = tables
+        self._counters = counters
+        self._body_size_max = config.store.body_size_max
+        self._size_max = max(REQUEST_SIZE_MAX, config.store.body_size_max + _RECORD_OVERHEAD)
+        self._require_checksum = config.store.property_crc
+
+    async def process(
+        self, request: records_v1.AppendRecordsRequest, client: Client
+    ) -> records_v1.AppendRecordsResponse:
+        """Append and wait."""
+        started = perf_counter()
+        appended = await self.append(request, client)
+        return await self.finish(appended, started)
+
+    async def append(self, request: records_v1.AppendRecordsRequest, client: Client) -> AppendedBatch:
+        """Append the records of one request, all or none: in one step, unless the topic has to be created."""
+        stored_name = topic_name(request.topic, client)
+        topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
+        _check_queue(topic, request.queue_id)
+        batch = self._checked(request, topic)
+        appended = self._store.append_records(stored_name, request.queue_id, batch, born_host=client.peer)
+        self._counters.sent_to(stored_name, "normal").add_many(batch.size)
+        return appended
+
+    async def finish(self, appended: AppendedBatch, started: float) -> records_v1.AppendRecordsResponse:
+        """Wait until what was appended is safe. `started`: when its request came, by `perf_counter`."""
+        await self._store.wait_stored(appended.end)
+        return records_v1.AppendRecordsResponse(
+            status=_OK,
+            first_queue_offset=appended.first_queue_offset,
+            message_count=appended.count,
+            store_timestamp_ms=appended.store_timestamp,
+            end_physical_offset=appended.end,
+        )
+
+    def _checked(self, request: records_v1.AppendRecordsRequest, topic: TopicConfig) -> RecordBatch:
+        records = request.records
+        if not records:
+            raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no record to append")
+        if len(records) > self._size_max:
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_BODY_TOO_LARGE,
+                f"the records of the request have {len(records)} bytes, the limit is {self._size_max}; send fewer",
+            )
+        batch = RecordBatch.parse(
+            records,
+            base_physical_offset=None,
+            placed=False,
+            require_property_crc=self._require_checksum,
+            count_max=RECORD_COUNT_MAX + 1,
+        )
+        if len(batch) > RECORD_COUNT_MAX:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, f"the request has more than {RECORD_COUNT_MAX} records, the limit; send fewer"
+            )
+        if batch.end != len(records):
+            raise BadRecordError(v2.Code.MESSAGE_CORRUPTED, len(batch), batch.stop.detail or batch.stop.reason.value)
+        large = batch.body_size > self._body_size_max
+        if large.any():
+            row = int(large.argmax())
+            raise BadRecordError(
+                v2.Code.MESSAGE_BODY_TOO_LARGE,
+                row,
+                f"its body has {int(batch.body_size[row])} bytes, the limit is {self._body_size_max}",
+            )
+        if v2.MessageType.NORMAL not in ACCEPTED_TYPES[topic.message_type]:
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                f"topic {topic.name!r} does not take normal messages; send its messages with SendMessage",
+            )
+        return batch
+
+
+def _check_queue(topic: TopicConfig, queue_id: int) -> None:
+    count = topic.write_queue_count if topic.writable else 0
+    if not count:
+        raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {topic.name!r} has no writable queue")
+    if not 0 <= queue_id < count:
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST,
+            f"topic {topic.name!r} has {count} queues to write to, counted from 0, but no queue {queue_id}; "
+            "QueryRoute lists them",
+        )

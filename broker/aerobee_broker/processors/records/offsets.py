@@ -1,0 +1,85 @@
+"""QueueOffsets: where many queues begin and end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
+from aerobee_broker.message_mapping import timestamp_ms
+from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.processors.records.read import check_readable
+from aerobee_broker.tables.tables import Tables
+from aerobee_proto import records_v1, v2
+from aerobee_store import MessageStore
+
+_OK: Final = v2.Status(code=v2.Code.OK, message="OK")
+TOPIC_COUNT_MAX: Final = 1000
+QUEUE_COUNT_MAX: Final = 10_000
+_Response = records_v1.QueueOffsetsResponse
+
+
+class OffsetsProcessor:
+    """Answers QueueOffsets. Raises what `services.errors` knows as status codes."""
+
+    def __init__(self, store: MessageStore, tables: Tables) -> None:
+        self._store = store
+        self._tables = tables
+
+    async def process(self, request: records_v1.QueueOffsetsRequest, client: Client) -> records_v1.QueueOffsetsResponse:
+        """One step of the event loop, so all queues are seen at one moment."""
+        if len(request.topics) > TOPIC_COUNT_MAX:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"{len(request.topics)} topics in one request, the limit is {TOPIC_COUNT_MAX}; ask in several",
+            )
+        response = _Response(
+            status=_OK,
+            min_physical_offset=self._store.min_physical_offset,
+            flushed_physical_offset=self._store.positions[2],
+        )
+        left = QUEUE_COUNT_MAX
+        for asked in request.topics:
+            answer = response.topics.add(topic=asked.topic)
+            try:
+                left -= self._add(asked, answer, client, left, flushed_only=not request.include_unflushed)
+            except TopicNotFoundError as error:
+                answer.status.CopyFrom(v2.Status(code=v2.Code.TOPIC_NOT_FOUND, message=str(error)))
+            except InvalidRequestError as error:
+                answer.ClearField("queues")
+                answer.status.CopyFrom(v2.Status(code=v2.Code.ValueType(error.code), message=str(error)))
+            else:
+                answer.status.CopyFrom(_OK)
+        return response
+
+    def _add(
+        self,
+        asked: records_v1.QueueOffsetsRequest.TopicQueues,
+        answer: records_v1.QueueOffsetsResponse.TopicOffsets,
+        client: Client,
+        left: int,
+        *,
+        flushed_only: bool,
+    ) -> int:
+        """Add the queues of one topic; return how many there are."""
+        store = self._store
+        topic = self._tables.topics.require(topic_name(asked.topic, client))
+        check_readable(topic)
+        answer.batch_topic = topic.takes_batches
+        queue_ids = asked.queue_ids or range(topic.read_queue_count)
+        if len(queue_ids) > left:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, f"more than {QUEUE_COUNT_MAX} queues in one request; ask in several"
+            )
+        at = timestamp_ms(asked.timestamp) if asked.HasField("timestamp") else None
+        for queue_id in queue_ids:
+            if not 0 <= queue_id < topic.read_queue_count:
+                raise InvalidRequestError(
+                    v2.Code.BAD_REQUEST,
+                    f"topic {topic.name!r} has {topic.read_queue_count} queues to read, but no queue {queue_id}",
+                )
+            low, high = (store.flushed_range if flushed_only else store.queue_range)(topic.name, queue_id)
+            queue = answer.queues.add(queue_id=queue_id, min_queue_offset=low, max_queue_offset=high)
+            if at is not None:
+                queue.timestamp_queue_offset = min(high, store.offset_by_time(topic.name, queue_id, at))
+        return len(queue_ids)

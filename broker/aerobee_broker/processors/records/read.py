@@ -1,0 +1,161 @@
+"""ReadRecords: the records of a queue in frames, as they lie in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import numpy as np
+
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.long_polling import LongPolling, poll_seconds
+from aerobee_broker.processors.naming import topic_name
+from aerobee_broker.processors.receive import duration_ms
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
+from aerobee_proto import records_v1, v2
+from aerobee_store import MessageStore
+from aerobee_store.record_runs import RecordRuns
+
+FRAME_SIZE_DEFAULT: Final = 1 << 20
+FRAME_SIZE_MAX: Final = 4 << 20
+_TAG_COUNT_MAX: Final = 1000
+SIZE_DTYPE: Final = np.dtype("<u4")
+"""Of `record_sizes` in requests and responses."""
+
+
+class ReadProcessor:
+    """Answers ReadRecords. Raises what `services.errors` knows as status codes."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, long_polling: LongPolling) -> None:
+        self._config = config
+        self._store = store
+        self._tables = tables
+        self._long_polling = long_polling
+        self._waits = itertools.count()
+
+    async def read(
+        self, request: records_v1.ReadRecordsRequest, client: Client, remaining_seconds: float | None
+    ) -> AsyncGenerator[records_v1.ReadRecordsResponse, None]:
+        """Frames, and at the end a response with the status. `remaining_seconds`: to the deadline of the call."""
+        topic = await self._topic(request, client)
+        queue_id, offset = request.queue_id, request.start_queue_offset
+        flushed_only = not request.include_unflushed
+        low, high = self._range(topic, queue_id, flushed_only=flushed_only)
+        if not low <= offset <= high:
+            yield records_v1.ReadRecordsResponse(
+                status=v2.Status(
+                    code=v2.Code.ILLEGAL_OFFSET,
+                    message=f"offset {offset} is not within the queue's {low}..{high}; go on at next_queue_offset",
+                ),
+                start_queue_offset=offset,
+                next_queue_offset=min(max(offset, low), high),
+                min_queue_offset=low,
+                max_queue_offset=high,
+            )
+            return
+        loop = asyncio.get_running_loop()
+        deadline = None if remaining_seconds is None else loop.time() + remaining_seconds
+        end = request.end_queue_offset if request.HasField("end_queue_offset") else None
+        frame_size = min(max(request.frame_bytes_max, 0) or FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX)
+        left = request.bytes_max if request.bytes_max > 0 else None
+        line = f"records {next(self._waits)}"  # each reader waits for itself; no group has such a name
+        while end is None or offset < end:
+            result = self._store.read_runs(
+                topic,
+                queue_id,
+                offset,
+                end_offset=end,
+                max_bytes=frame_size if left is None else min(frame_size, left),
+                tags=request.tags or None,
+                flushed_only=flushed_only,
+            )
+            low, high = result.min_offset, result.max_offset
+            if result.next_offset > offset:
+                if result.runs or result.lost:
+                    yield frame(result, offset)
+                offset = result.next_offset
+                if left is not None:
+                    left -= result.size
+                    if left <= 0:
+                        break
+                if not result.runs:
+                    await asyncio.sleep(0)  # a long way over what the tags leave out is made in steps
+                continue
+            if result.status == "offset-too-large":
+                break  # the queue was made anew
+            if not await self._arrived(topic, queue_id, line, client, request, deadline):
+                break
+            if self._tables.topics.get(topic) is None:
+                break
+        yield records_v1.ReadRecordsResponse(
+            status=v2.Status(code=v2.Code.OK, message="OK"),
+            start_queue_offset=offset,
+            next_queue_offset=offset,
+            min_queue_offset=low,
+            max_queue_offset=high,
+        )
+
+    async def _arrived(
+        self,
+        topic: str,
+        queue_id: int,
+        line: str,
+        client: Client,
+        request: records_v1.ReadRecordsRequest,
+        deadline: float | None,
+    ) -> bool:
+        """Wait for another record at the end of the queue; False when the wait is over."""
+        config = self._config.delivery
+        remaining = None if deadline is None else deadline - asyncio.get_running_loop().time()
+        requested = duration_ms(request.wait) / 1000 if request.HasField("wait") else 0.0
+        seconds = poll_seconds(
+            requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max
+        )
+        return await self._long_polling.wait(topic, line, client.client_id, seconds, queue_id=queue_id)
+
+    def _range(self, topic: str, queue_id: int, *, flushed_only: bool) -> tuple[int, int]:
+        return (self._store.flushed_range if flushed_only else self._store.queue_range)(topic, queue_id)
+
+    async def _topic(self, request: records_v1.ReadRecordsRequest, client: Client) -> str:
+        name = topic_name(request.topic, client)
+        topic = self._tables.topics.get(name) or await self._tables.topic_in_use(name)
+        check_readable(topic)
+        if not 0 <= request.queue_id < topic.read_queue_count:
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST,
+                f"topic {name!r} has {topic.read_queue_count} queues to read, counted from 0, but no queue "
+                f"{request.queue_id}; QueryRoute lists them",
+            )
+        if len(request.tags) > _TAG_COUNT_MAX:
+            raise InvalidRequestError(
+                v2.Code.ILLEGAL_FILTER_EXPRESSION,
+                f"{len(request.tags)} tags are too many, the limit is {_TAG_COUNT_MAX}; read all, and filter",
+            )
+        return name
+
+
+def check_readable(topic: TopicConfig) -> None:
+    """Raise InvalidRequestError for a topic that may not be read."""
+    if not topic.readable:
+        raise InvalidRequestError(
+            v2.Code.FORBIDDEN,
+            f"topic {topic.name!r} may not be read; allow it with: aerobee topic update {topic.name}",
+        )
+
+
+def frame(result: RecordRuns, start_queue_offset: int) -> records_v1.ReadRecordsResponse:
+    """One response with what was read."""
+    return records_v1.ReadRecordsResponse(
+        records=bytes(result.runs[0]) if len(result.runs) == 1 else b"".join(result.runs),
+        record_sizes=result.sizes.astype(SIZE_DTYPE).tobytes(),
+        start_queue_offset=start_queue_offset,
+        next_queue_offset=result.next_offset,
+        lost_count=result.lost,
+        min_queue_offset=result.min_offset,
+        max_queue_offset=result.max_offset,
+    )

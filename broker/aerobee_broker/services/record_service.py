@@ -1,0 +1,160 @@
+"""aerobee.v1.RecordService: messages in bulk, as records of the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from time import perf_counter
+from typing import Final
+
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.permissions import check_permission
+from aerobee_broker.errors import BadRecordError
+from aerobee_broker.front.calls import BidirectionalStream, ClientWentAwayError, Context, Method
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.processors.records.append import AppendProcessor
+from aerobee_broker.processors.records.offsets import OffsetsProcessor
+from aerobee_broker.processors.records.query import QueryProcessor
+from aerobee_broker.processors.records.read import ReadProcessor
+from aerobee_broker.services.errors import status_of
+from aerobee_broker.services.rpc import ClientIdentity, Unreadable, code_name, readable, service_methods
+from aerobee_proto import records_v1
+from aerobee_store import AppendedBatch
+
+SERVICE: Final = "aerobee.v1.RecordService"
+_STREAM: Final = "StreamAppendRecords"
+_read_request: Final = readable(records_v1.AppendRecordsRequest)
+IN_FLIGHT_MAX: Final = 64
+"""Requests of one append stream that wait for the disk; further ones are not read."""
+
+
+class RecordService:
+    """One line a method, but for the stream of appends."""
+
+    def __init__(
+        self,
+        *,
+        accounts: Accounts | None,
+        clients: ClientRegistry,
+        counters: BrokerCounters,
+        append: AppendProcessor,
+        read: ReadProcessor,
+        query: QueryProcessor,
+        offsets: OffsetsProcessor,
+        draining: asyncio.Event,
+    ) -> None:
+        """`draining`, once set: append streams end when what they have read is answered."""
+        self._identify = ClientIdentity(clients, accounts)
+        self._counters = counters
+        self._append_processor = append
+        self._read_processor = read
+        self._query = query
+        self._offsets = offsets
+        self._draining = draining
+
+    def methods(self) -> dict[str, Method]:
+        return service_methods(
+            SERVICE,
+            self._identify,
+            self._counters,
+            unary={
+                "AppendRecords": self._append,
+                "QueryRecords": self._query.process,
+                "QueueOffsets": self._offsets.process,
+            },
+            streams={"ReadRecords": self._read},
+            ready_made={_STREAM: BidirectionalStream(self._append_stream)},
+        )
+
+    async def _append(
+        self, request: records_v1.AppendRecordsRequest, client: Client
+    ) -> records_v1.AppendRecordsResponse:
+        try:
+            return await self._append_processor.process(request, client)
+        except BadRecordError as error:
+            return _refusal(error)
+
+    async def _read(
+        self, request: records_v1.ReadRecordsRequest, client: Client, context: Context
+    ) -> AsyncGenerator[records_v1.ReadRecordsResponse, None]:
+        async with aclosing(self._read_processor.read(request, client, context.time_remaining())) as responses:
+            async for response in responses:
+                yield response
+
+    async def _append_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """A task reads and appends, this one waits for the disk and answers: so requests gather for one sync."""
+        running = self._counters.running(SERVICE, _STREAM)
+        running.count += 1
+        appended: asyncio.Queue[_InFlight | None] = asyncio.Queue(IN_FLIGHT_MAX)
+        try:
+            client = self._identify(context)
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._append_requests(requests, client, appended), name="append-reader")
+                draining = tasks.create_task(self._end_when_draining(reading), name="append-drain")
+                try:
+                    while (item := await appended.get()) is not None:
+                        await context.write((await self._answer(item)).SerializeToString())
+                except ClientWentAwayError:
+                    return
+                finally:
+                    reading.cancel()
+                    draining.cancel()
+        except Exception as error:
+            with suppress(ClientWentAwayError):
+                await context.write(_refusal(error).SerializeToString())
+        finally:
+            running.count -= 1
+
+    async def _append_requests(
+        self,
+        requests: AsyncIterator[bytes],
+        client: Client,
+        appended: asyncio.Queue[_InFlight | None],
+    ) -> None:
+        try:
+            async for data in requests:
+                started = perf_counter()
+                outcome: AppendedBatch | Exception
+                try:
+                    request = _read_request(data)
+                    if isinstance(request, Unreadable):
+                        raise request.error(_STREAM)
+                    if client.account is not None:
+                        check_permission(SERVICE, _STREAM, request, client, client.account)
+                    outcome = await self._append_processor.append(request, client)
+                except Exception as error:
+                    outcome = error
+                await appended.put((started, outcome))
+        except asyncio.CancelledError:
+            if not self._draining.is_set():
+                raise
+        await appended.put(None)
+
+    async def _end_when_draining(self, reading: asyncio.Task[None]) -> None:
+        await self._draining.wait()
+        reading.cancel()
+
+    async def _answer(self, item: _InFlight) -> records_v1.AppendRecordsResponse:
+        started, outcome = item
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            response = await self._append_processor.finish(outcome, started)
+        except Exception as error:
+            response = _refusal(error)
+        milliseconds = (perf_counter() - started) * 1000
+        self._counters.answered(SERVICE, _STREAM, code_name(response.status.code)).observe(milliseconds)
+        return response
+
+
+_InFlight = tuple[float, AppendedBatch | Exception]
+"""When a request came, and what was appended or why not."""
+
+
+def _refusal(error: Exception) -> records_v1.AppendRecordsResponse:
+    response = records_v1.AppendRecordsResponse(status=status_of(error, _STREAM))
+    if isinstance(error, BadRecordError):
+        response.bad_record_index = error.index
+    return response

@@ -1,0 +1,207 @@
+"""Reads the records of a queue as the log holds them: bytes in as few pieces as possible, found by the queue's units.
+
+Records that were appended to one queue together lie side by side, so a frame of thousands of records is one slice of a
+segment. Nothing here goes record by record, but for damage. Checksums are for whoever decodes the records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.message_reader import ReadStatus, is_also_at, outside
+from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
+from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue, Units
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.records import properties
+from aerobee_store.records import record as record_codec
+from aerobee_store.records.record_columns import Booleans, Integers, heads_at
+from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+# Units looked at by one read: a step of about a millisecond.
+_UNITS_MAX: Final = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRuns:
+    """Records of one queue. `next_offset` is where to read on; `lost` counts messages without a readable record.
+
+    `runs` are slices of segments, to be copied before the event loop goes on; `sizes` those of the records in them.
+    """
+
+    status: ReadStatus
+    runs: list[memoryview]
+    sizes: npt.NDArray[np.int64]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    lost: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all records."""
+        return sum(map(len, self.runs))
+
+
+class RunReader:
+    """The bulk-reading part of `MessageStore`, which says what each call promises."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable, stats: StoreStats) -> None:
+        self._log = log
+        self._queues = queues
+        self._stats = stats
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        end_offset: int | None,
+        max_bytes: int,
+        tags: Collection[str] | None,
+        flushed_only: bool,
+    ) -> RecordRuns:
+        """As MessageStore.read_runs."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return RecordRuns("empty", [], _NONE, 0, 0, 0)
+        low, high = queue.min_offset, self.max_offset(topic, queue_id, flushed_only=flushed_only)
+        if not low <= queue_offset < high:
+            there = outside(queue_offset, low, high)
+            return RecordRuns(there.status, [], _NONE, there.next_offset, low, high)
+        stop = high if end_offset is None else min(high, end_offset)
+        if isinstance(queue, BatchConsumeQueue):
+            return self._read_batches(queue, queue_offset, stop, high, max_bytes)
+        units = queue.units(queue_offset, min(stop - queue_offset, _UNITS_MAX))
+        size = units["size"].astype(np.int64)
+        real = size != FILLER_SIZE
+        wanted = real if tags is None else real & _have_tags(queue, units, tags)
+        rows = wanted.nonzero()[0]
+        taken = _fitting(size[rows], max_bytes)
+        looked = int(rows[taken]) if taken < len(rows) else len(units)
+        rows = rows[:taken]
+        position = units["physical_offset"].astype(np.int64)[rows]
+        lost = looked - int(np.count_nonzero(real[:looked]))
+        valid = self._valid(queue, position, size[rows], queue_offset + rows)
+        if not valid.all():
+            lost += self._report(queue, queue_offset + rows[~valid])
+            rows, position = rows[valid], position[valid]
+        return self._found(position, size[rows], queue_offset + looked, low, high, lost, len(rows))
+
+    def _read_batches(
+        self, queue: BatchConsumeQueue, queue_offset: int, stop: int, high: int, max_bytes: int
+    ) -> RecordRuns:
+        """The same of records that hold many messages. The first may begin before `queue_offset`."""
+        units = queue.units(queue.number_at(queue_offset), _UNITS_MAX)
+        base = units["base_offset"].astype(np.int64)
+        end = base + units["count"]
+        before = int(np.searchsorted(base, stop))
+        size = units["size"].astype(np.int64)[:before]
+        taken = _fitting(size, max_bytes)
+        base, end, size = base[:taken], end[:taken], size[:taken]
+        position = units["physical_offset"].astype(np.int64)[:taken]
+        next_offset = int(end[-1]) if taken else stop
+        asked = np.maximum(base, queue_offset)
+        lost = next_offset - queue_offset - int((end - asked).sum())
+        valid = self._valid(queue, position, size, base)
+        if not valid.all():
+            self._report(queue, base[~valid])
+            lost += int((end - asked)[~valid].sum())
+        count = int((end - asked)[valid].sum())
+        return self._found(position[valid], size[valid], next_offset, queue.min_offset, high, lost, count)
+
+    def max_offset(self, topic: str, queue_id: int, *, flushed_only: bool) -> int:
+        """The queue's end; with `flushed_only` that of what is durable."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        flushed = self._log.flushed
+        if not flushed_only or self._log.committed == flushed:
+            return queue.max_offset
+        if isinstance(queue, BatchConsumeQueue):
+            number = queue.number_behind(flushed)
+            units = queue.units(number, 1)
+            return int(units[0]["base_offset"]) if len(units) else queue.max_offset
+        return queue.offset_behind(flushed)
+
+    def _valid(
+        self, queue: ConsumeQueue | BatchConsumeQueue, position: Integers, size: Integers, queue_offset: Integers
+    ) -> Booleans:
+        """Which units have a record in the log that begins as theirs must."""
+        valid = np.zeros(len(position), np.bool_)
+        first = 0
+        while first < len(position):
+            file = self._log.files.find(int(position[first]))
+            if file is None:
+                first += 1
+                continue
+            # Positions of a sound queue rise; what does not is looked at for itself.
+            rest = position[first:]
+            inside = (rest >= file.start_offset) & (rest < file.end_offset)
+            last = first + (len(rest) if inside.all() else int(inside.argmin()))
+            starts = position[first:last] - file.start_offset
+            ends = starts + size[first:last]
+            rows = ((size[first:last] >= record_codec.RECORD_SIZE_MIN) & (ends <= file.committed)).nonzero()[0]
+            head = heads_at(file.view, starts[rows])
+            rows += first
+            ok = (head["total_size"] == size[rows]) & (head["physical_offset"] == position[rows])
+            ok &= (head["magic"] == record_codec.MAGIC_V1) | (head["magic"] == record_codec.MAGIC_V2)
+            other = ok & (head["queue_offset"] != queue_offset[rows])
+            for row in rows[other].tolist():
+                ok[row - rows[0]] = self._is_also_in(queue, int(position[row]), int(queue_offset[row]))
+            valid[rows] = ok
+            first = last
+        return valid
+
+    def _is_also_in(self, queue: ConsumeQueue | BatchConsumeQueue, physical_offset: int, queue_offset: int) -> bool:
+        """Whether a record that was sent to another queue names this place as a further one."""
+        try:
+            found = self._log.record_at(physical_offset)
+        except (RecordNotFoundError, CorruptRecordError):
+            return False
+        return is_also_at(found, (queue.topic, queue.queue_id, queue_offset))
+
+    def _report(self, queue: ConsumeQueue | BatchConsumeQueue, offsets: Integers) -> int:
+        for offset in offsets[:10].tolist():
+            _log.error("message lost topic=%s queue=%d offset=%d", queue.topic, queue.queue_id, offset)
+        return len(offsets)
+
+    def _found(
+        self, position: Integers, size: Integers, next_offset: int, low: int, high: int, lost: int, message_count: int
+    ) -> RecordRuns:
+        runs = []
+        # A segment ends in a blank, so no run goes over its end.
+        breaks = np.flatnonzero(position[1:] != position[:-1] + size[:-1]) + 1
+        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(position)], strict=True):
+            if last > first:
+                begin = int(position[first])
+                runs.append(self._log.bytes_at(begin, int(position[last - 1] + size[last - 1]) - begin))
+        self._stats.messages_read += message_count
+        self._stats.bytes_read += int(size.sum())
+        return RecordRuns("found" if runs else "no-match", runs, size, next_offset, low, high, lost)
+
+
+_NONE: Final = np.zeros(0, np.int64)
+
+
+def _fitting(size: Integers, max_bytes: int) -> int:
+    """How many of the first records fit into so many bytes: one at least, if there is one."""
+    return min(len(size), max(1, int(np.searchsorted(np.cumsum(size), max_bytes, side="right"))))
+
+
+def _have_tags(queue: ConsumeQueue, units: Units, tags: Collection[str]) -> Booleans:
+    codes = [properties.tags_code(tag) for tag in tags]
+    if queue.extension is None:
+        return np.isin(units["tags_code"], codes)
+    found = [code is None or code in codes for code in queue.tags_codes(units)]
+    return np.array(found, np.bool_)
