@@ -224,7 +224,7 @@ async def test_records_are_found_by_key_id_and_time(records: Records) -> None:
     assert bodies([await query(message_id=messages[9].properties["UNIQ_KEY"])]) == [messages[9].body]
     assert (await query(key="other")).status.code == Code.MESSAGE_NOT_FOUND
     assert (await query()).status.code == Code.BAD_REQUEST
-    pages = []
+    pages: list[Any] = []
     token = ""
     while not pages or token:
         pages.append(await query(begin=timestamp(first.store_timestamp_ms), record_count_max=15, page_token=token))
