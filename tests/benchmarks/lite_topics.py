@@ -28,7 +28,7 @@ from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig, light_topic_name
 from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH
-from tests.support.delivery_world import MovableClock
+from tests.support.delivery_harness import MovableClock
 
 PARENT: Final = "rooms"
 GROUP: Final = "billing"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.history import ClockSet, Disturbed, Event
+from tests.support.killable_broker import FLUSH_MODES, WRITE_MODES, KillableBroker
 from tests.support.port_forwarder import PortForwarder
-from tests.support.victim import FLUSH_MODES, WRITE_MODES, Victim
 
 _FAKETIME: Final = "/usr/lib/*/faketime/libfaketimeMT.so.1"  # where Debian's package has it
 
@@ -59,7 +59,7 @@ class Nemesis:
     def __init__(
         self,
         seed: int,
-        broker: Victim,
+        broker: KillableBroker,
         port: PortForwarder,
         clock: BrokerClock | None,
         note: Callable[[Event], None],

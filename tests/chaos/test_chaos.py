@@ -29,8 +29,8 @@ from tests.chaos.history import (
 from tests.chaos.nemesis import BrokerClock, Nemesis
 from tests.chaos.workers import GROUPS, Workers, create
 from tests.support import seeds
+from tests.support.killable_broker import KillableBroker
 from tests.support.port_forwarder import forwarded_port
-from tests.support.victim import Victim
 
 pytestmark = [
     pytest.mark.crash,
@@ -122,7 +122,7 @@ async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         without = f" ({error})"
     with capsys.disabled():
         print(f"\nchaos: AEROBEE_CHAOS_SECONDS={SECONDS:g} AEROBEE_CHAOS_SEED={SEED}{without}", flush=True)
-    broker = Victim(tmp_path, _CONFIG, clock.environment if clock is not None else {})
+    broker = KillableBroker(tmp_path, _CONFIG, clock.environment if clock is not None else {})
     try:
         await broker.launch("sync", "gathered")
         await broker.ready()

@@ -25,9 +25,9 @@ from aerobee_store.tables.java_json import IntegerMap, dumps
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.bit_flips import SEED, Damage, Done, Table, WrongError
-from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
 from tests.support.stored_messages import DIRECTORY
-from tests.support.timer_world import START_MS, STORE, TimerWorld
+from tests.support.timer_harness import START_MS, STORE, TimerHarness
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 TIMER_COUNT, JOURNAL_COUNT, TABLE_COUNT = (6_000, 4_000, 60_000) if IS_LONG else (150, 100, 2_400)
@@ -67,36 +67,36 @@ def listening() -> Iterator[list[str]]:
 
 async def pending(*, closed: bool) -> tuple[MemoryFileSystem, int, dict[str, int]]:
     """A disk with messages that wait, the time, and when each is due."""
-    world = await TimerWorld.start()
+    harness = await TimerHarness.start()
     due: dict[str, int] = {}
     for number, delay in enumerate((5.0, 5.2, 9.0, 40.0, 41.0, 90.0)):
-        due[f"m{number}"] = await world.send(f"m{number}", delay)
-    await world.save()
+        due[f"m{number}"] = await harness.send(f"m{number}", delay)
+    await harness.save()
     for number, delay in enumerate((5.5, 40.5), 6):
-        due[f"m{number}"] = await world.send(f"m{number}", delay)
+        due[f"m{number}"] = await harness.send(f"m{number}", delay)
     if closed:
-        await world.stop()
-    disk = world.disk.kill()
-    await world.abandon()
-    return disk, world.clock.now_ms(), due
+        await harness.stop()
+    disk = harness.disk.kill()
+    await harness.abandon()
+    return disk, harness.clock.now_ms(), due
 
 
 async def judge_timer(disk: MemoryFileSystem, now_ms: int, due: dict[str, int]) -> str:
     """What becomes of messages that wait, on a damaged disk."""
     with listening() as heard:
         try:
-            world = await TimerWorld.start(disk, ManualClock(now_ms))
+            harness = await TimerHarness.start(disk, ManualClock(now_ms))
         except StoreError:
             return "refused"
         try:
             for _ in range(5):
-                await world.advance(21)
-            delivered = world.delivered()
-            lost = world.timer.stats.lost
+                await harness.advance(21)
+            delivered = harness.delivered()
+            lost = harness.timer.stats.lost
         finally:
-            await world.abandon()
+            await harness.abandon()
             with suppress(StoreError):
-                world.store.close()
+                harness.store.close()
     counts = Counter(item.body for item in delivered)
     if twice := [body for body, count in counts.items() if count > 1]:
         raise WrongError(f"{twice} came twice")
@@ -141,12 +141,12 @@ State = dict[tuple[str, int], tuple[int, tuple[int, ...]]]
 """Group and queue id -> the first message that is not finished, and which of those behind it are."""
 
 
-def state(world: World) -> State:
+def state(harness: Harness) -> State:
     """Which messages are finished."""
     found: State = {}
     for group in (GROUP, "audit"):
         for queue_id in range(2):
-            delivery = world.deliveries.queue_delivery(TOPIC, group, queue_id)
+            delivery = harness.deliveries.queue_delivery(TOPIC, group, queue_id)
             if delivery is not None:
                 finished = tuple(offset for offset in range(30) if delivery.is_finished(offset))
                 found[group, queue_id] = delivery.commit_offset, finished
@@ -155,23 +155,23 @@ def state(world: World) -> State:
 
 async def journalled(directory: Path) -> tuple[State, list[tuple[int, int]]]:
     """A store left by a killed broker, what is finished in it, and where the records of its journal lie."""
-    world = await World.start(directory, MovableClock())
+    harness = await Harness.start(directory, MovableClock())
     for queue_id in range(2):
-        await world.send(*(f"m{queue_id}-{number}" for number in range(8)), queue_id=queue_id)
+        await harness.send(*(f"m{queue_id}-{number}" for number in range(8)), queue_id=queue_id)
     for group in (GROUP, "audit"):
-        messages = await world.receive(10, group=group)
+        messages = await harness.receive(10, group=group)
         for message in messages[::2]:
-            assert await world.acknowledge(message, group=group) == [True]
-    before = state(world)
+            assert await harness.acknowledge(message, group=group) == [True]
+    before = state(harness)
     places = []
-    low, high = world.store.queue_range(JOURNAL_TOPIC, 0)
-    for record in world.store.read(JOURNAL_TOPIC, 0, low, max_count=high - low).records:
+    low, high = harness.store.queue_range(JOURNAL_TOPIC, 0)
+    for record in harness.store.read(JOURNAL_TOPIC, 0, low, max_count=high - low).records:
         places.append((record.physical_offset, record.size))
-    for service in world._services:
+    for service in harness._services:
         service.cancel()
-    await asyncio.gather(*world._services, return_exceptions=True)
-    world.store.state = "failed"  # as if killed: nothing is said at the end
-    world.store.close()
+    await asyncio.gather(*harness._services, return_exceptions=True)
+    harness.store.state = "failed"  # as if killed: nothing is said at the end
+    harness.store.close()
     return before, places
 
 
@@ -179,18 +179,18 @@ async def judge_journal(directory: Path, before: State) -> str:
     """What a broker makes of a damaged journal."""
     with listening() as heard:
         try:
-            world = await World.start(directory, MovableClock())
+            harness = await Harness.start(directory, MovableClock())
         except (StoreError, BrokerError):
             return "refused"
         try:
-            after = state(world)
-            damaged = bool(world.store.recovery.damaged or world.store.recovery.torn or world.store.recovery.lost)
+            after = state(harness)
+            damaged = bool(harness.store.recovery.damaged or harness.store.recovery.torn or harness.store.recovery.lost)
         finally:
-            for service in world._services:
+            for service in harness._services:
                 service.cancel()
-            await asyncio.gather(*world._services, return_exceptions=True)
-            world.store.state = "failed"
-            world.store.close()
+            await asyncio.gather(*harness._services, return_exceptions=True)
+            harness.store.state = "failed"
+            harness.store.close()
     if after == before:
         return "repaired" if damaged or heard else "harmless"
     for key, (commit, finished) in after.items():

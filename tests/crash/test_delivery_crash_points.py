@@ -46,7 +46,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-class World:
+class Harness:
     """A store on a disk in memory, the tables and deliveries."""
 
     def __init__(self, directory: Path, disk: MemoryFileSystem | None, clock: ManualClock, flush: FlushMode) -> None:
@@ -65,7 +65,7 @@ class World:
         self.deliveries = Deliveries(self.store, self.tables, clock, config.delivery)
         self._services: list[asyncio.Task[None]] = []
 
-    async def start(self) -> World:
+    async def start(self) -> Harness:
         topics = (
             TopicConfig.of_type(ORDERS, queue_count=1),
             TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=1),
@@ -110,15 +110,15 @@ class Said:
 class Run:
     """A workload, and the disk as a crash before its operations would leave it."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
         self.said: list[Said] = []  # in this order
         self.answered: set[int] = set()  # places in it
         self.sent: dict[str, int] = dict.fromkeys(QUEUES, 0)
         self.found: list[tuple[MemoryFileSystem, list[Said], set[int], dict[str, int]]] = []
 
     def watch(self, *, power_cut: bool) -> None:
-        disk = self.world.disk
+        disk = self.harness.disk
         number = 0
 
         def look(operation: Operation) -> None:
@@ -142,54 +142,54 @@ class Run:
             if queue == ROOM:
                 properties[INNER_MULTI_DISPATCH] = ROOM
             messages.append(Message(QUEUES[queue], 0, f"{number}".encode(), properties))
-        await self.world.store.wait_stored(self.world.store.append(messages)[-1].end)
+        await self.harness.store.wait_stored(self.harness.store.append(messages)[-1].end)
         self.sent[queue] += count
 
     async def acknowledge(self, queue: str, messages: list[DeliveredMessage]) -> None:
         begin = len(self.said)
         self.said += [Said("acknowledge", queue, each.record.queue_offset) for each in messages]
         handles = [each.receipt_handle for each in messages]
-        results = await self.world.deliveries.acknowledge(QUEUES[queue], GROUP, handles)
+        results = await self.harness.deliveries.acknowledge(QUEUES[queue], GROUP, handles)
         assert results == [None] * len(messages)
         self.answered.update(range(begin, begin + len(messages)))
 
     async def reset(self, queue: str, offset: int) -> None:
         self.said.append(Said("reset", queue, offset))
         number = len(self.said) - 1
-        await self.world.deliveries.reset(queue, GROUP, {0: offset})
+        await self.harness.deliveries.reset(queue, GROUP, {0: offset})
         self.answered.add(number)
 
 
 async def workload(run: Run) -> None:
     """Each queue goes forwards, back, and on; snapshots come in between, and the tables are saved."""
-    world = run.world
+    harness = run.harness
     for round_number in range(2):
         for queue, topic in QUEUES.items():
             await run.send(queue, 5)
-            messages = await world.receive(topic, 4)
+            messages = await harness.receive(topic, 4)
             await run.acknowledge(queue, messages[1:])
             await run.reset(queue, 1 + round_number)
-            await run.acknowledge(queue, await world.receive(topic, 2))
-        await world.tables.save()
+            await run.acknowledge(queue, await harness.receive(topic, 2))
+        await harness.tables.save()
     await run.reset(ORDERS, 8)
-    await run.acknowledge(ORDERS, await world.receive(ORDERS, 1))
-    await world.deliveries.close()
-    await world.tables.save()
+    await run.acknowledge(ORDERS, await harness.receive(ORDERS, 1))
+    await harness.deliveries.close()
+    await harness.tables.save()
 
 
 @pytest.mark.parametrize(("flush", "power_cut"), [("sync", True), ("sync", False), ("async", False)])
 async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: bool) -> None:
     """What was acknowledged is not delivered again, all else is; a reset counts once it was answered, and with it what
     followed."""
-    run = Run(await World(tmp_path / "store", None, ManualClock(), flush).start())
-    await run.world.tables.save()
+    run = Run(await Harness(tmp_path / "store", None, ManualClock(), flush).start())
+    await run.harness.tables.save()
     run.watch(power_cut=power_cut)
     await workload(run)
-    run.world.disk.before_operation = None
-    await run.world.abandon()
+    run.harness.disk.before_operation = None
+    await run.harness.abandon()
     assert len(run.found) > 80 / STRIDE
     for disk, said, answered, sent in run.found:
-        await check(tmp_path / "store", disk, run.world.clock, flush, said, answered, sent)
+        await check(tmp_path / "store", disk, run.harness.clock, flush, said, answered, sent)
 
 
 async def check(
@@ -203,10 +203,10 @@ async def check(
 ) -> None:
     """Start on the disk, wait for what was in flight, and receive all that there is."""
     clock = ManualClock(now_ms=clock.now_ms() + 60_000)
-    world = await World(directory, disk, clock, flush).start()
+    harness = await Harness(directory, disk, clock, flush).start()
     for queue, topic in QUEUES.items():
         delivered: set[int] = set()
-        while messages := await world.receive(topic):
+        while messages := await harness.receive(topic):
             delivered.update(each.record.queue_offset for each in messages)
         for offset in range(sent[queue]):
             own = [(number, each) for number, each in enumerate(said) if each.queue == queue]
@@ -223,4 +223,4 @@ async def check(
             last_finishing = max((number for number in finishing if number in answered), default=None)
             if last_finishing is not None and not any(number > last_finishing for number in opening):
                 assert offset not in delivered, (queue, offset, said)
-    await world.abandon()
+    await harness.abandon()

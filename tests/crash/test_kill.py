@@ -19,7 +19,7 @@ from aerobee_client import connect
 from aerobee_proto import v2
 from tests.support import seeds
 from tests.support.broker_load import GROUPS, TOPIC, Load
-from tests.support.victim import FLUSH_MODES, WRITE_MODES, Victim
+from tests.support.killable_broker import FLUSH_MODES, WRITE_MODES, KillableBroker
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(0)]  # the time grows with the cycles; every wait has its own
 
@@ -57,7 +57,7 @@ async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[
     began = time.monotonic()
     dice = random.Random(SEED)
     load = Load(SEED)
-    broker = Victim(tmp_path, _CONFIG)
+    broker = KillableBroker(tmp_path, _CONFIG)
     killed_starts = 0
     with capsys.disabled():
         print(f"\nkill: cycles={CYCLES} seed={SEED}", flush=True)
@@ -99,7 +99,7 @@ async def test_kill_at_any_moment(tmp_path: Path, capsys: pytest.CaptureFixture[
         print(f"kill: cycles={CYCLES} killed_starts={killed_starts} seconds={seconds:.0f} {load.summary()}", flush=True)
 
 
-async def _first_start(broker: Victim) -> float:
+async def _first_start(broker: KillableBroker) -> float:
     """Topic and groups are created; returns how long a start takes."""
     started = time.monotonic()
     await broker.launch("sync", "gathered")

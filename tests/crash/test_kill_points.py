@@ -148,7 +148,7 @@ def _halfway(old: bytes, new: bytes) -> Iterator[bytes]:
 
 
 @dataclass
-class World:
+class Harness:
     """A small store and what was sent to it."""
 
     flush: FlushMode
@@ -192,9 +192,9 @@ class World:
         store.close()
 
 
-def reopened(world: World, death: Death, possible: list[Sent]) -> None:
+def reopened(harness: Harness, death: Death, possible: list[Sent]) -> None:
     """The next process has all that was answered, under every key, and nothing else."""
-    store = world.open(death.disk(world.clock))
+    store = harness.open(death.disk(harness.clock))
     try:
         compare(store, possible, possible[: death.answered])
         for sent in possible[: death.answered]:
@@ -207,12 +207,12 @@ def reopened(world: World, death: Death, possible: list[Sent]) -> None:
         store.close()
 
 
-def openings(world: World, death: Death) -> Watch:
+def openings(harness: Harness, death: Death) -> Watch:
     """Every death of the process that opens what `death` has left."""
-    disk = death.disk(world.clock)
+    disk = death.disk(harness.clock)
     watch = Watch(disk, lambda: death.answered)
     with watch.watching():
-        store = world.open(disk)
+        store = harness.open(disk)
     store.close()
     return watch
 
@@ -222,23 +222,23 @@ def test_a_kill_at_every_line(flush: FlushMode) -> None:
     """Nothing that was answered is lost, and every key finds its message, however often the process dies."""
     dice = random.Random(SEED)
     began = time.monotonic()
-    world = World(flush)
-    disk = MemoryFileSystem(clock=world.clock)
-    watch = Watch(disk, lambda: len(world.answered))
+    harness = Harness(flush)
+    disk = MemoryFileSystem(clock=harness.clock)
+    watch = Watch(disk, lambda: len(harness.answered))
     with watch.watching():
         for rounds in ROUNDS:
-            asyncio.run(world.live(disk, rounds))
+            asyncio.run(harness.live(disk, rounds))
     deaths = watch.deaths
-    possible = world.sender.sent
+    possible = harness.sender.sent
     tried = deaths if TRIED is None else dice.sample(deaths, min(TRIED, len(deaths)))
     for death in tried:
-        reopened(world, death, possible)
-    again = [later for death in dice.sample(deaths, TRIED_AGAIN) for later in openings(world, death).deaths]
+        reopened(harness, death, possible)
+    again = [later for death in dice.sample(deaths, TRIED_AGAIN) for later in openings(harness, death).deaths]
     for death in again if IS_LONG else dice.sample(again, min(TRIED or 0, len(again))):
-        reopened(world, death, possible)
-    twice = [later for death in dice.sample(again, TRIED_TWICE) for later in openings(world, death).deaths]
+        reopened(harness, death, possible)
+    twice = [later for death in dice.sample(again, TRIED_TWICE) for later in openings(harness, death).deaths]
     for death in twice if IS_LONG else dice.sample(twice, min(TRIED or 0, len(twice))):
-        reopened(world, death, possible)
+        reopened(harness, death, possible)
     print(
         f"{flush}: {watch.lines} lines left {len(deaths)} different disks, {len(tried)} tried; killed while opening: "
         f"{len(again)}, and again: {len(twice)}; {time.monotonic() - began:.0f} s"

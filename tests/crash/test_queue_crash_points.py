@@ -35,7 +35,7 @@ QUEUES = ("orders", "%LMQ%room", "%LMQ%hall", "audit")
 
 
 @dataclass
-class World:
+class Harness:
     """What was sent to each queue, by queue offset, and up to which number it was promised."""
 
     disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
@@ -82,14 +82,14 @@ def queues_of(number: int) -> list[str]:
     return ["orders", *(name for name in NAMES[number % len(NAMES)].split(",") if name)]
 
 
-def check(store: MessageStore, world: World) -> None:
+def check(store: MessageStore, harness: Harness) -> None:
     """What the log has is in each of its queues, where it was sent to; tags find it. What is lost is lost in all."""
     # What was not promised may have lost its beginning alone; a queue then begins with what is left.
-    begin = {topic: store.queue_range(topic, 0)[0] for topic in world.queues}
+    begin = {topic: store.queue_range(topic, 0)[0] for topic in harness.queues}
     held = {int(record.body) for record in store.read("orders", 0, begin["orders"], max_count=1000).records}
-    assert held.issuperset(number for number in world.queues["orders"].values() if number < world.durable)
-    for topic, queue in world.queues.items():
-        wanted = world.queues[topic] = {offset: number for offset, number in queue.items() if number in held}
+    assert held.issuperset(number for number in harness.queues["orders"].values() if number < harness.durable)
+    for topic, queue in harness.queues.items():
+        wanted = harness.queues[topic] = {offset: number for offset, number in queue.items() if number in held}
         records = store.read(topic, 0, begin[topic], max_count=1000).records
         assert {record.queue_offset: int(record.body) for record in records} == wanted, topic
         assert store.queue_range(topic, 0)[1] == max(wanted, default=-1) + 1, topic
@@ -107,19 +107,19 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def power_cuts(seed: int, together_min: int | None) -> Iterator[World]:
+def power_cuts(seed: int, together_min: int | None) -> Iterator[Harness]:
     """What the disk is, and what was promised, at every operation of one life, or at each third."""
-    world, taken = World(MemoryFileSystem(together_min=together_min)), []
+    harness, taken = Harness(MemoryFileSystem(together_min=together_min)), []
 
     def take(operation: Operation) -> None:
         if operation.name in CHANGES and operation.number % STEP == seed % STEP:
-            disk = world.disk.crash(seed * 10_000 + operation.number)
-            queues = {topic: dict(queue) for topic, queue in world.queues.items()}
-            clock = ManualClock(world.clock.now_ms())
-            taken.append(World(disk, clock, queues, world.next_number, world.durable))
+            disk = harness.disk.crash(seed * 10_000 + operation.number)
+            queues = {topic: dict(queue) for topic, queue in harness.queues.items()}
+            clock = ManualClock(harness.clock.now_ms())
+            taken.append(Harness(disk, clock, queues, harness.next_number, harness.durable))
 
-    world.disk.before_operation = take
-    world.live()
+    harness.disk.before_operation = take
+    harness.live()
     assert len(taken) > 60
     return iter(taken)
 
@@ -130,15 +130,15 @@ def test_a_power_cut_at_every_operation(seed: int, together_min: int | None) -> 
     """Nothing that was promised is missing from any of its queues, nothing is twice, and all go on without a gap;
     with files that are synced one by one, and together.
     """
-    for number, world in enumerate(power_cuts(seed, together_min)):
+    for number, harness in enumerate(power_cuts(seed, together_min)):
         try:
-            with world.open() as store:
-                check(store, world)
-                world.send(store, 7)
-                check(store, world)
-            with MessageStore.open(CONFIG, file_system=world.disk, clock=world.clock, whole_log=True) as store:
+            with harness.open() as store:
+                check(store, harness)
+                harness.send(store, 7)
+                check(store, harness)
+            with MessageStore.open(CONFIG, file_system=harness.disk, clock=harness.clock, whole_log=True) as store:
                 assert (store.recovery.units_added, store.recovery.units_corrected) == (0, 0)
-                check(store, world)
+                check(store, harness)
         except BaseException as problem:
             problem.add_note(f"seed {seed}, power cut {number}")
             raise

@@ -41,7 +41,7 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass
-class World:
+class Harness:
     """One run of a workload: the store on its disk, what was sent, and what was promised so far."""
 
     flush: FlushMode
@@ -73,57 +73,57 @@ class World:
         return self.sender.append(store, messages, split_batch=split)
 
 
-Workload = Callable[[World], None]
+Workload = Callable[[Harness], None]
 
 
-def blocking(world: World) -> None:
+def blocking(harness: Harness) -> None:
     """Two lives without services: over the ends of segments, queue files and index files."""
-    with world.open() as store:
+    with harness.open() as store:
         for number in range(6):
-            world.send(store, [100 + 700 * number] * 5, queue_id=number % 2)
+            harness.send(store, [100 + 700 * number] * 5, queue_id=number % 2)
             store.flush()
-            world.durable = list(world.sender.sent)
-        world.send(store, [60] * 10, split=True)
-    world.durable = list(world.sender.sent)
-    with world.open() as store:
-        world.send(store, [7000, 7000, 40])
+            harness.durable = list(harness.sender.sent)
+        harness.send(store, [60] * 10, split=True)
+    harness.durable = list(harness.sender.sent)
+    with harness.open() as store:
+        harness.send(store, [7000, 7000, 40])
         store.flush()
-        world.durable = list(world.sender.sent)
-        world.send(store, [300] * 8)
-    world.durable = list(world.sender.sent)
+        harness.durable = list(harness.sender.sent)
+        harness.send(store, [300] * 8)
+    harness.durable = list(harness.sender.sent)
 
 
-def deleting(world: World) -> None:
+def deleting(harness: Harness) -> None:
     """A topic is deleted and comes again."""
-    with world.open() as store:
-        world.send(store, [200] * 5)
-        gone = world.sender.append(store, [world.sender.message(50, "gone") for _ in range(5)])
+    with harness.open() as store:
+        harness.send(store, [200] * 5)
+        gone = harness.sender.append(store, [harness.sender.message(50, "gone") for _ in range(5)])
         store.flush()
-        world.durable = [sent for sent in world.sender.sent if sent not in gone]
+        harness.durable = [sent for sent in harness.sender.sent if sent not in gone]
         store.delete_topic("gone")
-        world.sender.sent = world.sender.sent[:-5]
-        world.send(store, [200] * 5)
+        harness.sender.sent = harness.sender.sent[:-5]
+        harness.send(store, [200] * 5)
         store.flush()
-        world.durable = list(world.sender.sent)
-    with world.open() as store:
+        harness.durable = list(harness.sender.sent)
+    with harness.open() as store:
         assert store.queue_range("gone", 0)[0] == store.queue_range("gone", 0)[1]
 
 
-async def serving_for(world: World, rounds: int) -> None:
+async def serving_for(harness: Harness, rounds: int) -> None:
     """Senders that wait for durability while the services run; an error is what the services end with."""
-    store = world.open()
+    store = harness.open()
     services = asyncio.create_task(store.run())
 
     async def send(round_: int, sender: int) -> None:
-        sent = world.send(store, [120 + 500 * sender] * (1 + sender), queue_id=sender)
+        sent = harness.send(store, [120 + 500 * sender] * (1 + sender), queue_id=sender)
         await store.wait_stored(sent[-1].end, durable=True)
-        world.durable += sent
+        harness.durable += sent
 
     try:
         async with asyncio.timeout(10):
             for round_ in range(rounds):
                 results = await asyncio.gather(*(send(round_, sender) for sender in range(3)), return_exceptions=True)
-                world.refused += sum(isinstance(result, StoreError) for result in results)
+                harness.refused += sum(isinstance(result, StoreError) for result in results)
                 unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, StoreError)]
                 assert not unexpected, unexpected
                 if any(isinstance(result, StoreFailedError) for result in results):
@@ -139,41 +139,43 @@ async def serving_for(world: World, rounds: int) -> None:
             pass
         finally:
             store.close()
-    world.durable = list(world.sender.sent)  # it was closed without an error
+    harness.durable = list(harness.sender.sent)  # it was closed without an error
 
 
-def serving(world: World) -> None:
-    asyncio.run(serving_for(world, 7))
+def serving(harness: Harness) -> None:
+    asyncio.run(serving_for(harness, 7))
 
 
 @contextmanager
-def snapshots(world: World, seeds: range) -> Iterator[list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]]]:
+def snapshots(
+    harness: Harness, seeds: range
+) -> Iterator[list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]]]:
     """Crashed disks, from before every operation that changes something, with what was sent and promised then."""
     taken: list[tuple[Operation, MemoryFileSystem, list[Sent], list[Sent]]] = []
 
     def before(operation: Operation) -> None:
         if operation.name in CHANGES:
             for seed in seeds:
-                disk = world.disk.crash(operation.number * 1000 + seed)
-                taken.append((operation, disk, list(world.sender.sent), list(world.durable)))
+                disk = harness.disk.crash(operation.number * 1000 + seed)
+                taken.append((operation, disk, list(harness.sender.sent), list(harness.durable)))
 
-    world.disk.before_operation = before
+    harness.disk.before_operation = before
     yield taken
-    world.disk.before_operation = None
+    harness.disk.before_operation = None
 
 
 @pytest.mark.parametrize(("write_mode", "flush"), MODES)
 @pytest.mark.parametrize("workload", [blocking, serving, deleting], ids=lambda workload: workload.__name__)
 def test_a_power_cut_before_every_operation(workload: Workload, write_mode: WriteMode, flush: FlushMode) -> None:
     """Whatever part of the unsynced is lost: the store opens, and holds all that was acknowledged and nothing else."""
-    world = World(flush, write_mode)
+    harness = Harness(flush, write_mode)
     seeds = SEEDS if CYCLES or write_mode == "gathered" else range(1)
-    with snapshots(world, seeds) as taken:
-        workload(world)
+    with snapshots(harness, seeds) as taken:
+        workload(harness)
     for operation, disk, sent, durable in taken:
         try:
-            with reopen(disk, world.config, ManualClock(world.clock.now_ms())) as store:
-                compare(store, sent if workload is deleting else world.sender.sent, durable)
+            with reopen(disk, harness.config, ManualClock(harness.clock.now_ms())) as store:
+                compare(store, sent if workload is deleting else harness.sender.sent, durable)
         except Exception as error:
             error.add_note(f"before {operation}, {len(sent)} sent, {len(durable)} durable")
             raise
@@ -187,32 +189,32 @@ def test_a_power_cut_before_every_operation(workload: Workload, write_mode: Writ
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
 def test_a_disk_that_runs_full(write_mode: WriteMode) -> None:
     """Appends are refused with nothing changed; queues and index go on; with room again so do the messages."""
-    world = World("sync", write_mode, MemoryFileSystem(capacity=200_000))
-    with world.open() as store:
-        world.send(store, [500] * 3)
+    harness = Harness("sync", write_mode, MemoryFileSystem(capacity=200_000))
+    with harness.open() as store:
+        harness.send(store, [500] * 3)
         store.flush()
-        filler = world.disk.create(DIRECTORY / "filler", 200_000)
-        filler.reserve(0, (200_000 - world.disk.used) // 4096 * 4096)
+        filler = harness.disk.create(DIRECTORY / "filler", 200_000)
+        filler.reserve(0, (200_000 - harness.disk.used) // 4096 * 4096)
         while True:
             before = store.positions, store.queue_range("orders", 0)
-            message = world.sender.message(3000)
+            message = harness.sender.message(3000)
             try:
-                world.sender.append(store, [message])
+                harness.sender.append(store, [message])
             except StoreFullError:
                 break
             assert store.positions[0] < 64 * 16384
         assert (store.positions, store.queue_range("orders", 0)) == before
         assert store.state == "open"
         with pytest.raises(StoreFullError):
-            store.append([world.sender.message(3000) for _ in range(12)])
+            store.append([harness.sender.message(3000) for _ in range(12)])
         assert store.positions == before[0], "all or none"
         store.flush()
-        world.disk.unlink(DIRECTORY / "filler")
-        world.send(store, [3000] * 12)
+        harness.disk.unlink(DIRECTORY / "filler")
+        harness.send(store, [3000] * 12)
         store.flush()
-        compare(store, world.sender.sent, world.sender.sent)
-    with world.open() as store:
-        compare(store, world.sender.sent, world.sender.sent)
+        compare(store, harness.sender.sent, harness.sender.sent)
+    with harness.open() as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 @pytest.mark.parametrize("write_mode", ["gathered", "mapped", "pool"])
@@ -220,31 +222,31 @@ def test_a_full_disk_at_every_capacity(write_mode: WriteMode) -> None:
     """However much room there is: only StoreFullError or a failed store, never a map without blocks, nothing lost."""
     full = failed = 0
     for capacity in range(4096, 40 * 4096, 4096):
-        world = World("sync", write_mode, MemoryFileSystem(capacity=capacity))
+        harness = Harness("sync", write_mode, MemoryFileSystem(capacity=capacity))
         try:
-            blocking(world)
+            blocking(harness)
         except StoreFullError:
             full += 1
         except StoreFailedError:
             failed += 1
-        crashed = world.disk.crash(capacity)
+        crashed = harness.disk.crash(capacity)
         crashed.capacity = None
-        with reopen(crashed, world.config, ManualClock(world.clock.now_ms())) as store:
-            compare(store, world.sender.sent, world.durable)
+        with reopen(crashed, harness.config, ManualClock(harness.clock.now_ms())) as store:
+            compare(store, harness.sender.sent, harness.durable)
     print(f"capacities: {full} times messages were refused, {failed} times the store stopped")
     assert full
 
 
 def run_with_error(
     workload: Workload, write_mode: WriteMode, flush: FlushMode, at: int, number: int
-) -> tuple[World, BaseException | None]:
-    world = World(flush, write_mode)
-    world.disk.fail_at(None, at, number)
+) -> tuple[Harness, BaseException | None]:
+    harness = Harness(flush, write_mode)
+    harness.disk.fail_at(None, at, number)
     try:
-        workload(world)
+        workload(harness)
     except (StoreError, OSError) as error:
-        return world, error
-    return world, None
+        return harness, error
+    return harness, None
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
@@ -252,21 +254,21 @@ def run_with_error(
 @pytest.mark.parametrize("workload", [blocking, serving], ids=lambda workload: workload.__name__)
 def test_an_error_at_every_operation(workload: Workload, write_mode: WriteMode, flush: FlushMode, number: int) -> None:
     """Nothing is acknowledged that did not become durable, errors are the store's own, and the store opens again."""
-    clean = World(flush, write_mode)
+    clean = Harness(flush, write_mode)
     workload(clean)
     total = clean.disk.operations
     failed = 0
     for at in range(1, total + 1, 1 if CYCLES or write_mode == "gathered" else 7):
-        world, error = run_with_error(workload, write_mode, flush, at, number)
-        operation = world.disk.log[at - 1] if len(world.disk.log) >= at else None
+        harness, error = run_with_error(workload, write_mode, flush, at, number)
+        operation = harness.disk.log[at - 1] if len(harness.disk.log) >= at else None
         try:
             if error is not None:
                 failed += 1
                 assert isinstance(error, StoreError), f"{error!r} is not an error of the store"
-            world.disk.heal()
-            crashed = world.disk.crash(at)
-            with reopen(crashed, world.config, ManualClock(world.clock.now_ms())) as store:
-                compare(store, world.sender.sent, world.durable)
+            harness.disk.heal()
+            crashed = harness.disk.crash(at)
+            with reopen(crashed, harness.config, ManualClock(harness.clock.now_ms())) as store:
+                compare(store, harness.sender.sent, harness.durable)
         except BaseException as problem:
             problem.add_note(f"error {number} at {operation}; the workload ended with {error!r}")
             raise

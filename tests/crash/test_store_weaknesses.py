@@ -30,16 +30,16 @@ from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT, UNIT_SIZE, Con
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.testing import HoleWrittenError, ManualClock, MemoryFileSystem, Operation
 from tests.support.stored_messages import DIRECTORY, Sender, compare, read_all, reopen
-from tests.support.timer_world import STORE as TIMER_STORE
-from tests.support.timer_world import TimerWorld
-from tests.support.transaction_world import COMMIT, ROLLBACK, TransactionWorld
+from tests.support.timer_harness import STORE as TIMER_STORE
+from tests.support.timer_harness import TimerHarness
+from tests.support.transaction_harness import COMMIT, ROLLBACK, TransactionHarness
 
 SEGMENT = DIRECTORY / "commitlog" / f"{0:020d}"
 QUEUE = DIRECTORY / "consumequeue" / "orders" / "0" / f"{0:020d}"
 CONFIG = replace(StoreConfig.tiny(DIRECTORY), queue_file_size=100 * UNIT_SIZE)
 
 
-class World:
+class Harness:
     def __init__(self, config: StoreConfig = CONFIG) -> None:
         self.config = config
         self.clock = ManualClock()
@@ -64,14 +64,14 @@ class World:
 
 def test_01_a_failed_sync_is_not_retried() -> None:
     """The first failure fails every waiter and all that follows, although the next sync would succeed."""
-    world = World()
-    store = world.open()
+    harness = Harness()
+    store = harness.open()
 
     async def main() -> None:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        sent = world.sender.append(store, [world.sender.message(100)])
-        world.disk.fail_at("sync", 1, errno.EIO)
+        sent = harness.sender.append(store, [harness.sender.message(100)])
+        harness.disk.fail_at("sync", 1, errno.EIO)
         waiters = [asyncio.create_task(store.wait_stored(sent[0].end)) for _ in range(3)]
         async with asyncio.timeout(5):
             results = await asyncio.gather(*waiters, return_exceptions=True)
@@ -82,85 +82,85 @@ def test_01_a_failed_sync_is_not_retried() -> None:
     asyncio.run(main())
     assert store.state == "failed"
     with pytest.raises(StoreFailedError):
-        store.append([world.sender.message(100)])
+        store.append([harness.sender.message(100)])
     with pytest.raises(StoreFailedError):
         store.flush()
     assert store.positions[2] == 0, "nothing counts as flushed"
     store.close()
-    assert world.disk.exists(DIRECTORY / "abort"), "the next opening looks at everything"
+    assert harness.disk.exists(DIRECTORY / "abort"), "the next opening looks at everything"
 
 
 def test_02_the_checkpoint_never_runs_ahead_of_the_queues() -> None:
     """Whenever the power goes, every durable message is in its queue: the checkpoint speaks of synced units only."""
-    world = World()
-    store = world.open()
+    harness = Harness()
+    store = harness.open()
     disks = []
-    world.disk.before_operation = lambda operation: disks.append(world.disk.crash(operation.number))
+    harness.disk.before_operation = lambda operation: disks.append(harness.disk.crash(operation.number))
     for _ in range(8):
-        world.clock.advance(10)
-        world.sender.append(store, [world.sender.message(300)])
+        harness.clock.advance(10)
+        harness.sender.append(store, [harness.sender.message(300)])
         store.flush()
     for disk in disks:
-        with reopen(disk, world.config, world.clock) as recovered:
-            compare(recovered, world.sender.sent, [])
+        with reopen(disk, harness.config, harness.clock) as recovered:
+            compare(recovered, harness.sender.sent, [])
 
 
 def test_03_index_entries_before_the_recovery_start_survive() -> None:
     """An index that was never synced is complete again, although log and queues were known to be durable."""
-    world = World()
-    world.fill(200, close=False)
-    for name in world.disk.list(DIRECTORY / "index"):
-        world.disk.damage(DIRECTORY / "index" / name, 40, bytes(2200))
-    checkpoint = bytearray(world.disk.contents()[DIRECTORY / "checkpoint"])
+    harness = Harness()
+    harness.fill(200, close=False)
+    for name in harness.disk.list(DIRECTORY / "index"):
+        harness.disk.damage(DIRECTORY / "index" / name, 40, bytes(2200))
+    checkpoint = bytearray(harness.disk.contents()[DIRECTORY / "checkpoint"])
     checkpoint[16:24] = bytes(8)  # RocketMQ's: index time unknown, and none of our fields
     checkpoint[40:52] = bytes(12)
-    world.disk.damage(DIRECTORY / "checkpoint", 0, bytes(checkpoint))
-    with reopen(world.disk, world.config, world.clock) as store:
-        compare(store, world.sender.sent, world.sender.sent)
+    harness.disk.damage(DIRECTORY / "checkpoint", 0, bytes(checkpoint))
+    with reopen(harness.disk, harness.config, harness.clock) as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 @pytest.mark.parametrize("position", [13, 19, 27, 35, 39, 47, 51, 63, 71, 75, 83, 90, 190, 200, -5])
 def test_04_every_byte_of_a_record_is_under_a_checksum(position: int) -> None:
     """A flipped bit in header, topic or properties is found after a crash, and the others stay."""
-    world = World()
-    world.fill(5, close=False)
-    damaged = world.sender.sent[2]
-    content = world.disk.contents()[SEGMENT]
+    harness = Harness()
+    harness.fill(5, close=False)
+    damaged = harness.sender.sent[2]
+    content = harness.disk.contents()[SEGMENT]
     place = (damaged.physical_offset if position >= 0 else damaged.end) + position
-    world.disk.damage(SEGMENT, place, bytes([content[place] ^ 4]))
-    with world.open() as store:
-        held = compare(store, world.sender.sent, [])
+    harness.disk.damage(SEGMENT, place, bytes([content[place] ^ 4]))
+    with harness.open() as store:
+        held = compare(store, harness.sender.sent, [])
         assert [sent.number for sent in held] == [0, 1, 3, 4]
         assert [(item.start, item.end) for item in store.recovery.damaged] == [(damaged.physical_offset, damaged.end)]
 
 
 def test_05_bytes_behind_a_truncation_point_do_not_come_back() -> None:
     """A torn record cuts the log; a new record of its size, and a crash, and what lay behind is still gone."""
-    world = World()
-    world.fill(6, close=False)
-    first = world.sender.sent[3].physical_offset
+    harness = Harness()
+    harness.fill(6, close=False)
+    first = harness.sender.sent[3].physical_offset
     # Without a magic nothing behind can be found again; the bytes of the records themselves stay for the most part.
-    for sent in world.sender.sent[3:]:
-        world.disk.damage(SEGMENT, sent.physical_offset + 4, bytes(4))
-    with world.open() as store:
+    for sent in harness.sender.sent[3:]:
+        harness.disk.damage(SEGMENT, sent.physical_offset + 4, bytes(4))
+    with harness.open() as store:
         assert store.recovery.end == first
-    assert not any(world.disk.contents()[SEGMENT][first:])
-    world.sender.sent = world.sender.sent[:3]
-    world.fill(1, close=False)
-    with world.open() as store:
-        compare(store, world.sender.sent, world.sender.sent)
+    assert not any(harness.disk.contents()[SEGMENT][first:])
+    harness.sender.sent = harness.sender.sent[:3]
+    harness.fill(1, close=False)
+    with harness.open() as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
     """Records, and whole segments, behind it are kept, and the range is reported."""
-    world = World()
-    world.fill(30, 1500, close=False)
-    damaged = world.sender.sent[4]
-    world.disk.damage(SEGMENT, damaged.physical_offset + 200, b"rotten")
+    harness = Harness()
+    harness.fill(30, 1500, close=False)
+    damaged = harness.sender.sent[4]
+    harness.disk.damage(SEGMENT, damaged.physical_offset + 200, b"rotten")
     # The checkpoint covers this segment; without it everything is read.
-    world.disk.unlink(DIRECTORY / "checkpoint")
-    with world.open() as store:
-        held = compare(store, world.sender.sent, [sent for sent in world.sender.sent if sent is not damaged])
+    harness.disk.unlink(DIRECTORY / "checkpoint")
+    with harness.open() as store:
+        held = compare(store, harness.sender.sent, [sent for sent in harness.sender.sent if sent is not damaged])
         assert len(held) == 29
         assert len(store.recovery.damaged) == 1
         assert store.status().damaged_ranges == 1
@@ -168,13 +168,13 @@ def test_06_a_damaged_record_in_the_middle_costs_only_itself() -> None:
 
 def test_07_a_queue_that_is_one_record_behind_gets_it() -> None:
     """The record that begins exactly where the queues end is not skipped."""
-    world = World()
-    world.fill(5)
-    world.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
-    with world.open() as store:
+    harness = Harness()
+    harness.fill(5)
+    harness.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
+    with harness.open() as store:
         assert store.recovery.clean
         assert store.recovery.units_added == 1
-        compare(store, world.sender.sent, world.sender.sent)
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 def test_08_a_unit_that_does_not_fit_is_refused() -> None:
@@ -191,66 +191,66 @@ def test_08_a_unit_that_does_not_fit_is_refused() -> None:
 
 def test_09_a_hole_in_the_log_is_reported() -> None:
     """A missing segment is a damaged range, and what lies behind it is kept."""
-    world = World()
-    world.fill(40, 1500, close=False)
-    world.disk.unlink(DIRECTORY / "commitlog" / f"{16384:020d}")
-    world.disk.unlink(DIRECTORY / "checkpoint")
-    with world.open() as store:
-        gone = [sent for sent in world.sender.sent if 16384 <= sent.physical_offset < 32768]
+    harness = Harness()
+    harness.fill(40, 1500, close=False)
+    harness.disk.unlink(DIRECTORY / "commitlog" / f"{16384:020d}")
+    harness.disk.unlink(DIRECTORY / "checkpoint")
+    with harness.open() as store:
+        gone = [sent for sent in harness.sender.sent if 16384 <= sent.physical_offset < 32768]
         assert gone
-        held = compare(store, world.sender.sent, [sent for sent in world.sender.sent if sent not in gone])
+        held = compare(store, harness.sender.sent, [sent for sent in harness.sender.sent if sent not in gone])
         assert not set(gone) & set(held)
         assert [(item.start, item.end) for item in store.recovery.damaged] == [(16384, 32768)]
 
 
 def test_10_the_lock_comes_before_everything() -> None:
     """A second process changes nothing, whatever it would find to repair."""
-    world = World()
-    world.fill(5, close=False)
-    world.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
-    lock = world.disk.lock(DIRECTORY / "lock", b"lock")
-    before = world.disk.contents()
+    harness = Harness()
+    harness.fill(5, close=False)
+    harness.disk.damage(QUEUE, 4 * UNIT_SIZE, bytes(UNIT_SIZE))
+    lock = harness.disk.lock(DIRECTORY / "lock", b"lock")
+    before = harness.disk.contents()
     with pytest.raises(StoreLockedError, match="another process"):
-        world.open()
-    assert world.disk.contents() == before
+        harness.open()
+    assert harness.disk.contents() == before
     lock.release()
-    world.open().close()
+    harness.open().close()
 
 
 def test_11_filler_units_are_no_positions() -> None:
     """A queue of fillers alone does not make the store believe that everything below 2 GiB was dispatched."""
-    world = World()
-    world.fill(5)
-    world.disk.damage(QUEUE, 0, FILLER_UNIT * 5)
-    with world.open() as store:
-        compare(store, world.sender.sent, world.sender.sent)
-        world.sender.append(store, [world.sender.message(50)])
+    harness = Harness()
+    harness.fill(5)
+    harness.disk.damage(QUEUE, 0, FILLER_UNIT * 5)
+    with harness.open() as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
+        harness.sender.append(store, [harness.sender.message(50)])
         store.flush()
-        compare(store, world.sender.sent, world.sender.sent)
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_12_index_entries_come_once_and_go_with_their_records(closed: bool) -> None:
     """Reading the log again adds no entry twice, and a record that was cut off leaves none behind."""
-    world = World()
-    world.fill(8, close=closed)
-    entries = index_offsets(world)
-    with world.open():
+    harness = Harness()
+    harness.fill(8, close=closed)
+    entries = index_offsets(harness)
+    with harness.open():
         pass
-    assert index_offsets(world) == entries
-    last = world.sender.sent[-1]
-    world.disk.damage(SEGMENT, last.physical_offset + 4, bytes(4))
+    assert index_offsets(harness) == entries
+    last = harness.sender.sent[-1]
+    harness.disk.damage(SEGMENT, last.physical_offset + 4, bytes(4))
     if not closed:
-        world.disk.write_new(DIRECTORY / "abort", b"1")
-    with world.open():
+        harness.disk.write_new(DIRECTORY / "abort", b"1")
+    with harness.open():
         pass
-    assert index_offsets(world) == [offset for offset in entries if offset != last.physical_offset]
+    assert index_offsets(harness) == [offset for offset in entries if offset != last.physical_offset]
 
 
-def index_offsets(world: World) -> list[int]:
+def index_offsets(harness: Harness) -> list[int]:
     found = []
-    for name in world.disk.list(DIRECTORY / "index"):
-        data = world.disk.contents()[DIRECTORY / "index" / name]
+    for name in harness.disk.list(DIRECTORY / "index"):
+        data = harness.disk.contents()[DIRECTORY / "index" / name]
         (next_entry,) = struct.unpack_from(">i", data, 36)
         found += [struct.unpack_from(">q", data, 240 + 20 * number + 4)[0] for number in range(1, next_entry)]
     return found
@@ -265,30 +265,30 @@ def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
     config = BrokerConfig.load(rocketmq_conf=conf)
     assert set(config.ignored_rocketmq_keys) == {"brokerRole", "totalReplicas", "inSyncReplicas", "minInSyncReplicas"}
     assert config.store.flush == "sync"
-    world = World()
+    harness = Harness()
     answered_during_sync: list[bool] = []
 
     async def main(store: MessageStore) -> None:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        sent = world.sender.append(store, [world.sender.message(100)])
+        sent = harness.sender.append(store, [harness.sender.message(100)])
         waiter = asyncio.create_task(store.wait_stored(sent[0].end))
 
         def look(operation: Operation) -> None:
             if operation.name == "sync" and operation.path == SEGMENT:
                 answered_during_sync.append(waiter.done())
 
-        world.disk.before_operation = look
+        harness.disk.before_operation = look
         async with asyncio.timeout(5):
             await waiter
-        world.disk.before_operation = None
-        with reopen(world.disk.crash(0), world.config, world.clock) as recovered:
-            compare(recovered, world.sender.sent, world.sender.sent)
+        harness.disk.before_operation = None
+        with reopen(harness.disk.crash(0), harness.config, harness.clock) as recovered:
+            compare(recovered, harness.sender.sent, harness.sender.sent)
         services.cancel()
         with suppress(asyncio.CancelledError):
             await services
 
-    with world.open() as store:
+    with harness.open() as store:
         asyncio.run(main(store))
     assert answered_during_sync
     assert not any(answered_during_sync)
@@ -314,22 +314,22 @@ def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
         return seen_early, store.queue_range("orders", 0)[1]
 
     for flush, expected in (("sync", (0, 1)), ("async", (1, 1))):
-        world = World(replace(CONFIG, flush=flush, flush_interval_seconds=30.0))  # type: ignore[arg-type] # a literal
-        with world.open() as store:
-            assert asyncio.run(main(store, world.sender)) == expected
+        harness = Harness(replace(CONFIG, flush=flush, flush_interval_seconds=30.0))  # type: ignore[arg-type] # a literal
+        with harness.open() as store:
+            assert asyncio.run(main(store, harness.sender)) == expected
 
 
 def test_15_names_are_synced_and_maps_have_room() -> None:
     """After any sync of a store its files are there by name; a map is written only where blocks are reserved."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(1500) for _ in range(40)])
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(1500) for _ in range(40)])
     store.flush()
-    names = {path for path in world.disk.contents() if path.parts[2] in ("commitlog", "consumequeue", "index")}
+    names = {path for path in harness.disk.contents() if path.parts[2] in ("commitlog", "consumequeue", "index")}
     for seed in range(30):
-        assert names <= set(world.disk.crash(seed).contents())
+        assert names <= set(harness.disk.crash(seed).contents())
     # The disk notices a map that is written without room, so the tests above have looked.
-    file = world.disk.create(DIRECTORY / "probe", 8192)
+    file = harness.disk.create(DIRECTORY / "probe", 8192)
     file.map(writable=True)[5000] = 1
     with pytest.raises(HoleWrittenError):
         file.sync()
@@ -360,7 +360,7 @@ async def test_17_a_transaction_that_was_decided_is_never_asked_about(
     tmp_path: Path, resolution: v2.TransactionResolution.ValueType
 ) -> None:
     """The power goes right after the answer: no check, no second message, and none that was rolled back."""
-    transactions = await TransactionWorld(tmp_path / "store").start()
+    transactions = await TransactionHarness(tmp_path / "store").start()
     await transactions.send("paid")
     assert await transactions.end("paid", resolution) == v2.Code.OK
     crashed = [transactions.disk.crash(seed) for seed in range(5)]
@@ -376,46 +376,46 @@ async def test_17_a_transaction_that_was_decided_is_never_asked_about(
 
 def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next_start() -> None:
     """There is no stall of 30 seconds and no flag that outlives it: the cause is told, and opening repairs."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(100)])
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(100)])
     store.flush()
-    world.sender.append(store, [world.sender.message(100)])
-    world.disk.fail_at("write", 2, errno.EIO)  # the first one is the log's
+    harness.sender.append(store, [harness.sender.message(100)])
+    harness.disk.fail_at("write", 2, errno.EIO)  # the first one is the log's
     with pytest.raises(StoreFailedError, match="start again"):
         store.flush()
     store.close()
-    with reopen(world.disk, world.config, world.clock) as again:
-        compare(again, world.sender.sent, world.sender.sent)
+    with reopen(harness.disk, harness.config, harness.clock) as again:
+        compare(again, harness.sender.sent, harness.sender.sent)
         assert again.state == "open"
 
 
 def test_19_a_file_that_cannot_be_removed_is_an_error() -> None:
     """Nobody takes a failed delete for a success."""
-    world = World()
-    with world.open() as store:
-        world.sender.append(store, [world.sender.message(100)])
+    harness = Harness()
+    with harness.open() as store:
+        harness.sender.append(store, [harness.sender.message(100)])
         store.flush()
-        world.disk.fail_at("unlink", 1, errno.EACCES)
+        harness.disk.fail_at("unlink", 1, errno.EACCES)
         with pytest.raises(StoreFailedError):
             store.delete_topic("orders")
 
 
 def test_19_index_files_of_one_millisecond_have_different_names() -> None:
     """The clock stands still while four index files are filled."""
-    world = World()
-    with world.open() as store:
-        world.sender.append(store, [world.sender.message(20) for _ in range(180)])
+    harness = Harness()
+    with harness.open() as store:
+        harness.sender.append(store, [harness.sender.message(20) for _ in range(180)])
         store.flush()
-        names = world.disk.list(DIRECTORY / "index")
+        names = harness.disk.list(DIRECTORY / "index")
         assert len(names) == len(set(names)) == 4
-        compare(store, world.sender.sent, world.sender.sent)
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for as long as it likes delays deliveries, and loses none."""
     monkeypatch.setattr(timer_module, "_RETRY_SECONDS", 0.001)
-    timers = await TimerWorld.start(store=replace(TIMER_STORE, disk_headroom=4 << 20))
+    timers = await TimerHarness.start(store=replace(TIMER_STORE, disk_headroom=4 << 20))
     bodies = [letter * 7000 for letter in "abc"]  # more than the segment has left
     for body in bodies:
         await timers.send(body, 5, message_id=body[0])
@@ -454,42 +454,42 @@ def test_each_of_the_twenty_has_its_test() -> None:
 
 def test_a_log_that_is_gone_is_not_taken_for_an_empty_one() -> None:
     """Queues without any segment: a disk may not be mounted, so nothing is deleted."""
-    world = World()
-    world.fill(3)
-    world.disk.unlink(SEGMENT)
-    before = world.disk.contents()
+    harness = Harness()
+    harness.fill(3)
+    harness.disk.unlink(SEGMENT)
+    before = harness.disk.contents()
     with pytest.raises(StoreDirectoryError, match="mounted"):
-        world.open()
-    assert {path: data for path, data in world.disk.contents().items() if path.name != "lock"} == {
+        harness.open()
+    assert {path: data for path, data in harness.disk.contents().items() if path.name != "lock"} == {
         path: data for path, data in before.items() if path.name != "lock"
     }
 
 
 def test_two_new_segments_without_their_size_stopped_the_store_from_opening() -> None:
     """Segments are made before their first record is written; a crash then may leave them as they were made."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(7000) for _ in range(9)])
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(7000) for _ in range(9)])
     for seed in range(40):
-        with reopen(world.disk.crash(seed), world.config, world.clock) as recovered:
-            compare(recovered, world.sender.sent, [])
+        with reopen(harness.disk.crash(seed), harness.config, harness.clock) as recovered:
+            compare(recovered, harness.sender.sent, [])
 
 
 def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum() -> None:
     """Its properties end in zeros then; served, they would be cut off."""
-    world = World()
-    store = world.open()
-    sent = world.sender.append(store, [world.sender.message(size) for size in range(390, 560, 3)])
+    harness = Harness()
+    store = harness.open()
+    sent = harness.sender.append(store, [harness.sender.message(size) for size in range(390, 560, 3)])
     store.flush()
-    content = world.disk.contents()[SEGMENT]
+    content = harness.disk.contents()[SEGMENT]
     for last in sent:
         cut = last.end - last.end % 512
         if last.end > 16000 or not last.end - 40 < cut < last.end:
             continue
-        disk = world.disk.kill()
+        disk = harness.disk.kill()
         disk.damage(SEGMENT, cut, bytes(len(content) - cut))
         disk.unlink(DIRECTORY / "checkpoint")  # everything is read
-        with MessageStore.open(world.config, file_system=disk, clock=world.clock) as recovered:
+        with MessageStore.open(harness.config, file_system=disk, clock=harness.clock) as recovered:
             assert recovered.recovery.damaged[0].start == last.physical_offset
             held = compare(recovered, sent, [item for item in sent if item.end <= cut])
             assert last not in held
@@ -500,51 +500,51 @@ def test_a_record_that_has_lost_its_last_sector_looked_like_one_without_checksum
 
 def test_messages_of_the_checkpoints_millisecond_were_taken_for_indexed() -> None:
     """The clock stands still: what came after the flush has the same time, and was not synced."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(20) for _ in range(10)])
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(20) for _ in range(10)])
     store.flush()
-    world.disk.before_operation = None
+    harness.disk.before_operation = None
     disks = []
-    world.sender.append(store, [world.sender.message(20) for _ in range(30)])
-    world.disk.before_operation = lambda operation: disks.append(world.disk.crash(operation.number))
+    harness.sender.append(store, [harness.sender.message(20) for _ in range(30)])
+    harness.disk.before_operation = lambda operation: disks.append(harness.disk.crash(operation.number))
     store.flush()
     for disk in disks:
-        with reopen(disk, world.config, world.clock) as recovered:
-            compare(recovered, world.sender.sent, world.sender.sent[:10])
+        with reopen(disk, harness.config, harness.clock) as recovered:
+            compare(recovered, harness.sender.sent, harness.sender.sent[:10])
 
 
 def test_a_clock_that_was_set_back_made_unsynced_entries_look_old() -> None:
     """What was synced is known by its place in the log, not by its time."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(20) for _ in range(10)])
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(20) for _ in range(10)])
     store.flush()
-    world.clock.advance(-3600)
-    world.sender.append(store, [world.sender.message(500) for _ in range(40)])
+    harness.clock.advance(-3600)
+    harness.sender.append(store, [harness.sender.message(500) for _ in range(40)])
     disks = []
-    world.disk.before_operation = lambda operation: disks.append(world.disk.crash(operation.number))
+    harness.disk.before_operation = lambda operation: disks.append(harness.disk.crash(operation.number))
     store.flush()
     for disk in disks:
-        with reopen(disk, world.config, world.clock) as recovered:
-            held = [record.number for record in world.sender.sent[:10]]
+        with reopen(disk, harness.config, harness.clock) as recovered:
+            held = [record.number for record in harness.sender.sent[:10]]
             assert [int(record.body[:8]) for record in read_all(recovered, "orders", 0).values()][:10] == held
-            for sent in world.sender.sent:
+            for sent in harness.sender.sent:
                 there = sent.queue_offset in read_all(recovered, "orders", 0)
                 assert bool(recovered.query("orders", f"n{sent.number}")) == there
 
 
 def test_a_stop_during_a_flush_called_its_files_synced() -> None:
     """The services are cancelled while queues and index wait to be synced; closing syncs them itself."""
-    world = World(replace(CONFIG, derived_flush_interval_seconds=0.01))
-    store = world.open()
+    harness = Harness(replace(CONFIG, derived_flush_interval_seconds=0.01))
+    store = harness.open()
 
     async def main() -> None:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
         release = asyncio.Event()
         loop = asyncio.get_running_loop()
-        sent = world.sender.append(store, [world.sender.message(20) for _ in range(60)])
+        sent = harness.sender.append(store, [harness.sender.message(20) for _ in range(60)])
         await store.wait_stored(sent[-1].end, durable=True)
         # Something long runs in the disk thread, so the flush of queues and index has to wait in the queue.
         blocked = store.in_disk_thread(lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(5))
@@ -558,15 +558,15 @@ def test_a_stop_during_a_flush_called_its_files_synced() -> None:
     asyncio.run(main())
     store.close()
     for seed in range(20):
-        with reopen(world.disk.crash(seed), world.config, world.clock) as recovered:
-            compare(recovered, world.sender.sent, world.sender.sent)
+        with reopen(harness.disk.crash(seed), harness.config, harness.clock) as recovered:
+            compare(recovered, harness.sender.sent, harness.sender.sent)
 
 
 def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> None:
     """Closing then syncs again, successfully and in vain; it must not call the store closed in order."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(100)])  # makes the segment
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(100)])  # makes the segment
     started, cancelled = threading.Event(), threading.Event()
 
     def before(operation: Operation) -> None:
@@ -577,8 +577,8 @@ def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> N
     async def main() -> None:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        world.disk.before_operation = before
-        world.disk.fail_at("sync", 1, errno.EIO)
+        harness.disk.before_operation = before
+        harness.disk.fail_at("sync", 1, errno.EIO)
         store.request_flush()
         await asyncio.to_thread(started.wait, 5)
         services.cancel()
@@ -590,19 +590,19 @@ def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> N
     assert store.state == "open"
     with pytest.raises(StoreFailedError):
         store.close()
-    assert world.disk.exists(DIRECTORY / "abort")
+    assert harness.disk.exists(DIRECTORY / "abort")
 
 
 def test_a_failed_write_was_written_again_and_the_services_went_on() -> None:
     """With async flush nobody waits for the sync: the failure must end the services by itself."""
-    world = World(replace(CONFIG, flush="async", flush_interval_seconds=30.0))
-    store = world.open()
+    harness = Harness(replace(CONFIG, flush="async", flush_interval_seconds=30.0))
+    store = harness.open()
 
     async def main() -> None:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        world.disk.fail_at("write", 1, errno.EIO)
-        sent = world.sender.append(store, [world.sender.message(100)])
+        harness.disk.fail_at("write", 1, errno.EIO)
+        sent = harness.sender.append(store, [harness.sender.message(100)])
         async with asyncio.timeout(5):
             with pytest.raises(StoreFailedError):
                 await store.wait_stored(sent[0].end)
@@ -610,18 +610,18 @@ def test_a_failed_write_was_written_again_and_the_services_went_on() -> None:
                 await services
 
     asyncio.run(main())
-    writes = [operation for operation in world.disk.log if (operation.name, operation.path) == ("write", SEGMENT)]
+    writes = [operation for operation in harness.disk.log if (operation.name, operation.path) == ("write", SEGMENT)]
     assert len(writes) == 1, "what failed is not tried again"
     store.close()
 
 
 def test_a_unit_that_names_another_message_was_served() -> None:
     """A unit's bits flip so that it names a neighbour: the message counts as lost, the neighbour comes once."""
-    world = World()
-    world.fill(5)
-    second = world.disk.contents()[QUEUE][UNIT_SIZE : 2 * UNIT_SIZE]
-    world.disk.damage(QUEUE, 2 * UNIT_SIZE, second)
-    with world.open() as store:
+    harness = Harness()
+    harness.fill(5)
+    second = harness.disk.contents()[QUEUE][UNIT_SIZE : 2 * UNIT_SIZE]
+    harness.disk.damage(QUEUE, 2 * UNIT_SIZE, second)
+    with harness.open() as store:
         result = store.read("orders", 0, 0)
         assert [record.queue_offset for record in result.records] == [0, 1, 3, 4]
         assert result.lost == 1
@@ -636,30 +636,30 @@ def test_units_behind_a_damaged_one_were_dropped_and_their_offsets_used_again(
 
     Of a store that was closed in order not every unit is looked at; the message itself may count as lost then.
     """
-    world = World()
-    world.fill(30, 1500, close=closed)
+    harness = Harness()
+    harness.fill(30, 1500, close=closed)
     place = 3 * UNIT_SIZE + position
-    world.disk.damage(QUEUE, place, bytes([world.disk.contents()[QUEUE][place] ^ bits]))
-    with world.open() as store:
-        others = [sent for sent in world.sender.sent if sent.number != 3]
+    harness.disk.damage(QUEUE, place, bytes([harness.disk.contents()[QUEUE][place] ^ bits]))
+    with harness.open() as store:
+        others = [sent for sent in harness.sender.sent if sent.number != 3]
         readable = {record.queue_offset for record in read_all(store, "orders", 0).values()}
-        assert readable >= {sent.queue_offset for sent in (others if closed else world.sender.sent)}
+        assert readable >= {sent.queue_offset for sent in (others if closed else harness.sender.sent)}
         assert len(readable) + store.read("orders", 0, 0, max_count=100).lost == 30
         assert store.append([Message("orders", 0, b"next")])[0].queue_offset == 30
 
 
 def test_an_interrupted_deletion_left_the_queues() -> None:
     """Noted in the table, and the power goes before the files are: the messages do not count any more."""
-    world = World()
-    store = world.open()
-    world.sender.append(store, [world.sender.message(100) for _ in range(5)])
+    harness = Harness()
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(100) for _ in range(5)])
     store.flush()
     disks = []
-    world.disk.before_operation = lambda operation: disks.append(world.disk.kill())
+    harness.disk.before_operation = lambda operation: disks.append(harness.disk.kill())
     store.delete_topic("orders")
     states = set()
     for disk in disks:
-        with MessageStore.open(world.config, file_system=disk, clock=world.clock) as recovered:
+        with MessageStore.open(harness.config, file_system=disk, clock=harness.clock) as recovered:
             found = len(read_all(recovered, "orders", 0))
             assert found == len(recovered.query("orders", "k0", max_count=9)) * 5
             states.add(found)
@@ -669,19 +669,19 @@ def test_an_interrupted_deletion_left_the_queues() -> None:
 
 def test_a_half_message_behind_a_lost_one_was_cut_off_by_the_next_orderly_start() -> None:
     """A crash leaves zeros where a record was, and behind them a record that no queue knows: it stays."""
-    world = World()
-    store = world.open()
-    sent = world.sender.append(store, [world.sender.message(100)])
-    lost = world.sender.message(1000)
+    harness = Harness()
+    store = harness.open()
+    sent = harness.sender.append(store, [harness.sender.message(100)])
+    lost = harness.sender.message(1000)
     half = Message("half", 0, b"half", {"KEYS": "h"}, sys_flag=4)
     lost.sys_flag = 4
     first, second = store.append([lost, half])
     store.flush()
-    disk = world.disk.kill()
+    disk = harness.disk.kill()
     disk.damage(SEGMENT, first.physical_offset, bytes(first.size))
-    world.disk = disk
+    harness.disk = disk
     for _ in range(3):
-        with world.open() as store:
+        with harness.open() as store:
             assert store.recovery.end == second.end
             assert store.record_at(second.physical_offset).body == b"half"
             assert [record.body for record in store.query("half", "h")] == [b"half"]

@@ -11,41 +11,41 @@ import pytest
 
 from aerobee_broker.timer.timer import MessageNotPendingError
 from aerobee_store.testing import CHANGES, ManualClock, MemoryFileSystem, Operation
-from tests.support.timer_world import START_MS, TOPIC, TimerWorld
+from tests.support.timer_harness import START_MS, TOPIC, TimerHarness
 
 pytestmark = pytest.mark.crash
 
 IS_LONG = "AEROBEE_CRASH_CYCLES" in os.environ
 
 
-async def _life(world: TimerWorld, promises: dict[str, int]) -> None:
+async def _life(harness: TimerHarness, promises: dict[str, int]) -> None:
     """Send, recall, deliver, roll and save; what is in `promises` has been answered."""
     for body, delay in (("a", 0.7), ("b", 1.9), ("c", 3.0), ("far", 130.0), ("recalled", 4.0), ("d", 4.0)):
-        due = await world.send(body, delay)
+        due = await harness.send(body, delay)
         promises[body] = due
-    await world.timer.recall(TOPIC, "id-recalled", promises.pop("recalled"))  # it may have happened before the answer
+    await harness.timer.recall(TOPIC, "id-recalled", promises.pop("recalled"))  # it may have happened before the answer
     promises["recalled"] = 0
-    await world.save()
+    await harness.save()
     for step in range(6):
-        await world.advance(0.8)
+        await harness.advance(0.8)
         if step % 2:
-            await world.save()
-    promises["e"] = await world.send("e", 0.4)
+            await harness.save()
+    promises["e"] = await harness.send("e", 0.4)
     for _ in range(5):
-        await world.advance(14)
-    await world.save()
-    await world.advance(60)
-    await world.stop()
+        await harness.advance(14)
+    await harness.save()
+    await harness.advance(60)
+    await harness.stop()
 
 
 async def _check(disk: MemoryFileSystem, clock: ManualClock, promises: dict[str, int]) -> None:
     """All that was answered comes, once and not early, and nothing that was recalled."""
-    world = await TimerWorld.start(disk, clock)
+    harness = await TimerHarness.start(disk, clock)
     try:
-        await world.settle()
+        await harness.settle()
         for _ in range(6):
-            await world.advance(40)
-        delivered = world.delivered()
+            await harness.advance(40)
+        delivered = harness.delivered()
         counts = Counter(item.body for item in delivered)
         expected = {body for body, due in promises.items() if due}
         assert expected <= counts.keys()
@@ -53,17 +53,17 @@ async def _check(disk: MemoryFileSystem, clock: ManualClock, promises: dict[str,
         assert set(counts.values()) <= {1}, counts
         for item in delivered:
             assert item.at_ms >= promises.get(item.body, 0), f"{item.body} is early"
-        assert world.timer.stats.lost == 0
-        assert max(world.timer.stats.pending.values(), default=0) == 0
+        assert harness.timer.stats.lost == 0
+        assert max(harness.timer.stats.pending.values(), default=0) == 0
     finally:
-        await world.abandon()
+        await harness.abandon()
 
 
 async def _operations() -> int:
-    world = await TimerWorld.start()
-    begin = world.disk.operations
-    await _life(world, {})
-    return world.disk.operations - begin
+    harness = await TimerHarness.start()
+    begin = harness.disk.operations
+    await _life(harness, {})
+    return harness.disk.operations - begin
 
 
 @pytest.mark.parametrize("kind", ["kill", "power cut"])
@@ -71,16 +71,16 @@ async def test_every_disk_operation_may_be_the_last(kind: str) -> None:
     """Whenever it stops: what was answered is delivered exactly once, in its time."""
     taken: list[tuple[MemoryFileSystem, int, dict[str, int]]] = []
     promises: dict[str, int] = {}
-    world = await TimerWorld.start()
+    harness = await TimerHarness.start()
     source = random.Random(11)
 
     def crash(operation: Operation) -> None:
         if operation.name in CHANGES:
-            disk = world.disk.kill() if kind == "kill" else world.disk.crash(operation.number)
-            taken.append((disk, world.clock.now_ms(), dict(promises)))
+            disk = harness.disk.kill() if kind == "kill" else harness.disk.crash(operation.number)
+            taken.append((disk, harness.clock.now_ms(), dict(promises)))
 
-    world.disk.before_operation = crash
-    await _life(world, promises)
+    harness.disk.before_operation = crash
+    await _life(harness, promises)
     assert len(taken) > 100
     for disk, now_ms, answered in taken if IS_LONG else source.sample(taken, 60):
         await _check(disk, ManualClock(now_ms), answered)
@@ -91,35 +91,35 @@ async def test_crash_after_crash(seed: int) -> None:
     """Many lives in a row, each killed at some moment of its work: still once each, in time."""
     source = random.Random(seed)
     clock = ManualClock(START_MS)
-    world = await TimerWorld.start(None, clock)
+    harness = await TimerHarness.start(None, clock)
     due: dict[str, int] = {}
     recalled: set[str] = set()
     for life in range(12):
         for number in range(source.randrange(1, 12)):
             body = f"{life}-{number}"
-            due[body] = await world.send(body, source.choice((0.001, 0.5, 2.0, 7.5, 120.0, 260.0)))
+            due[body] = await harness.send(body, source.choice((0.001, 0.5, 2.0, 7.5, 120.0, 260.0)))
         for _ in range(source.randrange(0, 5)):
             body = source.choice(sorted(due))
             try:
-                await world.timer.recall(TOPIC, f"id-{body}", due[body])
+                await harness.timer.recall(TOPIC, f"id-{body}", due[body])
                 recalled.add(body)
             except MessageNotPendingError:
                 pass
-            await world.advance(source.choice((0.001, 0.4, 1.0, 5.0)))
+            await harness.advance(source.choice((0.001, 0.4, 1.0, 5.0)))
             if source.random() < 0.4:
-                await world.save()
+                await harness.save()
             if source.random() < 0.1:  # as if retention wanted all of the log, and then did not take it
-                await world.timer.keep_from(world.store.positions[2])
+                await harness.timer.keep_from(harness.store.positions[2])
         for _ in range(source.randrange(0, 30)):
             await asyncio.sleep(0)
-        disk = world.disk.kill() if source.random() < 0.5 else world.disk.crash(source.randrange(1 << 30))
-        world = await world.next_life(disk)
+        disk = harness.disk.kill() if source.random() < 0.5 else harness.disk.crash(source.randrange(1 << 30))
+        harness = await harness.next_life(disk)
         if source.random() < 0.3:
             clock.advance(source.choice((1.0, 30.0)))
     for _ in range(60):
-        await world.advance(5)
-    delivered = world.delivered()
-    await world.abandon()
+        await harness.advance(5)
+    delivered = harness.delivered()
+    await harness.abandon()
     assert Counter(item.body for item in delivered) == Counter(set(due) - recalled)
     for item in delivered:
         assert item.at_ms >= due[item.body]

@@ -34,7 +34,7 @@ TOPICS = ("orders", "bills", *LIGHT)
 
 
 @dataclass
-class World:
+class Harness:
     """What was sent to each topic, by queue offset; where each begins, and will once a deletion is over."""
 
     disk: MemoryFileSystem = field(default_factory=MemoryFileSystem)
@@ -44,9 +44,9 @@ class World:
     next_number: int = 0
     durable: int = 0
 
-    def copy(self, disk: MemoryFileSystem) -> World:
+    def copy(self, disk: MemoryFileSystem) -> Harness:
         sent = {topic: dict(queue) for topic, queue in self.sent.items()}
-        return World(disk, sent, dict(self.begin), dict(self.deleting), self.next_number, self.durable)
+        return Harness(disk, sent, dict(self.begin), dict(self.deleting), self.next_number, self.durable)
 
     def open(self, *, whole_log: bool = False) -> MessageStore:
         return MessageStore.open(CONFIG, file_system=self.disk, clock=ManualClock(), whole_log=whole_log)
@@ -100,7 +100,7 @@ class World:
         store.close()
 
 
-def check(store: MessageStore, world: World) -> None:
+def check(store: MessageStore, harness: Harness) -> None:
     """Each topic has what was sent to it since it was deleted, at its offsets; a deletion counts for all its topics, or
     for none.
     """
@@ -109,25 +109,25 @@ def check(store: MessageStore, world: World) -> None:
         result = store.read(topic, 0, store.queue_range(topic, 0)[0], max_count=1000)
         found[topic] = {record.queue_offset: int(record.body) for record in result.records}
     orders = set(found["orders"].values())
-    assert orders.issuperset(number for number in world.sent["orders"].values() if number < world.durable)
+    assert orders.issuperset(number for number in harness.sent["orders"].values() if number < harness.durable)
     # What was not durable may be lost, one message and not the other; a light queue has what `orders` has.
     held = orders | set(found["bills"].values())
-    held |= {number for number in world.sent["bills"].values() if number < world.durable}
+    held |= {number for number in harness.sent["bills"].values() if number < harness.durable}
     possible = []
-    for begin in (world.begin, world.begin | world.deleting):
+    for begin in (harness.begin, harness.begin | harness.deleting):
         wanted = {
             topic: {offset: number for offset, number in queue.items() if number in held and offset >= begin[topic]}
-            for topic, queue in world.sent.items()
+            for topic, queue in harness.sent.items()
         }
         if found == wanted:
             possible.append((begin, wanted))
-    assert possible, str((found, world.sent, world.begin, world.deleting, sorted(held)))
+    assert possible, str((found, harness.sent, harness.begin, harness.deleting, sorted(held)))
     begin, wanted = possible[-1]
     for topic in TOPICS:
         low, high = store.queue_range(topic, 0)
         assert high == (max(found[topic]) + 1 if found[topic] else low), topic
-    world.begin, world.deleting = dict(begin), {}
-    world.sent = wanted
+    harness.begin, harness.deleting = dict(begin), {}
+    harness.sent = wanted
 
 
 @pytest.fixture(autouse=True)
@@ -137,20 +137,20 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def power_cuts(seed: int) -> list[World]:
+def power_cuts(seed: int) -> list[Harness]:
     """What the disk is, and what was promised, at every operation of one life, or at each third."""
-    world = World()
-    taken: list[World] = []
+    harness = Harness()
+    taken: list[Harness] = []
 
     def take(operation: Operation) -> None:
         if operation.name in CHANGES and operation.number % STEP == seed % STEP:
             # First what was promised: a promise that comes later is kept as well by a disk that is looked at then.
-            copy = world.copy(world.disk)
-            copy.disk = world.disk.crash(seed * 10_000 + operation.number)
+            copy = harness.copy(harness.disk)
+            copy.disk = harness.disk.crash(seed * 10_000 + operation.number)
             taken.append(copy)
 
-    world.disk.before_operation = take
-    asyncio.run(world.live())
+    harness.disk.before_operation = take
+    asyncio.run(harness.live())
     assert len(taken) > 60
     return taken
 
@@ -158,17 +158,17 @@ def power_cuts(seed: int) -> list[World]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_cut_at_every_operation(seed: int) -> None:
     """Nothing that was deleted comes back, all that came later is there, and no offset is given to two messages."""
-    for number, world in enumerate(power_cuts(seed)):
+    for number, harness in enumerate(power_cuts(seed)):
         try:
-            with world.open() as store:
-                check(store, world)
-                world.append(store, 2)
+            with harness.open() as store:
+                check(store, harness)
+                harness.append(store, 2)
                 store.flush()
-                world.durable = world.next_number
-                check(store, world)
-            with world.open(whole_log=True) as store:
+                harness.durable = harness.next_number
+                check(store, harness)
+            with harness.open(whole_log=True) as store:
                 assert (store.recovery.units_added, store.recovery.units_corrected) == (0, 0)
-                check(store, world)
+                check(store, harness)
         except BaseException as problem:
             problem.add_note(f"seed {seed}, power cut {number}")
             raise

@@ -17,7 +17,7 @@ from aerobee_proto import v2
 from aerobee_store import RecordNotFoundError
 from aerobee_store.config import FlushMode
 from aerobee_store.testing import MemoryFileSystem, Operation
-from tests.support.transaction_world import COMMIT, ROLLBACK, TransactionWorld
+from tests.support.transaction_harness import COMMIT, ROLLBACK, TransactionHarness
 
 pytestmark = pytest.mark.crash
 
@@ -47,12 +47,12 @@ class Run:
     """A workload, and the disk as a crash before each of its operations would leave it."""
 
     def __init__(self, directory: Path, flush: FlushMode) -> None:
-        self.world = TransactionWorld(directory, flush=flush, check_max=2, pending_max=20)
+        self.harness = TransactionHarness(directory, flush=flush, check_max=2, pending_max=20)
         self.promises = Promises()
         self.found: list[tuple[MemoryFileSystem, Promises]] = []
 
     def watch(self, *, power_cut: bool) -> None:
-        disk = self.world.disk
+        disk = self.harness.disk
 
         def look(operation: Operation) -> None:
             for seed in SEEDS if power_cut else (0,):
@@ -66,12 +66,12 @@ class Run:
 
     async def send(self, *names: str) -> None:
         self._note(sent=self.promises.sent | set(names))
-        await self.world.send(*names)
+        await self.harness.send(*names)
         self._note(stored=self.promises.stored | set(names))
 
     async def end(self, name: str, resolution: v2.TransactionResolution.ValueType) -> None:
         self._note(asked=(*self.promises.asked, (name, resolution)))
-        assert await self.world.end(name, resolution) == OK
+        assert await self.harness.end(name, resolution) == OK
         self._note(decided=(*self.promises.decided, (name, resolution)))
 
     def _note(self, **changes: object) -> None:
@@ -81,21 +81,21 @@ class Run:
 
 async def workload(run: Run) -> None:
     """Every way that a transaction can go, over the ends of several segments."""
-    world = run.world
+    harness = run.harness
     await run.send("A", "B")
     await run.end("A", COMMIT)
     await asyncio.gather(run.send("C"), run.send("D"), run.end("B", ROLLBACK))
     await asyncio.gather(run.end("C", COMMIT), run.send("E", "F"), run.end("D", COMMIT))
-    world.producer("sender")
-    await world.advance(6.1)  # E and F are asked about
+    harness.producer("sender")
+    await harness.advance(6.1)  # E and F are asked about
     await run.end("E", COMMIT)
-    await world.tables.save()
-    await world.advance(30.1)
-    await world.advance(30.1)  # F is given up
+    await harness.tables.save()
+    await harness.advance(30.1)
+    await harness.advance(30.1)  # F is given up
     await run.send(*(f"G{number}" for number in range(8)))
     for number in range(8):
         await run.end(f"G{number}", COMMIT if number % 2 else ROLLBACK)
-    await world.transactions.keep_from(world.store.positions[0])
+    await harness.transactions.keep_from(harness.store.positions[0])
     await run.send("H")
 
 
@@ -103,104 +103,104 @@ async def workload(run: Run) -> None:
 async def test_at_every_operation(tmp_path: Path, flush: FlushMode, power_cut: bool) -> None:
     """Whatever was answered holds; what was not may be repeated; and no message is ever there twice."""
     run = Run(tmp_path / "store", flush)
-    await run.world.start()
+    await run.harness.start()
     run.watch(power_cut=power_cut)
     await workload(run)
-    run.world.disk.before_operation = None
-    await run.world.abandon()
+    run.harness.disk.before_operation = None
+    await run.harness.abandon()
     assert len(run.found) > 30
     for disk, promises in run.found:
-        await check(run.world, disk, promises, flush)
+        await check(run.harness, disk, promises, flush)
 
 
-async def check(before: TransactionWorld, disk: MemoryFileSystem, promises: Promises, flush: FlushMode) -> None:
+async def check(before: TransactionHarness, disk: MemoryFileSystem, promises: Promises, flush: FlushMode) -> None:
     """Start on the disk, compare, let clients repeat what was not answered, and compare after another crash."""
-    world = await TransactionWorld(
+    harness = await TransactionHarness(
         before.directory, disk, before.clock, flush=flush, check_max=2, pending_max=20
     ).start()
-    finals = Counter(world.ids())
-    given_up = set(world.ids(GIVEN_UP_TOPIC))
+    finals = Counter(harness.ids())
+    given_up = set(harness.ids(GIVEN_UP_TOPIC))
     decided = dict(promises.decided)
     assert max(finals.values(), default=0) <= 1, finals
     for name, resolution in promises.decided:
         assert finals[name] == (resolution == COMMIT), (name, promises)
     for name in promises.stored - dict(promises.asked).keys() - given_up:
         assert finals[name] == 0
-        assert await world.end(name, v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED) == OK, name
+        assert await harness.end(name, v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED) == OK, name
     for name in promises.sent - promises.stored:
-        await world.send(name)
+        await harness.send(name)
     for name, resolution in promises.asked:
-        assert await world.end(name, resolution) == OK, (name, promises)
+        assert await harness.end(name, resolution) == OK, (name, promises)
         if name in decided:
             other = ROLLBACK if resolution == COMMIT else COMMIT
-            assert await world.end(name, other) == v2.Code.INVALID_TRANSACTION_ID
-    world = await world.crash()
-    finals = Counter(world.ids())
+            assert await harness.end(name, other) == v2.Code.INVALID_TRANSACTION_ID
+    harness = await harness.crash()
+    finals = Counter(harness.ids())
     assert finals == Counter(name for name, resolution in promises.asked if resolution == COMMIT)
     wait = len(promises.sent - dict(promises.asked).keys() - given_up)
-    assert world.transactions.pending_count == wait
-    await world.abandon()
+    assert harness.transactions.pending_count == wait
+    await harness.abandon()
 
 
 async def test_final_message_without_its_op(tmp_path: Path) -> None:
     """A torn write ended the log between the two: the start completes it, once, and the commit is not repeated."""
-    world = await TransactionWorld(tmp_path / "store").start()
-    await world.send("T1", "T2")
-    assert await world.end("T1") == OK
-    [op] = world.stored(OP_TOPIC)
-    disk = world.disk.kill()
+    harness = await TransactionHarness(tmp_path / "store").start()
+    await harness.send("T1", "T2")
+    assert await harness.end("T1") == OK
+    [op] = harness.stored(OP_TOPIC)
+    disk = harness.disk.kill()
     disk.damage(tmp_path / "store" / "commitlog" / f"{0:020}", op.physical_offset, bytes(op.size))
-    world = await world.crash(disk)
+    harness = await harness.crash(disk)
     with pytest.raises(RecordNotFoundError):
-        world.store.record_at(op.physical_offset + op.size)
-    assert world.transactions.pending_count == 1
-    assert [each.body for each in world.stored(OP_TOPIC)] == [b"0"]
-    assert await world.end("T1") == OK
-    assert await world.end("T1", ROLLBACK) == v2.Code.INVALID_TRANSACTION_ID
+        harness.store.record_at(op.physical_offset + op.size)
+    assert harness.transactions.pending_count == 1
+    assert [each.body for each in harness.stored(OP_TOPIC)] == [b"0"]
+    assert await harness.end("T1") == OK
+    assert await harness.end("T1", ROLLBACK) == v2.Code.INVALID_TRANSACTION_ID
     for _ in range(2):
-        world = await world.crash()
-        assert [each.body for each in world.stored(OP_TOPIC)] == [b"0"]
-        assert (world.transactions.pending_count, world.ids()) == (1, ["T1"])
-    await world.abandon()
+        harness = await harness.crash()
+        assert [each.body for each in harness.stored(OP_TOPIC)] == [b"0"]
+        assert (harness.transactions.pending_count, harness.ids()) == (1, ["T1"])
+    await harness.abandon()
 
 
 async def test_renewed_half_message_without_its_op(tmp_path: Path) -> None:
     """The same between the two of a check: there is one transaction, which has been asked about once."""
-    world = await TransactionWorld(tmp_path / "store").start()
-    world.producer("sender")
-    await world.send("T1")
-    await world.advance(6.1)
-    [op] = world.stored(OP_TOPIC)
-    disk = world.disk.kill()
+    harness = await TransactionHarness(tmp_path / "store").start()
+    harness.producer("sender")
+    await harness.send("T1")
+    await harness.advance(6.1)
+    [op] = harness.stored(OP_TOPIC)
+    disk = harness.disk.kill()
     disk.damage(tmp_path / "store" / "commitlog" / f"{0:020}", op.physical_offset, bytes(op.size))
-    world = await world.crash(disk)
-    assert world.transactions.pending_count == 1
-    assert [each.body for each in world.stored(OP_TOPIC)] == [b"0"]
-    assert await world.end("T1") == OK
-    world = await world.crash()
-    assert (world.transactions.pending_count, world.ids()) == (0, ["T1"])
-    assert len(world.ids(HALF_TOPIC)) == 2
-    await world.abandon()
+    harness = await harness.crash(disk)
+    assert harness.transactions.pending_count == 1
+    assert [each.body for each in harness.stored(OP_TOPIC)] == [b"0"]
+    assert await harness.end("T1") == OK
+    harness = await harness.crash()
+    assert (harness.transactions.pending_count, harness.ids()) == (0, ["T1"])
+    assert len(harness.ids(HALF_TOPIC)) == 2
+    await harness.abandon()
 
 
 @pytest.mark.parametrize("resolution", [COMMIT, ROLLBACK])
 async def test_op_without_its_final_message(tmp_path: Path, resolution: v2.TransactionResolution.ValueType) -> None:
     """A power cut before the sync took the message and left the op behind it: the transaction waits again, in the log
     too, so that the next start does not believe the op; a client that repeats its commit gets its message stored."""
-    world = await TransactionWorld(tmp_path / "store").start()
-    await world.send("T1")
-    assert await world.end("T1") == OK
-    [final] = world.stored()
-    disk = world.disk.kill()
+    harness = await TransactionHarness(tmp_path / "store").start()
+    await harness.send("T1")
+    assert await harness.end("T1") == OK
+    [final] = harness.stored()
+    disk = harness.disk.kill()
     disk.damage(tmp_path / "store" / "commitlog" / f"{0:020}", final.physical_offset, bytes(final.size))
-    world = await world.crash(disk)
-    assert world.ids() == []
+    harness = await harness.crash(disk)
+    assert harness.ids() == []
     for _ in range(3):
-        assert world.transactions.pending_count == 1
-        world = await world.crash()
-    assert await world.end("T1", resolution) == OK
+        assert harness.transactions.pending_count == 1
+        harness = await harness.crash()
+    assert await harness.end("T1", resolution) == OK
     for _ in range(2):
-        world = await world.crash()
-        assert world.transactions.pending_count == 0
-        assert world.ids() == (["T1"] if resolution == COMMIT else [])
-    await world.abandon()
+        harness = await harness.crash()
+        assert harness.transactions.pending_count == 0
+        assert harness.ids() == (["T1"] if resolution == COMMIT else [])
+    await harness.abandon()

@@ -66,17 +66,17 @@ class Delays:
 
 @asynccontextmanager
 async def delays(case: GoldenCase, clock: ManualClock) -> AsyncIterator[Delays]:
-    world = Delays(case, clock)
-    services = (world.store, world.levels, world.timer)
+    harness = Delays(case, clock)
+    services = (harness.store, harness.levels, harness.timer)
     tasks = [asyncio.create_task(service.run()) for service in services]
     await asyncio.sleep(0)
-    yield world
-    await world.timer.close()
+    yield harness
+    await harness.timer.close()
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-    world.store.close()
+    harness.store.close()
 
 
 @pytest.fixture
@@ -101,19 +101,19 @@ async def test_every_level_is_delivered_in_its_time(case: GoldenCase) -> None:
     assert min(latest.values()) > 0, "every level has one"
     count = len(waiting)
     waiting.sort(key=lambda item: item[0])
-    async with delays(case, ManualClock(begin)) as world:
-        await world.move_to(begin)
-        assert [world.has(message) for _, message in waiting] == [due_ms <= begin for due_ms, _ in waiting]
+    async with delays(case, ManualClock(begin)) as harness:
+        await harness.move_to(begin)
+        assert [harness.has(message) for _, message in waiting] == [due_ms <= begin for due_ms, _ in waiting]
         waiting = [(due_ms, message) for due_ms, message in waiting if due_ms > begin]
         assert len(waiting) > 15
         for due_ms, together in groupby(waiting, key=lambda item: item[0]):
             messages = [message for _, message in together]
-            await world.move_to(due_ms - 1)
-            assert not any(world.has(message) for message in messages)
-            await world.move_to(due_ms)
-            assert all(world.has(message) for message in messages)
-        assert (world.levels.delivered, world.levels.waiting, world.levels.lost) == (count, 0, 0)
-        copies = world.store.read("OrderPaid", 2, 0, max_count=1000).records
+            await harness.move_to(due_ms - 1)
+            assert not any(harness.has(message) for message in messages)
+            await harness.move_to(due_ms)
+            assert all(harness.has(message) for message in messages)
+        assert (harness.levels.delivered, harness.levels.waiting, harness.levels.lost) == (count, 0, 0)
+        copies = harness.store.read("OrderPaid", 2, 0, max_count=1000).records
         assert any(copy.properties.get("WAIT") == "false" for copy in copies)
         assert not any("DELAY" in copy.properties for copy in copies)
     table = offsets_file(case)["offsetTable"]
@@ -129,12 +129,12 @@ async def test_what_the_offsets_name_as_delivered_does_not_come_again(case: Gold
     content = {"dataVersion": {"counter": 4, "stateVersion": 0, "timestamp": 1}, "offsetTable": done, "later": 7}
     (config / "delayOffset.json").write_text(json.dumps(content))
     last = max(message.store_timestamp for message in case.messages)
-    async with delays(case, ManualClock(last + 86_400_000)) as world:
-        await world.move_to(last + 86_400_000)
+    async with delays(case, ManualClock(last + 86_400_000)) as harness:
+        await harness.move_to(last + 86_400_000)
         third = next(m for m in case.messages if m.topic == SCHEDULE_TOPIC and m.queue_id == 2)
         others = [m for m in case.messages if m.topic == SCHEDULE_TOPIC and m.queue_id != 2 and not m.queue_offset]
-        assert world.has(third)
-        assert not any(world.has(message) for message in others)
+        assert harness.has(third)
+        assert not any(harness.has(message) for message in others)
     assert offsets_file(case)["later"] == 7
     assert offsets_file(case)["offsetTable"]["3"] == sum(
         m.queue_id == 2 for m in case.messages if "DELAY" in m.properties
@@ -145,12 +145,12 @@ async def test_timer_message_of_rocketmq(case: GoldenCase) -> None:
     """It was told a delay of 90 seconds: it comes after them, and within a step of the timer."""
     [message] = [message for message in case.messages if message.topic == "rmq_sys_wheel_timer"]
     asked_ms = message.store_timestamp + 90_000
-    async with delays(case, ManualClock(message.store_timestamp)) as world:
-        await world.move_to(asked_ms - 1)
-        assert not world.has(message)
-        await world.move_to(asked_ms + 1000)
-        assert world.has(message)
-    async with delays(case, ManualClock(asked_ms + 2000)) as world:
-        await world.move_to(asked_ms + 60_000)
-        copies = world.store.query(message.properties["REAL_TOPIC"], message.properties["UNIQ_KEY"])
+    async with delays(case, ManualClock(message.store_timestamp)) as harness:
+        await harness.move_to(asked_ms - 1)
+        assert not harness.has(message)
+        await harness.move_to(asked_ms + 1000)
+        assert harness.has(message)
+    async with delays(case, ManualClock(asked_ms + 2000)) as harness:
+        await harness.move_to(asked_ms + 60_000)
+        copies = harness.store.query(message.properties["REAL_TOPIC"], message.properties["UNIQ_KEY"])
         assert len(copies) == 1

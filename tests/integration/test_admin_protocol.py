@@ -22,7 +22,7 @@ TOPIC, GROUP = "orders", "billing"
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Harness:
     """A broker whose time a test moves, a client of its, and the stub of the console."""
 
     broker: InProcessBroker
@@ -44,39 +44,39 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     """With the topic `orders` of one queue, and the group `billing`."""
     clock = TravellingClock()
     async with in_process_broker(tmp_path / "store", clock=clock, dev=False) as broker:
         client = RawClient(broker.channel)
         await client.create_topic(TOPIC, v2.MessageType.NORMAL, v2.MessageType.DELAY, v2.MessageType.TRANSACTION)
         await client.create_group(GROUP)
-        yield World(broker, client, clock, broker.admin)
+        yield Harness(broker, client, clock, broker.admin)
 
 
-async def test_change_log_level(world: World) -> None:
+async def test_change_log_level(harness: Harness) -> None:
     """The remark says the level; the packages log from there on. It is the one response without a status."""
     logger = logging.getLogger("aerobee_broker")
     before = logger.level, logging.getLogger("aerobee_store").level
     try:
         for level, name in (("DEBUG", "DEBUG"), ("WARN", "WARNING"), ("TRACE", "DEBUG"), ("ERROR", "ERROR")):
             request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.Level.Value(level))
-            assert name in (await world.admin.ChangeLogLevel(request, timeout=20)).remark
+            assert name in (await harness.admin.ChangeLogLevel(request, timeout=20)).remark
             assert logging.getLevelName(logger.level) == name
     finally:
         logger.setLevel(before[0])
         logging.getLogger("aerobee_store").setLevel(before[1])
 
 
-async def test_describe_topic_status(world: World) -> None:
+async def test_describe_topic_status(harness: Harness) -> None:
     """The type of a topic; of one that takes several, the first."""
-    await world.client.create_topic("payments", v2.MessageType.FIFO)
-    answer = await world.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource("payments")))
+    await harness.client.create_topic("payments", v2.MessageType.FIFO)
+    answer = await harness.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource("payments")))
     assert answer.topic_message_type == v2.MessageType.FIFO
-    answer = await world.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource(TOPIC)))
+    answer = await harness.ok("DescribeTopicStatus", v2.DescribeTopicStatusRequest(topic=resource(TOPIC)))
     assert answer.topic_message_type == v2.MessageType.NORMAL
     request = v2.DescribeTopicStatusRequest(topic=resource("absent"))
-    assert await world.refused("DescribeTopicStatus", request) == Code.TOPIC_NOT_FOUND
+    assert await harness.refused("DescribeTopicStatus", request) == Code.TOPIC_NOT_FOUND
 
 
 def _subscriptions(**expressions: str) -> dict[str, Any]:
@@ -87,16 +87,16 @@ def _subscriptions(**expressions: str) -> dict[str, Any]:
     return settings
 
 
-async def test_list_and_describe_subscriptions(world: World) -> None:
+async def test_list_and_describe_subscriptions(harness: Harness) -> None:
     """Who reads what: consistent while all clients of a group say the same, however they write it; known after them."""
     listing = v2.ListSubscriptionRequest(group=resource(GROUP))
-    assert not (await world.ok("ListSubscription", listing)).subscription_info
-    one, two = world.client, world.client.other("GO")
+    assert not (await harness.ok("ListSubscription", listing)).subscription_info
+    one, two = harness.client, harness.client.other("GO")
     async with one.telemetry() as first, two.telemetry() as second:
         await first.told(**_subscriptions(orders="paid || new"))
-        await world.clock.advance(60)
+        await harness.clock.advance(60)
         await second.told(**_subscriptions(orders="new||paid"))
-        (info,) = (await world.ok("ListSubscription", listing)).subscription_info
+        (info,) = (await harness.ok("ListSubscription", listing)).subscription_info
         assert (info.group.name, info.topic.name, info.online, info.subscription_consistency) == (
             *(GROUP, TOPIC),
             *(True, True),
@@ -104,11 +104,11 @@ async def test_list_and_describe_subscriptions(world: World) -> None:
         assert (info.expression.expression, info.message_model) == ("new||paid", v2.MessageModel.CLUSTERING)
         await second.told(**_subscriptions(orders="new"))
         (info,) = (
-            await world.ok("ListSubscription", v2.ListSubscriptionRequest(topic=resource(TOPIC)))
+            await harness.ok("ListSubscription", v2.ListSubscriptionRequest(topic=resource(TOPIC)))
         ).subscription_info
         assert not info.subscription_consistency
         assert info.expression.expression == "new", "of the one that said it last"
-        clients = await world.ok("DescribeSubscription", v2.DescribeSubscriptionRequest(group=resource(GROUP)))
+        clients = await harness.ok("DescribeSubscription", v2.DescribeSubscriptionRequest(group=resource(GROUP)))
         found = {
             each.client_info.client_id: (
                 each.client_info.language,
@@ -123,103 +123,103 @@ async def test_list_and_describe_subscriptions(world: World) -> None:
     await one.receive(TOPIC, GROUP)
     for each in (one, two):
         assert await each.goodbye(GROUP) == Code.OK
-    (info,) = (await world.ok("ListSubscription", listing)).subscription_info
+    (info,) = (await harness.ok("ListSubscription", listing)).subscription_info
     assert (info.online, info.subscription_consistency, info.HasField("expression")) == (False, True, False)
-    assert await world.refused("ListSubscription", v2.ListSubscriptionRequest(group=resource("nobody"))) == (
+    assert await harness.refused("ListSubscription", v2.ListSubscriptionRequest(group=resource("nobody"))) == (
         Code.CONSUMER_GROUP_NOT_FOUND
     )
 
 
-async def test_delete_subscription(world: World) -> None:
+async def test_delete_subscription(harness: Harness) -> None:
     """Not while a client reads; then the group has no position any more, also after the next start."""
-    await world.client.sent(message(TOPIC, "one"))
-    await world.client.receive(TOPIC, GROUP, wait=5)
-    assert await world.client.heartbeat(GROUP) == Code.OK
+    await harness.client.sent(message(TOPIC, "one"))
+    await harness.client.receive(TOPIC, GROUP, wait=5)
+    assert await harness.client.heartbeat(GROUP) == Code.OK
     request = v2.DeleteSubscriptionRequest(topic=resource(TOPIC), group=resource(GROUP))
-    assert await world.refused("DeleteSubscription", request) == Code.FORBIDDEN
-    await world.client.goodbye(GROUP)
-    await world.ok("DeleteSubscription", request)
+    assert await harness.refused("DeleteSubscription", request) == Code.FORBIDDEN
+    await harness.client.goodbye(GROUP)
+    await harness.ok("DeleteSubscription", request)
     listing = v2.ListSubscriptionRequest(group=resource(GROUP))
-    assert not (await world.ok("ListSubscription", listing)).subscription_info
-    assert await world.refused("DeleteSubscription", request) == Code.NOT_FOUND
-    again = await world.client.other().receive(TOPIC, GROUP, wait=5)
+    assert not (await harness.ok("ListSubscription", listing)).subscription_info
+    assert await harness.refused("DeleteSubscription", request) == Code.NOT_FOUND
+    again = await harness.client.other().receive(TOPIC, GROUP, wait=5)
     assert again.attempts == {"one": 1}, "as a group that never read the topic"
 
 
-async def test_group_accumulation(world: World) -> None:
+async def test_group_accumulation(harness: Harness) -> None:
     """In flight and ready to the message, however acknowledgements came in; how long the oldest ready one waits."""
     request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP))
-    assert (await world.ok("DescribeGroupAccumulation", request)).accumulation.accumulation == 0
-    await world.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
-    received = await world.client.receive(TOPIC, GROUP, count=3, wait=5)
-    await world.client.acknowledge(TOPIC, GROUP, received.messages[1])
-    await world.clock.advance(30)
-    answer = await world.ok("DescribeGroupAccumulation", request)
+    assert (await harness.ok("DescribeGroupAccumulation", request)).accumulation.accumulation == 0
+    await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
+    received = await harness.client.receive(TOPIC, GROUP, count=3, wait=5)
+    await harness.client.acknowledge(TOPIC, GROUP, received.messages[1])
+    await harness.clock.advance(30)
+    answer = await harness.ok("DescribeGroupAccumulation", request)
     found = answer.accumulation
     assert (found.inflight_messages, found.ready_messages, found.accumulation) == (2, 2, 4)
     assert 30 <= found.deliver_delay_time.seconds < 60
     assert found.last_consume_timestamp == 0, "nothing before the oldest that is not finished"
     assert answer.topic_accumulation[TOPIC] == found
-    await world.client.acknowledge(TOPIC, GROUP, received.messages[0], received.messages[2])
+    await harness.client.acknowledge(TOPIC, GROUP, received.messages[0], received.messages[2])
     request.topics.append(resource(TOPIC))
-    found = (await world.ok("DescribeGroupAccumulation", request)).accumulation
+    found = (await harness.ok("DescribeGroupAccumulation", request)).accumulation
     assert (found.inflight_messages, found.ready_messages, found.last_consume_timestamp > 0) == (0, 2, True)
     request = v2.DescribeGroupAccumulationRequest(group=resource(GROUP), topics=[resource("absent")])
-    assert await world.refused("DescribeGroupAccumulation", request) == Code.TOPIC_NOT_FOUND
+    assert await harness.refused("DescribeGroupAccumulation", request) == Code.TOPIC_NOT_FOUND
 
 
-async def test_list_consumer_connections(world: World) -> None:
+async def test_list_consumer_connections(harness: Harness) -> None:
     """The consumers of a group, by topic if asked; no producers."""
-    producer = world.client.other()
-    async with world.client.telemetry() as consuming, producer.telemetry() as producing:
+    producer = harness.client.other()
+    async with harness.client.telemetry() as consuming, producer.telemetry() as producing:
         await consuming.told(**consumer_settings(GROUP, TOPIC))
         await producing.told(**producer_settings(TOPIC))
         request = v2.ListConsumerConnectionRequest(group=resource(GROUP))
-        (info,) = (await world.ok("ListConsumerConnection", request)).client_info
-        assert (info.client_id, info.language, info.version) == (world.client.client_id, "JAVA", "5.2.1")
+        (info,) = (await harness.ok("ListConsumerConnection", request)).client_info
+        assert (info.client_id, info.language, info.version) == (harness.client.client_id, "JAVA", "5.2.1")
         assert (info.hostname, info.egress_ip) == ("conformance", "127.0.0.1")
         request.topic.CopyFrom(resource(TOPIC))
-        assert len((await world.ok("ListConsumerConnection", request)).client_info) == 1
-        await world.client.create_topic("other")
+        assert len((await harness.ok("ListConsumerConnection", request)).client_info) == 1
+        await harness.client.create_topic("other")
         request.topic.CopyFrom(resource("other"))
-        assert not (await world.ok("ListConsumerConnection", request)).client_info
+        assert not (await harness.ok("ListConsumerConnection", request)).client_info
 
 
-async def test_reset_group_offset(world: World) -> None:
+async def test_reset_group_offset(harness: Harness) -> None:
     """To a time, back and forth: what was acknowledged comes again as for the first time, what is skipped does not."""
-    await world.client.sent(message(TOPIC, "old"))
-    await world.clock.advance(60)
-    between = world.clock.now_ms() - 30_000
-    await world.client.sent(message(TOPIC, "new"))
-    received = await world.client.receive(TOPIC, GROUP, wait=5)
-    await world.client.acknowledge(TOPIC, GROUP, *received.messages)
+    await harness.client.sent(message(TOPIC, "old"))
+    await harness.clock.advance(60)
+    between = harness.clock.now_ms() - 30_000
+    await harness.client.sent(message(TOPIC, "new"))
+    received = await harness.client.receive(TOPIC, GROUP, wait=5)
+    await harness.client.acknowledge(TOPIC, GROUP, *received.messages)
 
     def to(milliseconds: int) -> v2.ResetGroupOffsetRequest:
         return v2.ResetGroupOffsetRequest(
             group=resource(GROUP), topic=resource(TOPIC), reset_timestamp=timestamp(milliseconds)
         )
 
-    await world.ok("ResetGroupOffset", to(between))
-    assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"new": 1}
-    await world.ok("ResetGroupOffset", to(0))
-    assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"old": 1, "new": 1}
-    await world.ok("ResetGroupOffset", to(world.clock.now_ms() + 1))
-    assert (await world.client.receive(TOPIC, GROUP)).code == Code.MESSAGE_NOT_FOUND
+    await harness.ok("ResetGroupOffset", to(between))
+    assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"new": 1}
+    await harness.ok("ResetGroupOffset", to(0))
+    assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"old": 1, "new": 1}
+    await harness.ok("ResetGroupOffset", to(harness.clock.now_ms() + 1))
+    assert (await harness.client.receive(TOPIC, GROUP)).code == Code.MESSAGE_NOT_FOUND
     request = v2.ResetGroupOffsetRequest(group=resource(GROUP), topic=resource(TOPIC))
-    assert await world.refused("ResetGroupOffset", request) == Code.BAD_REQUEST
+    assert await harness.refused("ResetGroupOffset", request) == Code.BAD_REQUEST
     request.topic.CopyFrom(resource("absent"))
     request.reset_timestamp.CopyFrom(timestamp(0))
-    assert await world.refused("ResetGroupOffset", request) == Code.TOPIC_NOT_FOUND
+    assert await harness.refused("ResetGroupOffset", request) == Code.TOPIC_NOT_FOUND
 
 
-async def test_query_message(world: World) -> None:
+async def test_query_message(harness: Harness) -> None:
     """By id, by the server's id, by key, by time."""
-    sent = await world.client.sent(message(TOPIC, "one", keys=["k1"]), message(TOPIC, "two", keys=["k1", "k2"]))
-    begin = world.clock.now_ms() - 60_000
+    sent = await harness.client.sent(message(TOPIC, "one", keys=["k1"]), message(TOPIC, "two", keys=["k1", "k2"]))
+    begin = harness.clock.now_ms() - 60_000
 
     async def bodies(**search: Any) -> list[str]:
         request = v2.ListMessageRequest(topic=resource(TOPIC), **search)
-        return [each.body.decode() for each in (await world.ok("QueryMessage", request)).messages]
+        return [each.body.decode() for each in (await harness.ok("QueryMessage", request)).messages]
 
     assert await bodies(message_id=sent[0].message_id) == ["one"]
     assert await bodies(message_key="k1") == ["one", "two"]
@@ -227,32 +227,32 @@ async def test_query_message(world: World) -> None:
     assert await bodies(begin_timestamp=timestamp(begin)) == ["one", "two"]
     assert await bodies(begin_timestamp=timestamp(begin + 120_000)) == []
     assert await bodies(subscription=GROUP) == [], "it never was there"
-    await world.client.sent(message(TOPIC, "three"), message(TOPIC, "four"))
-    received = await world.client.receive(TOPIC, GROUP, count=3, wait=5)
-    await world.client.acknowledge(TOPIC, GROUP, received.messages[1])
+    await harness.client.sent(message(TOPIC, "three"), message(TOPIC, "four"))
+    received = await harness.client.receive(TOPIC, GROUP, count=3, wait=5)
+    await harness.client.acknowledge(TOPIC, GROUP, received.messages[1])
     assert await bodies(subscription=GROUP) == ["one", "three", "four"], "what the group has not finished"
     first = v2.ListMessageRequest(topic=resource(TOPIC), subscription=GROUP, max_message_nums=2)
-    answer = await world.ok("QueryMessage", first)
+    answer = await harness.ok("QueryMessage", first)
     assert [each.body for each in answer.messages] == [b"one", b"three"]
     assert await bodies(subscription=GROUP, scroll_id=answer.scroll_id) == ["four"]
     assert await bodies(subscription=GROUP, end_timestamp=timestamp(begin)) == []
     request = v2.ListMessageRequest(topic=resource(TOPIC), subscription="nobody")
-    assert await world.refused("QueryMessage", request) == Code.CONSUMER_GROUP_NOT_FOUND
+    assert await harness.refused("QueryMessage", request) == Code.CONSUMER_GROUP_NOT_FOUND
     request = v2.ListMessageRequest(topic=resource(TOPIC), lite_topic="not a name")
-    assert await world.refused("QueryMessage", request) == Code.ILLEGAL_LITE_TOPIC
+    assert await harness.refused("QueryMessage", request) == Code.ILLEGAL_LITE_TOPIC
 
 
-async def test_lite_topics(world: World) -> None:
+async def test_lite_topics(harness: Harness) -> None:
     """Each call that can name a lite topic: messages, lag, who has subscribed it, where a message is."""
-    await world.client.create_topic("rooms", v2.MessageType.LITE)
+    await harness.client.create_topic("rooms", v2.MessageType.LITE)
     kind = v2.ClientType.LITE_PUSH_CONSUMER
-    async with world.client.telemetry() as stream:
+    async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, "rooms", kind=kind))
         subscribe = v2.SyncLiteSubscriptionRequest(
             topic=resource("rooms"), group=resource(GROUP), lite_topic_set=["one", "two"]
         )
-        assert (await world.client.call("SyncLiteSubscription", subscribe)).status.code == Code.OK
-        sent = await world.client.sent(
+        assert (await harness.client.call("SyncLiteSubscription", subscribe)).status.code == Code.OK
+        sent = await harness.client.sent(
             *(
                 message("rooms", f"{name}{number}", message_type=v2.MessageType.LITE, lite_topic=name)
                 for name in ("one", "two", "three")
@@ -260,33 +260,33 @@ async def test_lite_topics(world: World) -> None:
             )
         )
         request = v2.ListMessageRequest(topic=resource("rooms"), lite_topic="two")
-        found = (await world.ok("QueryMessage", request)).messages
+        found = (await harness.ok("QueryMessage", request)).messages
         assert [each.body for each in found] == [b"two0", b"two1"]
         accumulation = v2.DescribeGroupAccumulationRequest(group=resource(GROUP), topics=[resource("rooms")])
-        answer = await world.ok("DescribeGroupAccumulation", accumulation)
+        answer = await harness.ok("DescribeGroupAccumulation", accumulation)
         assert {topic: each.accumulation for topic, each in answer.topic_accumulation.items()} == {"rooms": 4}
         assert not answer.lite_topic_accumulation
         accumulation.lite_topic = "one"
-        answer = await world.ok("DescribeGroupAccumulation", accumulation)
+        answer = await harness.ok("DescribeGroupAccumulation", accumulation)
         assert {name: each.accumulation for name, each in answer.lite_topic_accumulation.items()} == {"one": 2}
         assert answer.accumulation.accumulation == 2
         for name, count in (("two", 1), ("three", 0)):
             connections = v2.ListConsumerConnectionRequest(group=resource(GROUP), liteTopic=name)
-            clients = (await world.ok("ListConsumerConnection", connections)).client_info
+            clients = (await harness.ok("ListConsumerConnection", connections)).client_info
             assert [each.message_model for each in clients] == [v2.MessageModel.LITE_SELECTIVE] * count
         (info,) = (
-            await world.ok("ListSubscription", v2.ListSubscriptionRequest(group=resource(GROUP)))
+            await harness.ok("ListSubscription", v2.ListSubscriptionRequest(group=resource(GROUP)))
         ).subscription_info
         assert (info.topic.name, info.message_model) == ("rooms", v2.MessageModel.LITE_SELECTIVE)
-        running = v2.GetConsumerRunningInfoRequest(group=resource(GROUP), client_id=world.client.client_id)
-        items = (await world.ok("GetConsumerRunningInfo", running)).consumer_running_info.message_queue_table
+        running = v2.GetConsumerRunningInfoRequest(group=resource(GROUP), client_id=harness.client.client_id)
+        items = (await harness.ok("GetConsumerRunningInfo", running)).consumer_running_info.message_queue_table
         assert len(items) == 2
-        received = await world.client.receive("rooms", GROUP, wait=5)
-        await world.client.acknowledge("rooms", GROUP, *(each for each in received.messages if each.body == b"one0"))
+        received = await harness.client.receive("rooms", GROUP, wait=5)
+        await harness.client.acknowledge("rooms", GROUP, *(each for each in received.messages if each.body == b"one0"))
         states = []
         for entry in (sent[0], sent[1], sent[4]):
             describe = admin_v1.DescribeMessageRequest(topic="rooms", message_id=entry.message_id, history=True)
-            (timeline,) = (await world.client.admin.DescribeMessage(describe)).timelines
+            (timeline,) = (await harness.client.admin.DescribeMessage(describe)).timelines
             events = [admin_v1.TimelineEvent.Kind.Name(event.kind) for event in timeline.events]
             states.append(([each.state for each in timeline.groups], events[2:]))
         state = admin_v1.GroupMessageState.State
@@ -296,49 +296,49 @@ async def test_lite_topics(world: World) -> None:
             ([], []),
         ]
         reset = admin_v1.ResetOffsetsRequest(group=GROUP, topic="rooms", earliest=True, dry_run=True)
-        moves = (await world.client.admin.ResetOffsets(reset)).queues
+        moves = (await harness.client.admin.ResetOffsets(reset)).queues
         assert [(queue.lite_topic, queue.before, queue.after) for queue in moves] == [("one", 1, 0), ("two", 0, 0)]
         reset.lite_topic, reset.dry_run = "one", False
-        assert len((await world.client.admin.ResetOffsets(reset)).queues) == 1
-        assert (await world.client.receive("rooms", GROUP, wait=5)).attempts == {"one0": 1, "one1": 1}
+        assert len((await harness.client.admin.ResetOffsets(reset)).queues) == 1
+        assert (await harness.client.receive("rooms", GROUP, wait=5)).attempts == {"one0": 1, "one1": 1}
         reset.topic = TOPIC
-        assert (await world.client.admin.ResetOffsets(reset)).status.code == Code.BAD_REQUEST
-    await world.client.goodbye(GROUP)
+        assert (await harness.client.admin.ResetOffsets(reset)).status.code == Code.BAD_REQUEST
+    await harness.client.goodbye(GROUP)
     delete = v2.DeleteSubscriptionRequest(topic=resource("rooms"), group=resource(GROUP))
-    await world.ok("DeleteSubscription", delete)
-    described = await world.client.admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=GROUP))
+    await harness.ok("DeleteSubscription", delete)
+    described = await harness.client.admin.DescribeGroup(admin_v1.DescribeGroupRequest(name=GROUP))
     assert not described.queues
 
 
-async def test_admin_send_message(world: World) -> None:
+async def test_admin_send_message(harness: Harness) -> None:
     """As a producer's; the id is answered. A transaction, about which nobody would decide, is refused."""
     request = v2.AdminSendMessageRequest(
         topic=resource(TOPIC), tag="paid", key="k1", body=b"by hand", user_properties={"colour": "red"}
     )
-    answer = await world.ok("AdminSendMessage", request)
-    received = (await world.client.receive(TOPIC, GROUP, wait=5)).one
+    answer = await harness.ok("AdminSendMessage", request)
+    received = (await harness.client.receive(TOPIC, GROUP, wait=5)).one
     system = received.system_properties
     assert (received.body, system.message_id) == (b"by hand", answer.message_id)
     assert (system.tag, list(system.keys), dict(received.user_properties)) == ("paid", ["k1"], {"colour": "red"})
     assert system.born_timestamp.ToMilliseconds() > 0
     request.system_properties.message_id = "m-1"
-    assert (await world.ok("AdminSendMessage", request)).message_id == "m-1"
+    assert (await harness.ok("AdminSendMessage", request)).message_id == "m-1"
     request.system_properties.message_type = v2.MessageType.TRANSACTION
-    assert await world.refused("AdminSendMessage", request) == Code.BAD_REQUEST
+    assert await harness.refused("AdminSendMessage", request) == Code.BAD_REQUEST
     request = v2.AdminSendMessageRequest(topic=resource("absent"), body=b"x")
-    assert await world.refused("AdminSendMessage", request) == Code.TOPIC_NOT_FOUND
+    assert await harness.refused("AdminSendMessage", request) == Code.TOPIC_NOT_FOUND
     request = v2.AdminSendMessageRequest(topic=resource(TOPIC))
-    assert await world.refused("AdminSendMessage", request) == Code.MESSAGE_BODY_EMPTY
+    assert await harness.refused("AdminSendMessage", request) == Code.MESSAGE_BODY_EMPTY
 
 
-async def test_consumer_running_info(world: World) -> None:
+async def test_consumer_running_info(harness: Harness) -> None:
     """What the broker sees of a push consumer: subscriptions, positions, messages that its life keeps hidden."""
-    await world.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
-    async with world.client.telemetry() as stream:
+    await harness.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
+    async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))
-        await world.client.receive(TOPIC, GROUP, count=3, auto_renew=True, wait=5)
-        request = v2.GetConsumerRunningInfoRequest(group=resource(GROUP), client_id=world.client.client_id)
-        info = (await world.ok("GetConsumerRunningInfo", request)).consumer_running_info
+        await harness.client.receive(TOPIC, GROUP, count=3, auto_renew=True, wait=5)
+        request = v2.GetConsumerRunningInfoRequest(group=resource(GROUP), client_id=harness.client.client_id)
+        info = (await harness.ok("GetConsumerRunningInfo", request)).consumer_running_info
         assert info.properties["clientType"] == "PUSH_CONSUMER"
         assert info.subscriptions[TOPIC].expression == "*"
         (item,) = info.message_queue_table
@@ -347,40 +347,40 @@ async def test_consumer_running_info(world: World) -> None:
         assert (held.commit_offset, held.cached_msg_count) == (0, 3)
         assert (held.cached_msg_min_offset, held.cached_msg_max_offset) == (0, 2)
     request.client_id = "nobody"
-    assert await world.refused("GetConsumerRunningInfo", request) == Code.NOT_FOUND
+    assert await harness.refused("GetConsumerRunningInfo", request) == Code.NOT_FOUND
 
 
-async def test_print_thread_stack_trace(world: World) -> None:
+async def test_print_thread_stack_trace(harness: Harness) -> None:
     """What the client answers under the command's nonce; PROXY_TIMEOUT if it does not answer within 5 s."""
-    request = v2.PrintThreadStackTraceRequest(client_id=world.client.client_id, group=resource(GROUP))
-    assert await world.refused("PrintThreadStackTrace", request) == Code.NOT_FOUND
-    async with world.client.telemetry() as stream:
+    request = v2.PrintThreadStackTraceRequest(client_id=harness.client.client_id, group=resource(GROUP))
+    assert await harness.refused("PrintThreadStackTrace", request) == Code.NOT_FOUND
+    async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))
-        asked = asyncio.ensure_future(world.ok("PrintThreadStackTrace", request))
+        asked = asyncio.ensure_future(harness.ok("PrintThreadStackTrace", request))
         stacks = v2.ThreadStackTrace(nonce=(await stream.read()).print_thread_stack_trace_command.nonce)
         stacks.thread_stack_trace = "main: waiting"
         await stream.call.write(v2.TelemetryCommand(thread_stack_trace=stacks))
         assert (await asked).thread_stack_trace == "main: waiting"
-        silent = asyncio.ensure_future(world.refused("PrintThreadStackTrace", request))
+        silent = asyncio.ensure_future(harness.refused("PrintThreadStackTrace", request))
         assert (await stream.read()).print_thread_stack_trace_command.nonce
-        await world.clock.advance(4)
+        await harness.clock.advance(4)
         assert not silent.done()
-        await world.clock.advance(2)
+        await harness.clock.advance(2)
         assert await silent == Code.PROXY_TIMEOUT
 
 
-async def test_verify_message(world: World) -> None:
+async def test_verify_message(harness: Harness) -> None:
     """The message goes to the client that is named; its verdict comes back, and the message is not consumed."""
-    (sent,) = await world.client.sent(message(TOPIC, "try me"))
+    (sent,) = await harness.client.sent(message(TOPIC, "try me"))
     request = v2.VerifyMessageRequest(
-        client_id=world.client.client_id, group=resource(GROUP), topic=resource(TOPIC), message_id=sent.message_id
+        client_id=harness.client.client_id, group=resource(GROUP), topic=resource(TOPIC), message_id=sent.message_id
     )
-    async with world.client.telemetry() as stream:
+    async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))
 
         async def tried(**answer: Any) -> Any:
             """What the console is told when the client answers so."""
-            asked = asyncio.ensure_future(world.admin.VerifyMessage(request, timeout=20))
+            asked = asyncio.ensure_future(harness.admin.VerifyMessage(request, timeout=20))
             command = (await stream.read()).verify_message_command
             assert (command.message.body, command.message.topic.name) == (b"try me", TOPIC)
             result = v2.TelemetryCommand(**answer)
@@ -395,48 +395,48 @@ async def test_verify_message(world: World) -> None:
         nodes = v2.Status(code=Code.NOT_IMPLEMENTED, message="not implemented")  # and in the field of the command
         assert await tried(status=nodes, verify_message_command=v2.VerifyMessageCommand()) == nodes
         request.message_id = "absent"
-        assert await world.refused("VerifyMessage", request) == Code.MESSAGE_NOT_FOUND
-    assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"try me": 1}
+        assert await harness.refused("VerifyMessage", request) == Code.MESSAGE_NOT_FOUND
+    assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"try me": 1}
 
 
-async def test_topic_route(world: World) -> None:
+async def test_topic_route(harness: Harness) -> None:
     """JSON that a reader of RocketMQ 4 routes understands."""
-    answer = await world.ok("GetTopicRoute", v2.GetTopicRouteRequest(topic=resource(TOPIC)))
+    answer = await harness.ok("GetTopicRoute", v2.GetTopicRouteRequest(topic=resource(TOPIC)))
     route = json.loads(answer.topic_route_data)
     (broker,), (queues,) = route["brokerDatas"], route["queueDatas"]
-    assert broker["brokerAddrs"] == {"0": world.broker.endpoint}
+    assert broker["brokerAddrs"] == {"0": harness.broker.endpoint}
     assert (broker["brokerName"], queues["brokerName"]) == ("aerobee", "aerobee")
     assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (1, 1, 6)
     request = v2.GetTopicRouteRequest(topic=resource("absent"))
-    assert await world.refused("GetTopicRoute", request) == Code.TOPIC_NOT_FOUND
+    assert await harness.refused("GetTopicRoute", request) == Code.TOPIC_NOT_FOUND
 
 
-async def test_query_time_span(world: World) -> None:
+async def test_query_time_span(harness: Harness) -> None:
     """From the first to the last message of each queue, and where the group is in it."""
     request = v2.QueryTimeSpanRequest(group=resource(GROUP), topics=[resource(TOPIC)])
-    assert not (await world.ok("QueryTimeSpan", request)).queue_time_span_list, "no queue was ever written"
-    await world.client.sent(message(TOPIC, "old"))
-    received = await world.client.receive(TOPIC, GROUP, wait=5)
-    await world.client.acknowledge(TOPIC, GROUP, *received.messages)
-    await world.clock.advance(60)
-    await world.client.sent(message(TOPIC, "new"))
-    await world.clock.advance(30)
-    (span,) = (await world.ok("QueryTimeSpan", request)).queue_time_span_list
+    assert not (await harness.ok("QueryTimeSpan", request)).queue_time_span_list, "no queue was ever written"
+    await harness.client.sent(message(TOPIC, "old"))
+    received = await harness.client.receive(TOPIC, GROUP, wait=5)
+    await harness.client.acknowledge(TOPIC, GROUP, *received.messages)
+    await harness.clock.advance(60)
+    await harness.client.sent(message(TOPIC, "new"))
+    await harness.clock.advance(30)
+    (span,) = (await harness.ok("QueryTimeSpan", request)).queue_time_span_list
     assert 60_000 <= span.max_timestamp - span.min_timestamp < 90_000
     assert span.consume_timestamp == span.max_timestamp
     assert 30_000 <= span.delay_time_ms < 60_000
-    assert (await world.ok("QueryTimeSpan", v2.QueryTimeSpanRequest(group=resource(GROUP)))).queue_time_span_list[
+    assert (await harness.ok("QueryTimeSpan", v2.QueryTimeSpanRequest(group=resource(GROUP)))).queue_time_span_list[
         0
     ].message_queue.topic.name == TOPIC
 
 
-async def test_proxy_runtime_stats(world: World) -> None:
+async def test_proxy_runtime_stats(harness: Harness) -> None:
     """Rates of the last minute, and who is connected."""
-    async with world.client.telemetry() as stream:
+    async with harness.client.telemetry() as stream:
         await stream.told(**consumer_settings(GROUP, TOPIC))
-        await world.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
-        await world.client.receive(TOPIC, GROUP, wait=5)
-        answer = await world.ok("GetProxyRuntimeStats", v2.GetProxyRuntimeStatsRequest())
+        await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
+        await harness.client.receive(TOPIC, GROUP, wait=5)
+        answer = await harness.ok("GetProxyRuntimeStats", v2.GetProxyRuntimeStatsRequest())
         assert (answer.proxy_name, answer.connections, answer.consumers, answer.producers) == ("aerobee", 1, 1, 0)
         assert answer.in_tps > 0
         assert answer.out_tps > 0

@@ -21,7 +21,7 @@ TOPIC, GROUP = "orders", "billing"
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Harness:
     """A broker whose time a test moves, and a client of its."""
 
     client: RawClient
@@ -51,14 +51,14 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     """With the topic `orders` of one queue, and the group `billing` that gives a message up after one delivery."""
     clock = TravellingClock()
     async with in_process_broker(tmp_path / "store", clock=clock, dev=False) as broker:
         client = RawClient(broker.channel)
         await client.create_topic(TOPIC, v2.MessageType.NORMAL, v2.MessageType.DELAY, v2.MessageType.TRANSACTION)
         await client.create_group(GROUP, max_attempts=1)
-        yield World(client, clock)
+        yield Harness(client, clock)
 
 
 def kinds(timeline: admin_v1.MessageTimeline) -> list[str]:
@@ -75,28 +75,28 @@ class TestOffsets:
         [({"offset": 3}, 3), ({"offset": 99}, 5), ({"earliest": True}, 0), ({"latest": True}, 5), ({"skip": 1}, 2)],
         ids=["offset", "behind-the-end", "earliest", "latest", "skip"],
     )
-    async def test_where_a_group_goes_on(self, world: World, position: dict[str, Any], offset: int) -> None:
+    async def test_where_a_group_goes_on(self, harness: Harness, position: dict[str, Any], offset: int) -> None:
         """Each way to name a place; a dry run says where and does nothing."""
-        await world.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
-        first = (await world.client.receive(TOPIC, GROUP, count=1, wait=5)).one
-        await world.client.acknowledge(TOPIC, GROUP, first)
+        await harness.client.sent(*(message(TOPIC, str(number)) for number in range(5)))
+        first = (await harness.client.receive(TOPIC, GROUP, count=1, wait=5)).one
+        await harness.client.acknowledge(TOPIC, GROUP, first)
         request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, dry_run=True, **position)
-        (queue,) = (await world.ok("ResetOffsets", request)).queues
+        (queue,) = (await harness.ok("ResetOffsets", request)).queues
         assert (queue.queue_id, queue.before, queue.after) == (0, 1, offset)
-        described = await world.ok("DescribeGroup", admin_v1.DescribeGroupRequest(name=GROUP))
+        described = await harness.ok("DescribeGroup", admin_v1.DescribeGroupRequest(name=GROUP))
         assert described.queues[0].committed_offset == 1
         request.dry_run = False
-        await world.ok("ResetOffsets", request)
-        received = await world.client.receive(TOPIC, GROUP)
+        await harness.ok("ResetOffsets", request)
+        received = await harness.client.receive(TOPIC, GROUP)
         assert received.bodies == [str(number) for number in range(offset, 5)]
 
-    async def test_a_group_that_never_received(self, world: World) -> None:
+    async def test_a_group_that_never_received(self, harness: Harness) -> None:
         """It begins where it was put, and there was nothing before."""
-        await world.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
+        await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
         request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, queue_ids=[0], offset=2)
-        (queue,) = (await world.ok("ResetOffsets", request)).queues
+        (queue,) = (await harness.ok("ResetOffsets", request)).queues
         assert (queue.HasField("before"), queue.after) == (False, 2)
-        assert (await world.client.receive(TOPIC, GROUP, wait=5)).bodies == ["2"]
+        assert (await harness.client.receive(TOPIC, GROUP, wait=5)).bodies == ["2"]
 
     @pytest.mark.parametrize(
         ("fields", "code"),
@@ -110,118 +110,118 @@ class TestOffsets:
         ],
         ids=["no-position", "negative", "skip-nothing", "queue", "topic", "group"],
     )
-    async def test_what_cannot_be(self, world: World, fields: dict[str, Any], code: int) -> None:
+    async def test_what_cannot_be(self, harness: Harness, fields: dict[str, Any], code: int) -> None:
         """The code names what is wrong."""
         request = admin_v1.ResetOffsetsRequest(**{"group": GROUP, "topic": TOPIC, **fields})
-        assert (await world.refused("ResetOffsets", request))[0] == code
+        assert (await harness.refused("ResetOffsets", request))[0] == code
 
 
 class TestGroups:
-    async def test_lag_in_every_part(self, world: World) -> None:
+    async def test_lag_in_every_part(self, harness: Harness) -> None:
         """In flight, ready, tried before, delayed, and the age of the oldest, by queue and by topic."""
-        await world.client.create_group("patient")
-        due = world.clock.now_ms() + 3_600_000
-        await world.client.sent(
+        await harness.client.create_group("patient")
+        due = harness.clock.now_ms() + 3_600_000
+        await harness.client.sent(
             *(message(TOPIC, str(number)) for number in range(4)),
             message(TOPIC, "later", message_type=v2.MessageType.DELAY, delivery_timestamp=timestamp(due)),
         )
-        await world.client.receive(TOPIC, "patient", count=2, invisible=10, wait=5)
-        await world.clock.advance(20)
-        await world.client.receive(TOPIC, "patient", count=1, invisible=60)
-        answer = await world.ok("DescribeGroup", admin_v1.DescribeGroupRequest(name="patient"))
+        await harness.client.receive(TOPIC, "patient", count=2, invisible=10, wait=5)
+        await harness.clock.advance(20)
+        await harness.client.receive(TOPIC, "patient", count=1, invisible=60)
+        answer = await harness.ok("DescribeGroup", admin_v1.DescribeGroupRequest(name="patient"))
         (queue,), (topic,) = answer.queues, answer.topics
         assert (queue.lag, queue.inflight, queue.ready, queue.retrying) == (4, 1, 3, 2)
         assert (topic.lag, topic.inflight, topic.ready, topic.retrying, topic.delayed) == (4, 1, 3, 2, 1)
         assert topic.oldest_timestamp == queue.oldest_timestamp
-        assert world.clock.now_ms() - topic.oldest_timestamp.ToMilliseconds() >= 20_000
+        assert harness.clock.now_ms() - topic.oldest_timestamp.ToMilliseconds() >= 20_000
 
-    async def test_lists_come_in_pages(self, world: World) -> None:
+    async def test_lists_come_in_pages(self, harness: Harness) -> None:
         """Each topic and group once, in order of names."""
         for name in ("a", "c", "b"):
-            await world.client.create_topic(name)
-            await world.client.create_group(name)
+            await harness.client.create_topic(name)
+            await harness.client.create_group(name)
         for method, field in (("ListTopics", "topics"), ("ListGroups", "groups")):
             request = getattr(admin_v1, f"{method}Request")(page_size=2)
             names: list[list[str]] = []
             while not names or request.page_token:
-                answer = await world.ok(method, request)
+                answer = await harness.ok(method, request)
                 names.append([each.name for each in getattr(answer, field)])
                 request.page_token = answer.next_page_token
             assert names == ([["a", "b"], ["c", TOPIC]] if field == "topics" else [["a", "b"], [GROUP, "c"]])
 
 
 class TestTimelines:
-    async def test_from_birth_to_acknowledgement(self, world: World) -> None:
+    async def test_from_birth_to_acknowledgement(self, harness: Harness) -> None:
         """Where it is at each moment, and with history how it came there."""
-        (sent,) = await world.client.sent(message(TOPIC, "x"))
-        timeline = await world.one(message_id=sent.message_id)
+        (sent,) = await harness.client.sent(message(TOPIC, "x"))
+        timeline = await harness.one(message_id=sent.message_id)
         assert kinds(timeline) == ["BORN", "STORED"]
         assert (timeline.message.body, timeline.size > 0, states(timeline)) == (b"x", True, {})
-        received = (await world.client.receive(TOPIC, GROUP, invisible=60, wait=5)).one
-        timeline = await world.one(message_id=sent.message_id)
+        received = (await harness.client.receive(TOPIC, GROUP, invisible=60, wait=5)).one
+        timeline = await harness.one(message_id=sent.message_id)
         (state,) = timeline.groups
         assert (State.Name(state.state), state.attempts, state.group) == ("IN_FLIGHT", 1, GROUP)
-        assert state.invisible_until.ToMilliseconds() > world.clock.now_ms()
+        assert state.invisible_until.ToMilliseconds() > harness.clock.now_ms()
         handle = received.system_properties.receipt_handle
-        changed = await world.client.change(TOPIC, GROUP, handle, 30)
-        await world.client.acknowledge(TOPIC, GROUP, changed.receipt_handle)
-        timeline = await world.one(message_id=sent.message_id)
+        changed = await harness.client.change(TOPIC, GROUP, handle, 30)
+        await harness.client.acknowledge(TOPIC, GROUP, changed.receipt_handle)
+        timeline = await harness.one(message_id=sent.message_id)
         assert (kinds(timeline), states(timeline)) == (["BORN", "STORED", "FINISHED"], {GROUP: "FINISHED"})
         assert not timeline.events[-1].HasField("timestamp"), "when is only in the journal"
-        timeline = await world.one(queue_id=0, queue_offset=0, history=True)
+        timeline = await harness.one(queue_id=0, queue_offset=0, history=True)
         assert kinds(timeline) == ["BORN", "STORED", "DELIVERED", "CHANGED", "FINISHED"]
         assert timeline.history_complete
         times = [event.timestamp.ToMilliseconds() for event in timeline.events]
         assert times == sorted(times)
         assert (timeline.events[2].attempt, timeline.events[2].group) == (1, GROUP)
 
-    async def test_given_up_and_sent_again(self, world: World) -> None:
+    async def test_given_up_and_sent_again(self, harness: Harness) -> None:
         """A dead letter and its return are part of the story."""
-        (sent,) = await world.client.sent(message(TOPIC, "x"))
-        received = (await world.client.receive(TOPIC, GROUP, wait=5)).one
-        await world.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
-        await world.ok("ResendDeadLetters", admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[0]))
-        first, second = await world.timelines(message_id=sent.message_id)
+        (sent,) = await harness.client.sent(message(TOPIC, "x"))
+        received = (await harness.client.receive(TOPIC, GROUP, wait=5)).one
+        await harness.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
+        await harness.ok("ResendDeadLetters", admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[0]))
+        first, second = await harness.timelines(message_id=sent.message_id)
         assert kinds(first) == ["BORN", "STORED", "DEAD_LETTER", "RESENT"]
         assert states(first) == {GROUP: "DEAD_LETTER"}
         assert second.message.system_properties.queue_offset == 1
         assert states(second) == {GROUP: "WAITING"}
 
-    async def test_a_filter_leaves_it_out(self, world: World) -> None:
+    async def test_a_filter_leaves_it_out(self, harness: Harness) -> None:
         """Finished, and with history why."""
-        (sent, *_) = await world.client.sent(message(TOPIC, "a", tag="red"), message(TOPIC, "b", tag="blue"))
-        await world.client.receive(TOPIC, GROUP, expression="blue", wait=5)
-        timeline = await world.one(message_id=sent.message_id, history=True)
+        (sent, *_) = await harness.client.sent(message(TOPIC, "a", tag="red"), message(TOPIC, "b", tag="blue"))
+        await harness.client.receive(TOPIC, GROUP, expression="blue", wait=5)
+        timeline = await harness.one(message_id=sent.message_id, history=True)
         assert states(timeline) == {GROUP: "FINISHED"}
         assert (kinds(timeline)[-1], timeline.events[-1].detail) == ("FINISHED", "left out by the filter of the group")
 
-    async def test_a_reset_is_told(self, world: World) -> None:
+    async def test_a_reset_is_told(self, harness: Harness) -> None:
         """With history: the group was moved past it."""
-        (sent,) = await world.client.sent(message(TOPIC, "x"))
-        await world.client.receive(TOPIC, GROUP, wait=5)
-        await world.ok("ResetOffsets", admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, latest=True))
-        timeline = await world.one(message_id=sent.message_id, history=True)
+        (sent,) = await harness.client.sent(message(TOPIC, "x"))
+        await harness.client.receive(TOPIC, GROUP, wait=5)
+        await harness.ok("ResetOffsets", admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, latest=True))
+        timeline = await harness.one(message_id=sent.message_id, history=True)
         assert kinds(timeline) == ["BORN", "STORED", "DELIVERED", "RESET", "FINISHED"]
 
-    async def test_delayed_then_recalled(self, world: World) -> None:
+    async def test_delayed_then_recalled(self, harness: Harness) -> None:
         """Before its time it is not in its topic; a recalled one never gets there."""
-        due = world.clock.now_ms() + 3_600_000
-        (sent, kept) = await world.client.sent(
+        due = harness.clock.now_ms() + 3_600_000
+        (sent, kept) = await harness.client.sent(
             *(
                 message(TOPIC, name, message_type=v2.MessageType.DELAY, delivery_timestamp=timestamp(due))
                 for name in ("recalled", "kept")
             )
         )
-        await world.client.receive(TOPIC, GROUP)  # so that the group is known
-        timeline = await world.one(message_id=sent.message_id)
+        await harness.client.receive(TOPIC, GROUP)  # so that the group is known
+        timeline = await harness.one(message_id=sent.message_id)
         assert (kinds(timeline), states(timeline)) == (["BORN", "DELAYED"], {GROUP: "NOT_YET"})
         assert timeline.events[1].until.ToMilliseconds() == due
-        assert (await world.client.recall(TOPIC, sent.recall_handle)).status.code == Code.OK
-        timeline = await world.one(message_id=sent.message_id)
+        assert (await harness.client.recall(TOPIC, sent.recall_handle)).status.code == Code.OK
+        timeline = await harness.one(message_id=sent.message_id)
         assert (kinds(timeline), states(timeline)) == (["BORN", "DELAYED", "RECALLED"], {})
-        await world.clock.advance(3_601)
-        assert (await world.client.receive(TOPIC, GROUP, wait=5)).bodies == ["kept"]
-        assert kinds(await world.one(message_id=kept.message_id)) == ["BORN", "DELAYED", "STORED"]
+        await harness.clock.advance(3_601)
+        assert (await harness.client.receive(TOPIC, GROUP, wait=5)).bodies == ["kept"]
+        assert kinds(await harness.one(message_id=kept.message_id)) == ["BORN", "DELAYED", "STORED"]
 
     @pytest.mark.parametrize(
         ("resolution", "expected"),
@@ -232,23 +232,23 @@ class TestTimelines:
         ids=["committed", "rolled-back"],
     )
     async def test_a_transaction(
-        self, world: World, resolution: v2.TransactionResolution.ValueType, expected: list[str]
+        self, harness: Harness, resolution: v2.TransactionResolution.ValueType, expected: list[str]
     ) -> None:
         """Prepared, and then whatever was decided."""
-        (sent,) = await world.client.sent(message(TOPIC, "x", message_type=v2.MessageType.TRANSACTION))
-        assert kinds(await world.one(message_id=sent.message_id)) == ["BORN", "PREPARED"]
-        assert await world.client.end_transaction(TOPIC, sent, resolution) == Code.OK
-        assert kinds(await world.one(message_id=sent.message_id)) == expected
+        (sent,) = await harness.client.sent(message(TOPIC, "x", message_type=v2.MessageType.TRANSACTION))
+        assert kinds(await harness.one(message_id=sent.message_id)) == ["BORN", "PREPARED"]
+        assert await harness.client.end_transaction(TOPIC, sent, resolution) == Code.OK
+        assert kinds(await harness.one(message_id=sent.message_id)) == expected
 
-    async def test_by_the_servers_id(self, world: World) -> None:
+    async def test_by_the_servers_id(self, harness: Harness) -> None:
         """RocketMQ's consoles show an id that says where the record lies; it finds the message, too."""
-        (_, sent) = await world.client.sent(message(TOPIC, "x"), message(TOPIC, "y"))
-        timeline = await world.one(message_id=sent.message_id)
+        (_, sent) = await harness.client.sent(message(TOPIC, "x"), message(TOPIC, "y"))
+        timeline = await harness.one(message_id=sent.message_id)
         host, _, port = timeline.message.system_properties.store_host.rpartition(":")
         server_id = offset_message_id((host, int(port)), timeline.physical_offset)
-        assert await world.one(message_id=server_id) == timeline
+        assert await harness.one(message_id=server_id) == timeline
 
-    async def test_what_is_not_there(self, world: World) -> None:
+    async def test_what_is_not_there(self, harness: Harness) -> None:
         """The text says what was looked for."""
         for wanted in (
             {"message_id": "absent"},
@@ -256,101 +256,101 @@ class TestTimelines:
             {"queue_id": 9, "queue_offset": 0},
         ):
             request = admin_v1.DescribeMessageRequest(topic=TOPIC, **wanted)
-            assert (await world.refused("DescribeMessage", request))[0] == Code.MESSAGE_NOT_FOUND
+            assert (await harness.refused("DescribeMessage", request))[0] == Code.MESSAGE_NOT_FOUND
         request = admin_v1.DescribeMessageRequest(topic=TOPIC)
-        assert (await world.refused("DescribeMessage", request))[0] == Code.BAD_REQUEST
+        assert (await harness.refused("DescribeMessage", request))[0] == Code.BAD_REQUEST
 
 
 class TestDeadLetters:
-    async def _dead(self, world: World, *bodies: str) -> list[str]:
+    async def _dead(self, harness: Harness, *bodies: str) -> list[str]:
         """The ids of messages that the group gave up, in order."""
-        sent = await world.client.sent(*(message(TOPIC, body) for body in bodies))
-        for received in await world.client.receive_all(TOPIC, GROUP, len(bodies)):
-            await world.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
+        sent = await harness.client.sent(*(message(TOPIC, body) for body in bodies))
+        for received in await harness.client.receive_all(TOPIC, GROUP, len(bodies)):
+            await harness.client.forward(TOPIC, GROUP, received.system_properties.receipt_handle)
         return [entry.message_id for entry in sent]
 
-    async def test_listed_by_page_id_and_time(self, world: World) -> None:
+    async def test_listed_by_page_id_and_time(self, harness: Harness) -> None:
         """Each with where it came from; bodies only when asked for."""
-        assert not (await world.ok("ListDeadLetterQueues", admin_v1.ListDeadLetterQueuesRequest())).queues
-        ids = await self._dead(world, "a", "b")
-        await world.clock.advance(60)
-        between = world.clock.now_ms() - 30_000
-        ids += await self._dead(world, "c")
-        (queue,) = (await world.ok("ListDeadLetterQueues", admin_v1.ListDeadLetterQueuesRequest())).queues
+        assert not (await harness.ok("ListDeadLetterQueues", admin_v1.ListDeadLetterQueuesRequest())).queues
+        ids = await self._dead(harness, "a", "b")
+        await harness.clock.advance(60)
+        between = harness.clock.now_ms() - 30_000
+        ids += await self._dead(harness, "c")
+        (queue,) = (await harness.ok("ListDeadLetterQueues", admin_v1.ListDeadLetterQueuesRequest())).queues
         assert (queue.group, queue.count) == (GROUP, 3)
         assert queue.newest_timestamp.ToMilliseconds() - queue.oldest_timestamp.ToMilliseconds() >= 60_000
         request = admin_v1.ListDeadLettersRequest(group=GROUP, page_size=2)
-        answer = await world.ok("ListDeadLetters", request)
+        answer = await harness.ok("ListDeadLetters", request)
         assert [(letter.offset, letter.origin_topic, letter.body_size) for letter in answer.dead_letters] == [
             *((0, TOPIC, 1), (1, TOPIC, 1))
         ]
         assert {letter.message.body for letter in answer.dead_letters} == {b""}
         request.page_token, request.include_bodies = answer.next_page_token, True
-        answer = await world.ok("ListDeadLetters", request)
+        answer = await harness.ok("ListDeadLetters", request)
         assert ([letter.message.body for letter in answer.dead_letters], answer.next_page_token) == ([b"c"], "")
         request = admin_v1.ListDeadLettersRequest(group=GROUP, message_id=ids[1])
-        assert [letter.offset for letter in (await world.ok("ListDeadLetters", request)).dead_letters] == [1]
+        assert [letter.offset for letter in (await harness.ok("ListDeadLetters", request)).dead_letters] == [1]
         request = admin_v1.ListDeadLettersRequest(group=GROUP, begin_timestamp=timestamp(between))
-        assert [letter.offset for letter in (await world.ok("ListDeadLetters", request)).dead_letters] == [2]
+        assert [letter.offset for letter in (await harness.ok("ListDeadLetters", request)).dead_letters] == [2]
         request = admin_v1.ListDeadLettersRequest(group=GROUP, end_timestamp=timestamp(between))
-        assert [letter.offset for letter in (await world.ok("ListDeadLetters", request)).dead_letters] == [0, 1]
+        assert [letter.offset for letter in (await harness.ok("ListDeadLetters", request)).dead_letters] == [0, 1]
 
-    async def test_sent_again_once(self, world: World) -> None:
+    async def test_sent_again_once(self, harness: Harness) -> None:
         """Back in its topic as it was, for the first time again; not twice, unless that is asked for."""
-        await self._dead(world, "a", "b")
+        await self._dead(harness, "a", "b")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[1, 0])
-        answer = await world.ok("ResendDeadLetters", request)
+        answer = await harness.ok("ResendDeadLetters", request)
         assert [(result.offset, result.topic) for result in answer.results] == [(1, TOPIC), (0, TOPIC)]
-        assert (await world.client.receive(TOPIC, GROUP, wait=5)).attempts == {"b": 1, "a": 1}
-        listed = await world.ok("ListDeadLetters", admin_v1.ListDeadLettersRequest(group=GROUP))
+        assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"b": 1, "a": 1}
+        listed = await harness.ok("ListDeadLetters", admin_v1.ListDeadLettersRequest(group=GROUP))
         assert all(letter.HasField("resent_timestamp") for letter in listed.dead_letters)
-        assert (await world.refused("ResendDeadLetters", request))[0] == Code.PRECONDITION_FAILED
+        assert (await harness.refused("ResendDeadLetters", request))[0] == Code.PRECONDITION_FAILED
         request.again = True
-        await world.ok("ResendDeadLetters", request)
-        assert len((await world.client.receive(TOPIC, GROUP, wait=5)).messages) == 2
+        await harness.ok("ResendDeadLetters", request)
+        assert len((await harness.client.receive(TOPIC, GROUP, wait=5)).messages) == 2
 
-    async def test_each_for_itself(self, world: World) -> None:
+    async def test_each_for_itself(self, harness: Harness) -> None:
         """What cannot be sent again does not keep the others."""
-        await self._dead(world, "a")
+        await self._dead(harness, "a")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[7, 0, -1])
-        code, text = await world.refused("ResendDeadLetters", request)
+        code, text = await harness.refused("ResendDeadLetters", request)
         assert (code, text[:6]) == (Code.MULTIPLE_RESULTS, "2 of 3")
-        assert (await world.client.receive(TOPIC, GROUP, wait=5)).bodies == ["a"]
-        await world.client.create_topic("elsewhere")
+        assert (await harness.client.receive(TOPIC, GROUP, wait=5)).bodies == ["a"]
+        await harness.client.create_topic("elsewhere")
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[0], topic="elsewhere")
-        await world.ok("ResendDeadLetters", request)
-        assert (await world.client.receive("elsewhere", GROUP, wait=5)).bodies == ["a"]
+        await harness.ok("ResendDeadLetters", request)
+        assert (await harness.client.receive("elsewhere", GROUP, wait=5)).bodies == ["a"]
         for topic, code in (("absent", Code.TOPIC_NOT_FOUND), (f"%DLQ%{GROUP}", Code.FORBIDDEN)):
             request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[0], topic=topic)
-            assert (await world.refused("ResendDeadLetters", request))[0] == code
+            assert (await harness.refused("ResendDeadLetters", request))[0] == code
 
-    async def test_a_group_without(self, world: World) -> None:
+    async def test_a_group_without(self, harness: Harness) -> None:
         """No dead letters is an empty list; no group is an error."""
         request = admin_v1.ListDeadLettersRequest(group=GROUP)
-        assert not (await world.ok("ListDeadLetters", request)).dead_letters
+        assert not (await harness.ok("ListDeadLetters", request)).dead_letters
         request.group = "absent"
-        assert (await world.refused("ListDeadLetters", request))[0] == Code.CONSUMER_GROUP_NOT_FOUND
+        assert (await harness.refused("ListDeadLetters", request))[0] == Code.CONSUMER_GROUP_NOT_FOUND
 
 
 class TestConnections:
-    async def test_who_is_connected(self, world: World) -> None:
+    async def test_who_is_connected(self, harness: Harness) -> None:
         """Producers and consumers with what they said, by group, topic and id; the silent for how long they are."""
-        producer = world.client.other("GO")
-        async with world.client.telemetry() as consuming, producer.telemetry() as producing:
+        producer = harness.client.other("GO")
+        async with harness.client.telemetry() as consuming, producer.telemetry() as producing:
             await consuming.told(**consumer_settings(GROUP, TOPIC))
-            await world.clock.advance(30)
+            await harness.clock.advance(30)
             await producing.told(**producer_settings(TOPIC))
 
             async def ids(**wanted: str) -> set[str]:
-                answer = await world.ok("ListConnections", admin_v1.ListConnectionsRequest(**wanted))  # type: ignore[arg-type]  # all are texts
+                answer = await harness.ok("ListConnections", admin_v1.ListConnectionsRequest(**wanted))  # type: ignore[arg-type]  # all are texts
                 return {found.client_id for found in answer.connections}
 
-            assert await ids() == await ids(topic=TOPIC) == {world.client.client_id, producer.client_id}
-            assert await ids(group=GROUP) == await ids(client_id=world.client.client_id) == {world.client.client_id}
+            assert await ids() == await ids(topic=TOPIC) == {harness.client.client_id, producer.client_id}
+            assert await ids(group=GROUP) == await ids(client_id=harness.client.client_id) == {harness.client.client_id}
             assert await ids(topic="absent") == set()
-            answer = await world.ok("ListConnections", admin_v1.ListConnectionsRequest())
+            answer = await harness.ok("ListConnections", admin_v1.ListConnectionsRequest())
             found = {each.client_id: each for each in answer.connections}
-            one, two = found[world.client.client_id], found[producer.client_id]
+            one, two = found[harness.client.client_id], found[producer.client_id]
             assert (one.client_type, one.group, one.telemetry) == (v2.ClientType.PUSH_CONSUMER, GROUP, True)
             assert [entry.topic.name for entry in one.subscriptions] == [TOPIC]
             assert (two.client_type, list(two.topics)) == (v2.ClientType.PRODUCER, [TOPIC])
@@ -359,80 +359,80 @@ class TestConnections:
             ago = two.last_heartbeat_timestamp.ToMilliseconds() - one.last_heartbeat_timestamp.ToMilliseconds()
             assert ago >= 30_000
             request = admin_v1.ListConnectionsRequest(page_size=1)
-            first = await world.ok("ListConnections", request)
+            first = await harness.ok("ListConnections", request)
             request.page_token = first.next_page_token
-            second = await world.ok("ListConnections", request)
+            second = await harness.ok("ListConnections", request)
             assert [len(first.connections), len(second.connections), second.next_page_token] == [1, 1, ""]
 
 
 class TestStatus:
-    async def test_what_the_broker_counts(self, world: World) -> None:
+    async def test_what_the_broker_counts(self, harness: Harness) -> None:
         """Stored, delivered, acknowledged, and the rates of the last minute; all without the broker's own."""
-        await world.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
-        received = await world.client.receive(TOPIC, GROUP, wait=5)
-        await world.client.acknowledge(TOPIC, GROUP, *received.messages[:2])
-        waiting = asyncio.ensure_future(world.client.receive(TOPIC, GROUP, wait=10))
-        await world.clock.advance(1)
-        found = (await world.ok("GetBrokerStatus", admin_v1.GetBrokerStatusRequest())).statistics
+        await harness.client.sent(*(message(TOPIC, str(number)) for number in range(3)))
+        received = await harness.client.receive(TOPIC, GROUP, wait=5)
+        await harness.client.acknowledge(TOPIC, GROUP, *received.messages[:2])
+        waiting = asyncio.ensure_future(harness.client.receive(TOPIC, GROUP, wait=10))
+        await harness.clock.advance(1)
+        found = (await harness.ok("GetBrokerStatus", admin_v1.GetBrokerStatusRequest())).statistics
         assert (found.messages_in, found.messages_out, found.acknowledged) == (3, 3, 2)
         assert 0 < found.messages_in_rate <= 3
         assert found.waiting_receives == 1
-        await world.clock.advance(10)
+        await harness.clock.advance(10)
         await waiting
         for _ in range(14):
-            await world.clock.advance(5)
-        found = (await world.ok("GetBrokerStatus", admin_v1.GetBrokerStatusRequest())).statistics
+            await harness.clock.advance(5)
+        found = (await harness.ok("GetBrokerStatus", admin_v1.GetBrokerStatusRequest())).statistics
         assert (found.messages_in, found.messages_in_rate) == (3, 0), "a minute without messages"
 
-    async def test_which_topics_and_groups_are_busy(self, world: World) -> None:
+    async def test_which_topics_and_groups_are_busy(self, harness: Harness) -> None:
         """Busiest first, by window; what is over is in the longer ones."""
-        await world.client.create_topic("quiet")
-        await world.client.sent(message("quiet", "x"), *(message(TOPIC, str(number)) for number in range(3)))
-        received = await world.client.receive(TOPIC, GROUP, wait=5)
-        await world.client.acknowledge(TOPIC, GROUP, received.messages[0])
-        answer = await world.ok("ListTraffic", admin_v1.ListTrafficRequest())
+        await harness.client.create_topic("quiet")
+        await harness.client.sent(message("quiet", "x"), *(message(TOPIC, str(number)) for number in range(3)))
+        received = await harness.client.receive(TOPIC, GROUP, wait=5)
+        await harness.client.acknowledge(TOPIC, GROUP, received.messages[0])
+        answer = await harness.ok("ListTraffic", admin_v1.ListTrafficRequest())
         assert [(each.topic, each.messages) for each in answer.topics] == [(TOPIC, 3), ("quiet", 1)]
         assert answer.topics[0].messages_rate > 0
         assert [(each.topic, each.group, each.messages, each.acknowledged) for each in answer.groups] == [
             (TOPIC, GROUP, 3, 1)
         ]
-        answer = await world.ok("ListTraffic", admin_v1.ListTrafficRequest(count=1))
+        answer = await harness.ok("ListTraffic", admin_v1.ListTrafficRequest(count=1))
         assert [each.topic for each in answer.topics] == [TOPIC]
-        answer = await world.ok("ListTraffic", admin_v1.ListTrafficRequest(topic="quiet"))
+        answer = await harness.ok("ListTraffic", admin_v1.ListTrafficRequest(topic="quiet"))
         assert ([each.topic for each in answer.topics], list(answer.groups)) == (["quiet"], [])
         for _ in range(8):
-            await world.clock.advance(10)
+            await harness.clock.advance(10)
         for window, count in ((1, 0), (2, 2), (3, 2)):
             request = admin_v1.ListTrafficRequest(window=window)  # type: ignore[arg-type]  # numbers of the enum
-            assert len((await world.ok("ListTraffic", request)).topics) == count
+            assert len((await harness.ok("ListTraffic", request)).topics) == count
         request = admin_v1.ListTrafficRequest(window=9)  # type: ignore[arg-type]  # no number of the enum
-        assert (await world.refused("ListTraffic", request))[0] == Code.BAD_REQUEST
+        assert (await harness.refused("ListTraffic", request))[0] == Code.BAD_REQUEST
 
-    async def test_what_the_store_holds(self, world: World) -> None:
+    async def test_what_the_store_holds(self, harness: Harness) -> None:
         """Offsets in their order, and whether it takes messages."""
-        await world.client.sent(message(TOPIC, "x"))
-        found = await world.ok("GetStoreStatus", admin_v1.GetStoreStatusRequest())
+        await harness.client.sent(message(TOPIC, "x"))
+        found = await harness.ok("GetStoreStatus", admin_v1.GetStoreStatusRequest())
         assert 0 < found.dispatched_physical_offset <= found.flushed_physical_offset <= found.max_physical_offset
         assert (found.state.running, found.state.writable, found.damaged_range_count) == (True, True, 0)
         assert found.queue_count >= 1
-        assert found.oldest_timestamp.ToMilliseconds() <= world.clock.now_ms()
+        assert found.oldest_timestamp.ToMilliseconds() <= harness.clock.now_ms()
 
 
 class TestAudit:
-    async def test_what_changes_something_is_logged(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_what_changes_something_is_logged(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
         """Method, address and request of each call that changed something; nothing of what is in messages."""
         caplog.set_level("ERROR", "aerobee_broker")  # which an operator may do, and is told of all the same
         caplog.handler.setLevel("INFO")
-        await world.ok("ListTopics", admin_v1.ListTopicsRequest())
+        await harness.ok("ListTopics", admin_v1.ListTopicsRequest())
         request = admin_v1.ResetOffsetsRequest(group=GROUP, topic=TOPIC, latest=True, dry_run=True)
-        await world.ok("ResetOffsets", request)
-        await world.refused("DeleteTopic", admin_v1.DeleteTopicRequest(name="absent"))
+        await harness.ok("ResetOffsets", request)
+        await harness.refused("DeleteTopic", admin_v1.DeleteTopicRequest(name="absent"))
         assert caplog.messages == []
         request.dry_run = False
-        await world.ok("ResetOffsets", request)
+        await harness.ok("ResetOffsets", request)
         send = v2.AdminSendMessageRequest(topic=resource(TOPIC), body=b"secret", user_properties={"card": "4711"})
-        await v2.AdminStub(world.client.channel).AdminSendMessage(send, timeout=20)
-        await world.ok("CreateTopic", admin_v1.CreateTopicRequest(topic=admin_v1.Topic(name="new")))
+        await v2.AdminStub(harness.client.channel).AdminSendMessage(send, timeout=20)
+        await harness.ok("CreateTopic", admin_v1.CreateTopicRequest(topic=admin_v1.Topic(name="new")))
         (reset, sent, created) = caplog.messages
         assert reset.startswith("operator method=ResetOffsets account=- address=127.0.0.1:")
         assert 'group: "billing"' in reset
@@ -443,52 +443,52 @@ class TestAudit:
 
 
 class TestConfiguration:
-    async def _settings(self, world: World, prefix: str = "") -> dict[str, admin_v1.Setting]:
-        answer = await world.ok("GetConfiguration", admin_v1.GetConfigurationRequest(prefix=prefix))
+    async def _settings(self, harness: Harness, prefix: str = "") -> dict[str, admin_v1.Setting]:
+        answer = await harness.ok("GetConfiguration", admin_v1.GetConfigurationRequest(prefix=prefix))
         return {setting.name: setting for setting in answer.settings}
 
-    async def _set(self, world: World, **values: str) -> None:
+    async def _set(self, harness: Harness, **values: str) -> None:
         names = {name.replace("__", "."): value for name, value in values.items()}
-        await world.ok("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=names))
+        await harness.ok("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=names))
 
-    async def test_all_are_shown(self, world: World) -> None:
+    async def test_all_are_shown(self, harness: Harness) -> None:
         """Every setting once, in order, with its default."""
-        found = await self._settings(world)
+        found = await self._settings(harness)
         assert list(found) == sorted(found)
         retention = found["store.retention_hours"]
         assert (retention.value, retention.default_value, retention.changeable) == ("72", "72", True)
         assert not found["store.directory"].changeable
-        assert set(await self._settings(world, "limits.")) == {name for name in found if name.startswith("limits.")}
+        assert set(await self._settings(harness, "limits.")) == {name for name in found if name.startswith("limits.")}
         request = admin_v1.GetConfigurationRequest(prefix="nonsense")
-        assert (await world.refused("GetConfiguration", request))[0] == Code.NOT_FOUND
+        assert (await harness.refused("GetConfiguration", request))[0] == Code.NOT_FOUND
 
-    async def test_a_change_works_at_once(self, world: World) -> None:
+    async def test_a_change_works_at_once(self, harness: Harness) -> None:
         """One of each kind of setting, and back."""
         send = message(TOPIC, "x", properties={"a": "1", "b": "2"})
-        await self._set(world, limits__user_property_count_max="1")
-        assert (await world.client.send(send)).status.code == Code.MESSAGE_PROPERTIES_TOO_LARGE
-        assert (await self._settings(world))["limits.user_property_count_max"].source == (
+        await self._set(harness, limits__user_property_count_max="1")
+        assert (await harness.client.send(send)).status.code == Code.MESSAGE_PROPERTIES_TOO_LARGE
+        assert (await self._settings(harness))["limits.user_property_count_max"].source == (
             admin_v1.SettingSource.SETTING_SOURCE_SAVED
         )
         request = admin_v1.UpdateConfigurationRequest(unset=["limits.user_property_count_max"])
-        await world.ok("UpdateConfiguration", request)
-        assert (await world.client.send(send)).status.code == Code.OK
-        assert (await world.client.receive(TOPIC, "new")).code == Code.CONSUMER_GROUP_NOT_FOUND
-        await self._set(world, groups__auto_create="true", topics__auto_create="true", topics__queue_count="3")
-        assert (await world.client.receive(TOPIC, "new")).code == Code.OK, "a group since now"
-        assert len((await world.client.route("first-use")).message_queues) == 3
-        await self._set(world, listen__advertise="broker.example:9000")
-        (queue, *_) = (await world.client.route(TOPIC)).message_queues
+        await harness.ok("UpdateConfiguration", request)
+        assert (await harness.client.send(send)).status.code == Code.OK
+        assert (await harness.client.receive(TOPIC, "new")).code == Code.CONSUMER_GROUP_NOT_FOUND
+        await self._set(harness, groups__auto_create="true", topics__auto_create="true", topics__queue_count="3")
+        assert (await harness.client.receive(TOPIC, "new")).code == Code.OK, "a group since now"
+        assert len((await harness.client.route("first-use")).message_queues) == 3
+        await self._set(harness, listen__advertise="broker.example:9000")
+        (queue, *_) = (await harness.client.route(TOPIC)).message_queues
         assert (queue.broker.endpoints.addresses[0].host, queue.broker.endpoints.addresses[0].port) == (
             *("broker.example", 9000),
         )
-        await world.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
-        await self._set(world, delivery__receive_count_max="2", delivery__in_flight_per_group_max="3")
-        counts = [len((await world.client.receive(TOPIC, GROUP, wait=5)).messages) for _ in range(2)]
+        await harness.client.sent(*(message(TOPIC, str(number)) for number in range(4)))
+        await self._set(harness, delivery__receive_count_max="2", delivery__in_flight_per_group_max="3")
+        counts = [len((await harness.client.receive(TOPIC, GROUP, wait=5)).messages) for _ in range(2)]
         assert counts == [2, 1]
-        assert (await world.client.receive(TOPIC, GROUP)).code == Code.TOO_MANY_REQUESTS
-        await self._set(world, delivery__invisible_seconds_max="30")
-        assert (await world.client.receive(TOPIC, GROUP, invisible=31)).code == Code.ILLEGAL_INVISIBLE_TIME
+        assert (await harness.client.receive(TOPIC, GROUP)).code == Code.TOO_MANY_REQUESTS
+        await self._set(harness, delivery__invisible_seconds_max="30")
+        assert (await harness.client.receive(TOPIC, GROUP, invisible=31)).code == Code.ILLEGAL_INVISIBLE_TIME
 
     @pytest.mark.parametrize(
         ("values", "named"),
@@ -502,22 +502,22 @@ class TestConfiguration:
         ],
         ids=["unknown", "fixed", "no-number", "zero", "too-many", "contradiction"],
     )
-    async def test_what_cannot_be(self, world: World, values: dict[str, str], named: str) -> None:
+    async def test_what_cannot_be(self, harness: Harness, values: dict[str, str], named: str) -> None:
         """The reason names the setting, and nothing of the request takes effect."""
         values = {**values, "limits.properties_size_max": "99"}
-        code, text = await world.refused("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=values))
+        code, text = await harness.refused("UpdateConfiguration", admin_v1.UpdateConfigurationRequest(set=values))
         assert code == Code.BAD_REQUEST
         assert named in text
-        assert (await self._settings(world))["limits.properties_size_max"].value == "16384"
+        assert (await self._settings(harness))["limits.properties_size_max"].value == "16384"
 
-    async def test_neither_nothing_nor_both(self, world: World) -> None:
+    async def test_neither_nothing_nor_both(self, harness: Harness) -> None:
         """An empty request, and one that sets and unsets the same."""
         name = "store.retention_hours"
         for request in (
             admin_v1.UpdateConfigurationRequest(),
             admin_v1.UpdateConfigurationRequest(set={name: "1"}, unset=[name]),
         ):
-            assert (await world.refused("UpdateConfiguration", request))[0] == Code.BAD_REQUEST
+            assert (await harness.refused("UpdateConfiguration", request))[0] == Code.BAD_REQUEST
 
     async def test_it_outlives_a_restart(self, tmp_path: Path) -> None:
         """Saved before it is answered, in the store, and gone when it is unset."""

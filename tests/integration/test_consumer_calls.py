@@ -20,18 +20,18 @@ from aerobee_broker.errors import (
 )
 from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
-from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
 
 Code = v2.Code
 Responses = list[v2.ReceiveMessageResponse]
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     """A broker without gRPC."""
-    world = await World.start(tmp_path / "store", MovableClock())
-    yield world
-    await world.stop()
+    harness = await Harness.start(tmp_path / "store", MovableClock())
+    yield harness
+    await harness.stop()
 
 
 def request(
@@ -60,25 +60,25 @@ def request(
     return made
 
 
-async def call(world: World, made: v2.ReceiveMessageRequest, remaining: float | None = 10.0) -> Responses:
+async def call(harness: Harness, made: v2.ReceiveMessageRequest, remaining: float | None = 10.0) -> Responses:
     """All responses of one receive."""
-    processor = world.receive_processor
-    return [response async for response in processor.process(made, world.client(), remaining)]
+    processor = harness.receive_processor
+    return [response async for response in processor.process(made, harness.client(), remaining)]
 
 
-async def receive(world: World, made: v2.ReceiveMessageRequest | None = None) -> list[v2.Message]:
+async def receive(harness: Harness, made: v2.ReceiveMessageRequest | None = None) -> list[v2.Message]:
     """The messages of one receive."""
-    return [response.message for response in await call(world, made or request()) if response.HasField("message")]
+    return [response.message for response in await call(harness, made or request()) if response.HasField("message")]
 
 
-async def code_of(world: World, made: v2.ReceiveMessageRequest) -> int:
+async def code_of(harness: Harness, made: v2.ReceiveMessageRequest) -> int:
     """The code of the error that a receive raises."""
     with pytest.raises(InvalidRequestError) as caught:
-        await call(world, made)
+        await call(harness, made)
     return caught.value.code
 
 
-def ack(world: World, *handles: str) -> v2.AckMessageRequest:
+def ack(harness: Harness, *handles: str) -> v2.AckMessageRequest:
     """An AckMessageRequest with ids m0, m1, ..."""
     return v2.AckMessageRequest(
         group=v2.Resource(name=GROUP),
@@ -99,38 +99,38 @@ def change(handle: str, milliseconds: int) -> v2.ChangeInvisibleDurationRequest:
 # --- ReceiveMessage -----------------------------------------------------------------------------------------
 
 
-async def test_stream_is_status_messages_delivery_time(world: World) -> None:
+async def test_stream_is_status_messages_delivery_time(harness: Harness) -> None:
     """In this order, one message each."""
-    await world.send("hello", "b")
-    responses = await call(world, request())
+    await harness.send("hello", "b")
+    responses = await call(harness, request())
     kinds = [response.WhichOneof("content") for response in responses]
     assert kinds == ["status", "message", "message", "delivery_timestamp"]
     assert responses[0].status.code == Code.OK
-    assert responses[-1].delivery_timestamp.ToMilliseconds() == world.clock.now_ms()
+    assert responses[-1].delivery_timestamp.ToMilliseconds() == harness.clock.now_ms()
 
 
-async def test_nothing_is_message_not_found_after_the_polling_time(world: World) -> None:
+async def test_nothing_is_message_not_found_after_the_polling_time(harness: Harness) -> None:
     """And the delivery time all the same."""
-    responses = await call(world, request(wait=0.05))
+    responses = await call(harness, request(wait=0.05))
     assert [response.WhichOneof("content") for response in responses] == ["status", "delivery_timestamp"]
     assert responses[0].status.code == Code.MESSAGE_NOT_FOUND
 
 
 async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
     """Also when the polling time is the deadline, and when the client names none."""
-    world = await World.start(tmp_path / "store", MovableClock(), poll_reserve_seconds=4.0)
+    harness = await Harness.start(tmp_path / "store", MovableClock(), poll_reserve_seconds=4.0)
     try:
         for wait in (20, None):
             async with asyncio.timeout(4.2):
-                assert (await call(world, request(wait=wait), remaining=4.2))[0].status.code == Code.MESSAGE_NOT_FOUND
+                assert (await call(harness, request(wait=wait), remaining=4.2))[0].status.code == Code.MESSAGE_NOT_FOUND
     finally:
-        await world.stop()
+        await harness.stop()
 
 
-async def test_delivered_message_has_what_clients_need(world: World) -> None:
+async def test_delivered_message_has_what_clients_need(harness: Harness) -> None:
     """Handle, attempt, MD5 in upper case, encoding, queue and times."""
-    await world.send("hello")
-    [message] = await receive(world)
+    await harness.send("hello")
+    [message] = await receive(harness)
     system = message.system_properties
     assert message.topic.name == TOPIC
     assert system.receipt_handle
@@ -146,36 +146,36 @@ async def test_delivered_message_has_what_clients_need(world: World) -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(-1, 1), (0, 1), (1, 1), (2, 2), (32, 32), (1000, 32)])
-async def test_batch_size_is_bounded_on_both_sides(world: World, asked: int, given: int) -> None:
+async def test_batch_size_is_bounded_on_both_sides(harness: Harness, asked: int, given: int) -> None:
     """Nothing below 1 and nothing above the limit fails."""
-    await world.send(*(f"m{i}" for i in range(40)))
-    assert len(await receive(world, request(batch_size=asked))) == given
+    await harness.send(*(f"m{i}" for i in range(40)))
+    assert len(await receive(harness, request(batch_size=asked))) == given
 
 
 @pytest.mark.parametrize("invisible", [None, 0.0, -5.0, 0.999, 12 * 3600 + 1])
-async def test_invisible_duration_outside_its_limits_is_refused(world: World, invisible: float | None) -> None:
+async def test_invisible_duration_outside_its_limits_is_refused(harness: Harness, invisible: float | None) -> None:
     """Without auto-renew there must be one, from 1 s to 12 h."""
-    assert await code_of(world, request(invisible=invisible)) == Code.ILLEGAL_INVISIBLE_TIME
+    assert await code_of(harness, request(invisible=invisible)) == Code.ILLEGAL_INVISIBLE_TIME
 
 
 @pytest.mark.parametrize("invisible", [1.0, 12 * 3600.0])
-async def test_invisible_duration_at_its_limits_is_accepted(world: World, invisible: float) -> None:
+async def test_invisible_duration_at_its_limits_is_accepted(harness: Harness, invisible: float) -> None:
     """Both ends belong to the range."""
-    await world.send("a")
-    assert len(await receive(world, request(invisible=invisible))) == 1
+    await harness.send("a")
+    assert len(await receive(harness, request(invisible=invisible))) == 1
 
 
-async def test_auto_renew_needs_no_invisible_duration(world: World) -> None:
+async def test_auto_renew_needs_no_invisible_duration(harness: Harness) -> None:
     """Push consumers send none."""
-    await world.send("a")
-    assert len(await receive(world, request(invisible=None, auto_renew=True))) == 1
+    await harness.send("a")
+    assert len(await receive(harness, request(invisible=None, auto_renew=True))) == 1
 
 
-async def test_queue_of_the_request_does_not_restrict(world: World) -> None:
+async def test_queue_of_the_request_does_not_restrict(harness: Harness) -> None:
     """A client that always names queue 0 drains all queues."""
-    await world.send("a", queue_id=0)
-    await world.send("b", queue_id=1)
-    assert sorted(message.body for message in await receive(world, request(queue_id=0))) == [b"a", b"b"]
+    await harness.send("a", queue_id=0)
+    await harness.send("b", queue_id=1)
+    assert sorted(message.body for message in await receive(harness, request(queue_id=0))) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -189,22 +189,22 @@ async def test_queue_of_the_request_does_not_restrict(world: World) -> None:
         ("c", []),
     ],
 )
-async def test_tag_expressions(world: World, expression: str, expected: list[str]) -> None:
+async def test_tag_expressions(harness: Harness, expression: str, expected: list[str]) -> None:
     """Trimmed, case-sensitive; a message without a tag matches only `all`."""
-    await world.send("a", tag="a")
-    await world.send("b", tag="b")
-    await world.send("upper", tag="A")
-    await world.send("none")
-    messages = await receive(world, request(expression=expression))
+    await harness.send("a", tag="a")
+    await harness.send("b", tag="b")
+    await harness.send("upper", tag="A")
+    await harness.send("none")
+    messages = await receive(harness, request(expression=expression))
     assert sorted(message.body.decode() for message in messages) == expected
 
 
-async def test_filters_that_cannot_be_honoured_are_refused(world: World) -> None:
+async def test_filters_that_cannot_be_honoured_are_refused(harness: Harness) -> None:
     """Half an SQL expression, and tags that are separators alone."""
     sql = request(expression="a >")
     sql.filter_expression.type = v2.FilterType.SQL
-    assert await code_of(world, sql) == Code.ILLEGAL_FILTER_EXPRESSION
-    assert await code_of(world, request(expression=" || ")) == Code.ILLEGAL_FILTER_EXPRESSION
+    assert await code_of(harness, sql) == Code.ILLEGAL_FILTER_EXPRESSION
+    assert await code_of(harness, request(expression=" || ")) == Code.ILLEGAL_FILTER_EXPRESSION
 
 
 @pytest.mark.parametrize(
@@ -218,30 +218,30 @@ async def test_filters_that_cannot_be_honoured_are_refused(world: World) -> None
         (request(topic="unknown"), TopicNotFoundError),
     ],
 )
-async def test_names_are_checked(world: World, made: v2.ReceiveMessageRequest, error: type[BrokerError]) -> None:
+async def test_names_are_checked(harness: Harness, made: v2.ReceiveMessageRequest, error: type[BrokerError]) -> None:
     """Before anything else happens."""
     with pytest.raises(error):
-        await call(world, made)
+        await call(harness, made)
 
 
-async def test_topic_that_cannot_be_read_is_forbidden(world: World) -> None:
+async def test_topic_that_cannot_be_read_is_forbidden(harness: Harness) -> None:
     """Its permission says write only."""
-    world.tables.topics.update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
-    assert await code_of(world, request()) == Code.FORBIDDEN
+    harness.tables.topics.update(TopicConfig(name=TOPIC, permission=Permission.WRITE))
+    assert await code_of(harness, request()) == Code.FORBIDDEN
 
 
-async def test_messages_that_were_not_handed_over_come_again_at_once(world: World) -> None:
+async def test_messages_that_were_not_handed_over_come_again_at_once(harness: Harness) -> None:
     """The call ended after the first of three."""
-    await world.send("a", "b", "c")
-    stream = world.receive_processor.process(request(), Client("c"), 10.0)
+    await harness.send("a", "b", "c")
+    stream = harness.receive_processor.process(request(), Client("c"), 10.0)
     assert (await anext(stream)).status.code == Code.OK
     first = (await anext(stream)).message
     await anext(stream)  # the second is on its way when the call breaks
     await stream.aclose()
-    again = await receive(world)
+    again = await receive(harness)
     assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"b", 2), (b"c", 2)]
-    answer = await world.acknowledge_processor.acknowledge(
-        ack(world, first.system_properties.receipt_handle), Client("c")
+    answer = await harness.acknowledge_processor.acknowledge(
+        ack(harness, first.system_properties.receipt_handle), Client("c")
     )
     assert answer.status.code == Code.OK
 
@@ -249,13 +249,13 @@ async def test_messages_that_were_not_handed_over_come_again_at_once(world: Worl
 # --- AckMessage ---------------------------------------------------------------------------------------------
 
 
-async def test_every_entry_has_its_result_in_order(world: World) -> None:
+async def test_every_entry_has_its_result_in_order(harness: Harness) -> None:
     """The status on top is the common one; MULTIPLE_RESULTS if there is none."""
-    await world.send("a", "b")
-    handles = [message.system_properties.receipt_handle for message in await receive(world)]
-    processor = world.acknowledge_processor
+    await harness.send("a", "b")
+    handles = [message.system_properties.receipt_handle for message in await receive(harness)]
+    processor = harness.acknowledge_processor
 
-    mixed = await processor.acknowledge(ack(world, handles[0], "nonsense"), world.client())
+    mixed = await processor.acknowledge(ack(harness, handles[0], "nonsense"), harness.client())
     assert mixed.status.code == Code.MULTIPLE_RESULTS
     assert [(e.message_id, e.status.code) for e in mixed.entries] == [
         ("m0", Code.OK),
@@ -263,26 +263,26 @@ async def test_every_entry_has_its_result_in_order(world: World) -> None:
     ]
     assert [entry.receipt_handle for entry in mixed.entries] == [handles[0], "nonsense"]
 
-    failed = await processor.acknowledge(ack(world, "nonsense"), world.client())
+    failed = await processor.acknowledge(ack(harness, "nonsense"), harness.client())
     assert failed.status.code == failed.entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
 
-    again = await processor.acknowledge(ack(world, *handles), world.client())
+    again = await processor.acknowledge(ack(harness, *handles), harness.client())
     assert again.status.code == Code.OK
 
 
-async def test_acknowledgement_of_nothing_is_a_bad_request(world: World) -> None:
+async def test_acknowledgement_of_nothing_is_a_bad_request(harness: Harness) -> None:
     """There is nothing to have a result."""
     with pytest.raises(InvalidRequestError) as caught:
-        await world.acknowledge_processor.acknowledge(ack(world), world.client())
+        await harness.acknowledge_processor.acknowledge(ack(harness), harness.client())
     assert caught.value.code == Code.BAD_REQUEST
 
 
-async def test_acknowledgement_works_for_a_client_that_nobody_knows(world: World) -> None:
+async def test_acknowledgement_works_for_a_client_that_nobody_knows(harness: Harness) -> None:
     """After a restart no client is known, and handles are still good."""
-    await world.send("a")
-    [message] = await receive(world)
-    answer = await world.acknowledge_processor.acknowledge(
-        ack(world, message.system_properties.receipt_handle), Client("never seen")
+    await harness.send("a")
+    [message] = await receive(harness)
+    answer = await harness.acknowledge_processor.acknowledge(
+        ack(harness, message.system_properties.receipt_handle), Client("never seen")
     )
     assert answer.status.code == Code.OK
 
@@ -291,47 +291,49 @@ async def test_acknowledgement_works_for_a_client_that_nobody_knows(world: World
 
 
 @pytest.mark.parametrize("milliseconds", [0, 5])
-async def test_tiny_durations_redeliver_at_once(world: World, milliseconds: int) -> None:
+async def test_tiny_durations_redeliver_at_once(harness: Harness, milliseconds: int) -> None:
     """One official client retries with 0, and with seconds that it took for milliseconds."""
-    await world.send("a")
-    [message] = await receive(world)
+    await harness.send("a")
+    [message] = await receive(harness)
     handle = message.system_properties.receipt_handle
-    answer = await world.acknowledge_processor.change_invisible(change(handle, milliseconds), world.client())
+    answer = await harness.acknowledge_processor.change_invisible(change(handle, milliseconds), harness.client())
     assert answer.status.code == Code.OK
     assert answer.receipt_handle not in ("", handle)
-    await world.advance(milliseconds / 1000)
-    [again] = await receive(world)
+    await harness.advance(milliseconds / 1000)
+    [again] = await receive(harness)
     assert again.system_properties.delivery_attempt == 2
     assert again.topic.name == TOPIC
 
 
 @pytest.mark.parametrize("milliseconds", [-1, -5000, 12 * 3_600_000 + 1])
-async def test_durations_outside_the_limits_are_refused(world: World, milliseconds: int) -> None:
+async def test_durations_outside_the_limits_are_refused(harness: Harness, milliseconds: int) -> None:
     """And the old handle stays good."""
-    await world.send("a")
-    [message] = await receive(world)
+    await harness.send("a")
+    [message] = await receive(harness)
     handle = message.system_properties.receipt_handle
     with pytest.raises(InvalidRequestError) as caught:
-        await world.acknowledge_processor.change_invisible(change(handle, milliseconds), world.client())
+        await harness.acknowledge_processor.change_invisible(change(handle, milliseconds), harness.client())
     assert caught.value.code == Code.ILLEGAL_INVISIBLE_TIME
-    assert (await world.acknowledge_processor.acknowledge(ack(world, handle), world.client())).status.code == Code.OK
+    assert (
+        await harness.acknowledge_processor.acknowledge(ack(harness, handle), harness.client())
+    ).status.code == Code.OK
 
 
-async def test_forwarded_message_says_where_it_came_from(world: World) -> None:
+async def test_forwarded_message_says_where_it_came_from(harness: Harness) -> None:
     """Readable by a group like any other message, with the origin in its own field."""
-    await world.send("a")
-    [message] = await receive(world)
+    await harness.send("a")
+    [message] = await receive(harness)
     forward = v2.ForwardMessageToDeadLetterQueueRequest(
         group=v2.Resource(name=GROUP),
         topic=v2.Resource(name=TOPIC),
         receipt_handle=message.system_properties.receipt_handle,
         message_id="id-a",
     )
-    answer = await world.acknowledge_processor.forward(forward, world.client())
+    answer = await harness.acknowledge_processor.forward(forward, harness.client())
     assert answer.status.code == Code.OK
-    [dead] = await receive(world, request(topic=f"%DLQ%{GROUP}", group="audit"))
+    [dead] = await receive(harness, request(topic=f"%DLQ%{GROUP}", group="audit"))
     origin = dead.system_properties.dead_letter_queue
     assert (origin.topic, origin.message_id) == (TOPIC, "id-a")
     assert dead.body == b"a"
     with pytest.raises(InvalidReceiptHandleError):
-        await world.acknowledge_processor.forward(forward, world.client())
+        await harness.acknowledge_processor.forward(forward, harness.client())

@@ -17,7 +17,7 @@ from aerobee_proto import v2
 from aerobee_store.tables import java_json
 from tests.conformance.raw_client import RawClient, duration, message, resource, timestamp
 from tests.integration.test_retention import expire
-from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
 from tests.support.in_process_broker import in_process_broker
 
 Code = v2.Code
@@ -276,28 +276,28 @@ async def test_the_offset_of_a_group_that_receives(client: RawClient) -> None:
 
 async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
     """A group that received long ago pulls back to the beginning; events of before the snapshot do not return."""
-    world = await World.start(tmp_path / "store", MovableClock())
+    harness = await Harness.start(tmp_path / "store", MovableClock())
     try:
-        await world.send("a", "b", "c")
-        await world.acknowledge(*await world.receive())
-        world = await world.restart()
-        await world.deliveries.reset(TOPIC, GROUP, {0: 1})
-        world = await world.crash()
-        assert world.tables.offsets.get(TOPIC, GROUP, 0) == 1
-        assert sorted(each.record.body for each in await world.receive()) == [b"b", b"c"]
+        await harness.send("a", "b", "c")
+        await harness.acknowledge(*await harness.receive())
+        harness = await harness.restart()
+        await harness.deliveries.reset(TOPIC, GROUP, {0: 1})
+        harness = await harness.crash()
+        assert harness.tables.offsets.get(TOPIC, GROUP, 0) == 1
+        assert sorted(each.record.body for each in await harness.receive()) == [b"b", b"c"]
     finally:
-        await world.stop()
+        await harness.stop()
 
 
 async def test_an_offset_that_expired(tmp_path: Path) -> None:
     """ILLEGAL_OFFSET, and the new beginning of the queue, which is what QueryOffset says."""
-    world = await World.start(tmp_path / "store", MovableClock())
-    processor = PullProcessor(world.config, world.store, world.tables, world.deliveries)
+    harness = await Harness.start(tmp_path / "store", MovableClock())
+    processor = PullProcessor(harness.config, harness.store, harness.tables, harness.deliveries)
     client = Client("c")
     try:
-        await world.send("old")
-        await expire(world, 3)
-        await world.send("later")
+        await harness.send("old")
+        await expire(harness, 3)
+        await harness.send("later")
         begin = await processor.query_offset(v2.QueryOffsetRequest(message_queue=queue_of(TOPIC)), client)
         assert begin.offset == 1
         request = v2.PullMessageRequest(group=resource(GROUP), message_queue=queue_of(TOPIC), offset=0, batch_size=9)
@@ -307,7 +307,7 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
         status, found, end = [each async for each in processor.pull(request, client, None)]
         assert (status.status.code, found.message.body, end.next_offset) == (Code.OK, b"later", 2)
     finally:
-        await world.stop()
+        await harness.stop()
 
 
 async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> None:

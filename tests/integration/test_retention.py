@@ -14,62 +14,62 @@ import pytest
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC, Journal
 from aerobee_proto import admin_v1, v2
 from aerobee_store import Message, RunningFlags, StoreConfig, StoreFullError
-from tests.support.delivery_world import GROUP, TOPIC, MovableClock, World, bodies
+from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
 from tests.support.in_process_broker import METADATA, in_process_broker, message
 
-SEGMENT = 1 << 20  # of the world's store
+SEGMENT = 1 << 20  # of the harness's store
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = await World.start(tmp_path / "store", MovableClock())
-    yield world
-    await world.stop()
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    harness = await Harness.start(tmp_path / "store", MovableClock())
+    yield harness
+    await harness.stop()
 
 
-async def expire(world: World, segments: int) -> None:
+async def expire(harness: Harness, segments: int) -> None:
     """Fill so many segments, let 80 hours pass, and remove what has expired at the hour for it."""
     body = bytes(32 << 10)
-    end = world.store.positions[0] + segments * SEGMENT
-    while world.store.positions[0] < end:
-        appended = world.store.append([Message("bulk", 0, body)])
-        await world.store.wait_stored(appended[-1].end)
-    now = datetime.fromtimestamp(world.clock.now_ms() / 1000)
+    end = harness.store.positions[0] + segments * SEGMENT
+    while harness.store.positions[0] < end:
+        appended = harness.store.append([Message("bulk", 0, body)])
+        await harness.store.wait_stored(appended[-1].end)
+    now = datetime.fromtimestamp(harness.clock.now_ms() / 1000)
     then = (now + timedelta(hours=80)).replace(hour=4, minute=30)
-    world.clock.advance(then.timestamp() - now.timestamp())
-    await world.store.retention.clean()
+    harness.clock.advance(then.timestamp() - now.timestamp())
+    await harness.store.retention.clean()
 
 
-async def test_a_group_keeps_its_position_when_the_journal_expires(world: World) -> None:
+async def test_a_group_keeps_its_position_when_the_journal_expires(harness: Harness) -> None:
     """The group's position was in the oldest segment only. After its removal and a crash the group still gets what
     came after it, and nothing that it had finished."""
-    await world.send("finished")
-    [message] = await world.receive()
-    await world.deliveries.acknowledge(TOPIC, GROUP, [message.receipt_handle])
-    assert await world.receive(group="audit", count=1)  # and one in flight
-    before = world.store.queue_range(JOURNAL_TOPIC, 0)
-    await expire(world, 3)
-    await world.send("later")
-    assert world.store.status().min_offset >= 2 * SEGMENT
-    assert world.store.queue_range(JOURNAL_TOPIC, 0)[0] >= before[1]
-    assert world.store.queue_range(TOPIC, 0) == (1, 2)
-    world = await world.crash()
+    await harness.send("finished")
+    [message] = await harness.receive()
+    await harness.deliveries.acknowledge(TOPIC, GROUP, [message.receipt_handle])
+    assert await harness.receive(group="audit", count=1)  # and one in flight
+    before = harness.store.queue_range(JOURNAL_TOPIC, 0)
+    await expire(harness, 3)
+    await harness.send("later")
+    assert harness.store.status().min_offset >= 2 * SEGMENT
+    assert harness.store.queue_range(JOURNAL_TOPIC, 0)[0] >= before[1]
+    assert harness.store.queue_range(TOPIC, 0) == (1, 2)
+    harness = await harness.crash()
     try:
-        assert bodies(await world.receive()) == ["later"]
-        assert bodies(await world.receive(group="audit")) == ["later"]
+        assert bodies(await harness.receive()) == ["later"]
+        assert bodies(await harness.receive(group="audit")) == ["later"]
     finally:
-        await world.stop()
+        await harness.stop()
 
 
-async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(world: World) -> None:
+async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(harness: Harness) -> None:
     """Deliveries and acknowledgements out of order are as they were, over expiry, crash, expiry and restart."""
-    await expire(world, 2)
-    await world.send("a", "b", "c")
-    first = await world.receive(seconds=1000)
-    await world.deliveries.acknowledge(TOPIC, GROUP, [first[1].receipt_handle])
-    await world.store.retention.clean()
-    assert world.store.status().min_offset > 0
-    crashed = await world.crash()
+    await expire(harness, 2)
+    await harness.send("a", "b", "c")
+    first = await harness.receive(seconds=1000)
+    await harness.deliveries.acknowledge(TOPIC, GROUP, [first[1].receipt_handle])
+    await harness.store.retention.clean()
+    assert harness.store.status().min_offset > 0
+    crashed = await harness.crash()
     try:
         await crashed.advance(999)
         assert await crashed.receive() == []
@@ -85,40 +85,40 @@ async def test_what_is_in_flight_survives_the_expiry_of_the_events_before_it(wor
 
 
 async def test_the_log_is_kept_where_a_snapshot_cannot_be_written(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without room for a snapshot the segments stay from where a replay has to begin; with room again they go."""
-    await expire(world, 2)
-    await world.send("a")
-    begin = world.store.queue_range(JOURNAL_TOPIC, 0)[1]
-    await world.receive()
-    await world.store.wait_stored(world.store.positions[0])
-    needed = world.store.physical_offset_at(JOURNAL_TOPIC, 0, begin)
+    await expire(harness, 2)
+    await harness.send("a")
+    begin = harness.store.queue_range(JOURNAL_TOPIC, 0)[1]
+    await harness.receive()
+    await harness.store.wait_stored(harness.store.positions[0])
+    needed = harness.store.physical_offset_at(JOURNAL_TOPIC, 0, begin)
     assert needed is not None
 
     def full(*_: object, **__: object) -> None:
         raise StoreFullError("not a byte left")
 
     monkeypatch.setattr(Journal, "append", full)
-    await expire(world, 3)
-    assert world.store.status().min_offset <= needed < world.store.status().min_offset + SEGMENT
+    await expire(harness, 3)
+    assert harness.store.status().min_offset <= needed < harness.store.status().min_offset + SEGMENT
     monkeypatch.undo()
-    await world.store.retention.clean()
-    assert world.store.status().min_offset > needed
+    await harness.store.retention.clean()
+    assert harness.store.status().min_offset > needed
 
 
-async def test_consumers_go_on_while_a_full_disk_refuses_messages(world: World) -> None:
+async def test_consumers_go_on_while_a_full_disk_refuses_messages(harness: Harness) -> None:
     """Receive, acknowledge, change and dead letters work above the watermark; a send does not."""
-    await world.send("a", "b", "c")
-    world.store.running.set(RunningFlags.DISK_FULL, "the disk is full")
+    await harness.send("a", "b", "c")
+    harness.store.running.set(RunningFlags.DISK_FULL, "the disk is full")
     with pytest.raises(StoreFullError):
-        await world.send("d")
-    a, b, c = await world.receive()
-    assert await world.deliveries.acknowledge(TOPIC, GROUP, [a.receipt_handle]) == [None]
-    await world.deliveries.change_invisible(TOPIC, GROUP, b.receipt_handle, 0)
-    await world.deliveries.forward_to_dead_letter_queue(TOPIC, GROUP, c.receipt_handle)
-    assert bodies(await world.receive()) == ["b"]
-    assert world.store.queue_range(f"%DLQ%{GROUP}", 0) == (0, 1)
+        await harness.send("d")
+    a, b, c = await harness.receive()
+    assert await harness.deliveries.acknowledge(TOPIC, GROUP, [a.receipt_handle]) == [None]
+    await harness.deliveries.change_invisible(TOPIC, GROUP, b.receipt_handle, 0)
+    await harness.deliveries.forward_to_dead_letter_queue(TOPIC, GROUP, c.receipt_handle)
+    assert bodies(await harness.receive()) == ["b"]
+    assert harness.store.queue_range(f"%DLQ%{GROUP}", 0) == (0, 1)
 
 
 async def test_a_broker_on_a_full_disk_says_so_and_stays_ready(tmp_path: Path) -> None:

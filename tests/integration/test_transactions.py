@@ -13,7 +13,7 @@ import pytest
 from aerobee_broker.transactions.config import TransactionsConfig
 from aerobee_proto import admin_v1, v2
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker
-from tests.support.transaction_world import COMMIT, ROLLBACK, UNDECIDED, half
+from tests.support.transaction_harness import COMMIT, ROLLBACK, UNDECIDED, half
 
 Code = v2.Code
 TOPIC = "payments"

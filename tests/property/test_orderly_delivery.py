@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aerobee_broker.delivery.events import QueueEvent
-from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 
 MESSAGE_GROUPS = ("a", "b", "c", "")
@@ -41,7 +41,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.left_out: set[int] = set()
         self.withdrawn: set[int] = set()  # a crash may forget of these that they were
         self.queue = QueueDelivery(START)
-        self.queue.keep_order(Lanes)
+        self.queue.keep_order(MessageGroupOrder)
 
     # The model
 
@@ -185,11 +185,11 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
             self.events.append(
                 self.queue.deliver([offset], offset + 1, nonce=self.nonce, invisible_until_ms=self.now + 1)
             )
-        self.queue.keep_order(Lanes)
+        self.queue.keep_order(MessageGroupOrder)
         self.learn(self.queue)
 
     def learn(self, queue: QueueDelivery) -> None:
-        assert isinstance(queue.order, Lanes)
+        assert isinstance(queue.order, MessageGroupOrder)
         assert queue.order.unknown == {*queue.in_flight, *queue.ready}
         assert not queue.order.has_open()
         for offset in list(queue.order.unknown):
@@ -233,7 +233,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         for event in self.events:
             restored.apply(event)
         restored.expire(self.now)
-        restored.keep_order(Lanes)
+        restored.keep_order(MessageGroupOrder)
         self.queue = restored
         self.learn(restored)
         self.expire_model()
@@ -261,7 +261,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         assert sorted(queue.in_flight) == self.with_status("in flight")
         assert sorted(queue.ready) == self.with_status("waiting")
         assert queue.take_ready(1000) == self.may_go(1000)
-        assert isinstance(queue.order, Lanes)
+        assert isinstance(queue.order, MessageGroupOrder)
         assert queue.order.has_open() == bool(self.may_go(1))
         unfinished = [offset for offset, message in self.messages.items() if message.status != "finished"]
         assert queue.commit_offset == min(unfinished, default=queue.cursor)

@@ -1,4 +1,4 @@
-"""The map in docs/ARCHITECTURE.md names every room that there is, and no other."""
+"""The map in docs/ARCHITECTURE.md names every module that there is, and no other."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PACKAGES = ("store/aerobee_store", "broker/aerobee_broker")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_is_on_the_map(package: str) -> None:
     """A module or folder of the package is named; whoever adds one says there what it is for."""
-    rooms = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py", "__main__.py"}
-    rooms |= {f"{path.name}/" for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
-    assert [room for room in sorted(rooms) if room not in MAP] == []
+    modules = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py", "__main__.py"}
+    modules |= {f"{path.name}/" for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
+    assert [module for module in sorted(modules) if module not in MAP] == []
 
 
 def test_nothing_on_the_map_is_gone() -> None:

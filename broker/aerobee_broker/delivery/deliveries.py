@@ -5,10 +5,10 @@ step together with appending the journal's record, then wait for that record, th
 the step, memory and journal never tell different stories, and a snapshot of everything is consistent by itself.
 
     subscriptions.py   which queues there are, and their state (queue_delivery.py)
-    sources.py         where a receive looks and waits: a topic's queues; lite.py: what a client has subscribed
+    queue_sets.py         where a receive looks and waits: a topic's queues; lite.py: what a client has subscribed
     receiving.py       what a receive takes
     visibility.py      the timer: when messages become visible again
-    holders.py         clients that have messages for as long as they live
+    auto_renewals.py         clients that have messages for as long as they live
     dead_letters.py    what is delivered no more
     history.py         the journal: events, snapshots, replay
 """
@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.delivery import receipt_handle
+from aerobee_broker.delivery.auto_renewals import AutoRenewals, attempt_nonce
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Changed
 from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.history import History
-from aerobee_broker.delivery.holders import Holders, attempt_nonce
 from aerobee_broker.delivery.journal import (
     EventKind,
     Removed,
@@ -36,12 +36,12 @@ from aerobee_broker.delivery.journal import (
     encode_changed,
     encode_removed,
 )
-from aerobee_broker.delivery.lanes import Lanes
-from aerobee_broker.delivery.lite import LiteConsumers, LiteSource, lite_topics_of
+from aerobee_broker.delivery.lite import LiteConsumers, LiteQueueSet, lite_topics_of
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
-from aerobee_broker.delivery.receiving import DeliveredMessage, Receiving, Wish, handle_of, new_nonce
-from aerobee_broker.delivery.sources import Source, TopicSource
+from aerobee_broker.delivery.queue_sets import QueueSet, TopicQueueSet
+from aerobee_broker.delivery.receiving import DeliveredMessage, ReceiveRequest, Receiving, handle_of, new_nonce
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
@@ -74,7 +74,7 @@ class Deliveries:
         *,
         connected: Callable[[str], bool] | None = None,
     ) -> None:
-        """`connected` says whether a client id is known to be alive; without it all are taken for it."""
+        """`connected` says whether a client id is known to be alive; without it all are received for it."""
         self._store = store
         self._tables = tables
         self._clock = clock
@@ -85,7 +85,7 @@ class Deliveries:
         self.stats = DeliveryStats()
         self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, config)
-        self._holders = Holders(clock, config, self._connected)
+        self._auto_renewals = AutoRenewals(clock, config, self._connected)
         self._visibility = Visibility(clock, self._wake_receive, self.stats, self._drop_absent)
         self._dead_letters = DeadLetters(store, tables, self.stats)
         self._history = History(store, tables, clock, config, self._subscriptions, self.stats)
@@ -95,7 +95,7 @@ class Deliveries:
             config,
             self._subscriptions,
             self._visibility,
-            self._holders,
+            self._auto_renewals,
             self._dead_letters,
             self._history,
             self.stats,
@@ -123,7 +123,7 @@ class Deliveries:
             self._subscriptions.note_commit(queue, force=True)
             self._visibility.schedule(queue)
             self._subscriptions.note_busy(queue)
-        self._holders.restore(queues)
+        self._auto_renewals.restore(queues)
         _log.info("deliveries restored events=%d queues=%d", count, len(queues))
 
     async def run(self) -> None:
@@ -188,8 +188,8 @@ class Deliveries:
         look_until = loop.time() + look_seconds
         again = False
         attempt = None
-        source: Source | None = None
-        source_kind: tuple[bool, int | None] | None = None
+        queue_set: QueueSet | None = None
+        queue_set_kind: tuple[bool, int | None] | None = None
         while True:
             topic_config = self._tables.topics.require(topic)
             group_config = self._tables.groups.require(group)
@@ -198,17 +198,17 @@ class Deliveries:
             if again and invisible_ms is None and not self._connected(client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
             kind = topic_config.message_type is TopicMessageType.LITE, queue_id if orderly else None
-            if source is None or kind != source_kind:
-                source, source_kind = self._source(*kind, topic, group, client_id), kind
-            if source.begin(topic_config):
+            if queue_set is None or kind != queue_set_kind:
+                queue_set, queue_set_kind = self._queue_set(*kind, topic, group, client_id), kind
+            if queue_set.begin(topic_config):
                 await self._history.wait_logged()
                 continue
             if attempt is None and attempt_id and (orderly or invisible_ms is None):
                 attempt = attempt_nonce(client_id, group, topic, attempt_id)
-                if not orderly and self._holders.knows(client_id, attempt):
-                    self._visibility.give_back(self._holders.of_attempt(client_id, topic, group, attempt))
+                if not orderly and self._auto_renewals.knows(client_id, attempt):
+                    self._visibility.give_back(self._auto_renewals.of_attempt(client_id, topic, group, attempt))
             if group_config.consume_enabled:
-                wish = Wish(
+                request = ReceiveRequest(
                     group=group,
                     client_id=client_id,
                     count=count,
@@ -219,24 +219,24 @@ class Deliveries:
                     attempt_max=_ATTEMPTS_WITHOUT_END
                     if topic == dead_letter_topic(group)
                     else max(group_config.retry_max_times + 1, 1),
-                    order=Lanes if orderly else Priorities if by_priority else None,
+                    order=MessageGroupOrder if orderly else Priorities if by_priority else None,
                 )
                 is_last = loop.time() >= look_until
-                queues = source.queues(attempt)
-                taken = self._receiving.take(queues, wish, is_last=is_last)
-                more = source.looked(queues) or taken.more
-                if more or len(taken.messages) >= count:
-                    source.wake_next()
-                if taken.messages:
+                queues = queue_set.queues(attempt)
+                received = self._receiving.take(queues, request, is_last=is_last)
+                more = queue_set.looked(queues) or received.more
+                if more or len(received.messages) >= count:
+                    queue_set.wake_next()
+                if received.messages:
                     try:
                         await self._history.wait_logged()
-                        if taken.needs_dead_letter_topic:
+                        if received.needs_dead_letter_topic:
                             await self._dead_letters.create_topic(group)
                     except BaseException:
-                        self._visibility.give_back(taken.parts)
+                        self._visibility.give_back(received.parts)
                         raise
-                    return taken.messages
-                if taken.needs_dead_letter_topic:
+                    return received.messages
+                if received.needs_dead_letter_topic:
                     await self._dead_letters.create_topic(group)
                     continue
                 if more:
@@ -244,14 +244,14 @@ class Deliveries:
                         return []  # somebody else was woken above
                     await asyncio.sleep(0)
                     continue
-            if not await source.wait(deadline - loop.time(), again=again):
+            if not await queue_set.wait(deadline - loop.time(), again=again):
                 return []
             again = True
 
-    def _source(self, is_lite: bool, queue_id: int | None, topic: str, group: str, client_id: str) -> Source:
+    def _queue_set(self, is_lite: bool, queue_id: int | None, topic: str, group: str, client_id: str) -> QueueSet:
         if is_lite:
-            return LiteSource(self.lite, self._subscriptions, self.long_polling, topic, group, client_id)
-        return TopicSource(self._subscriptions, self._history, self.long_polling, topic, group, client_id, queue_id)
+            return LiteQueueSet(self.lite, self._subscriptions, self.long_polling, topic, group, client_id)
+        return TopicQueueSet(self._subscriptions, self._history, self.long_polling, topic, group, client_id, queue_id)
 
     def give_back(self, topic: str, group: str, messages: Iterable[DeliveredMessage]) -> None:
         """These did not reach the client: they are ready again at once.
@@ -362,15 +362,17 @@ class Deliveries:
             self._recent.popitem(last=False)
         self.stats.acknowledged += len(entries)
         self._subscriptions.note_commit(queue)
-        lanes = queue.delivery.order
-        if isinstance(lanes, Lanes) and (lanes.has_open() or queue.delivery.cursor < self._subscriptions.end_of(queue)):
+        order = queue.delivery.order
+        if isinstance(order, MessageGroupOrder) and (
+            order.has_open() or queue.delivery.cursor < self._subscriptions.end_of(queue)
+        ):
             self._visibility.wake_receive(queue)  # what waited for the last of its message group
 
     # --- Clients, topics, groups ------------------------------------------------------------------------------
 
     def client_gone(self, client_id: str) -> None:
         """The client ended, or was silent for too long: its waits end, and its messages are soon visible to others."""
-        for queue in self._holders.gone(client_id):
+        for queue in self._auto_renewals.gone(client_id):
             self._visibility.schedule(queue)
         self.lite.client_gone(client_id)
         self.long_polling.end_client(client_id)
@@ -383,7 +385,7 @@ class Deliveries:
 
     def _drop_absent(self) -> float | None:
         """Clients of before a restart that did not come back are gone; in how many seconds to look again."""
-        absent, seconds = self._holders.absent()
+        absent, seconds = self._auto_renewals.absent()
         for client_id in absent:
             self.client_gone(client_id)
         return seconds

@@ -22,7 +22,7 @@ from typing import Final
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import QueueKey
-from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling
@@ -235,8 +235,8 @@ class LiteConsumers:
             del self._of_queue[name]
 
 
-class LiteSource:
-    """The light queues that a client has subscribed; of a receive, as a `sources.Source`."""
+class LiteQueueSet:
+    """The light queues that a client has subscribed; of a receive, as a `queue_sets.QueueSet`."""
 
     def __init__(
         self,
@@ -303,8 +303,8 @@ class LiteSource:
         delivery = queue.delivery
         if delivery.cursor < self._subscriptions.end_of(queue):
             return True
-        lanes = delivery.order
-        return lanes.has_open() if isinstance(lanes, Lanes) else bool(delivery.ready)
+        order = delivery.order
+        return order.has_open() if isinstance(order, MessageGroupOrder) else bool(delivery.ready)
 
 
 def _holds(queue: Queue, nonce: int) -> bool:

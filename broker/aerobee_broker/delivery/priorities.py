@@ -1,9 +1,9 @@
 """The priority of what waits in one queue of a priority topic, for one group: the highest goes out first, then the
 oldest.
 
-Like the lanes of an orderly group (lanes.py) it stands beside a QueueDelivery, which tells it of every message that
-comes, goes out, comes back or ends. Only what was seen can be compared, so the queue is read ahead of what is
-delivered, up to a bound; what is seen and not delivered is ready after 0 deliveries, and the journal has that. The
+Like the order of message groups (message_group_order.py) it stands beside a QueueDelivery, which tells it of every
+message that comes, goes out, comes back or ends. Only what was seen can be compared, so the queue is read ahead of what
+is delivered, up to a bound; what is seen and not delivered is ready after 0 deliveries, and the journal has that. The
 priorities themselves are in the messages, and are read from there again after a restart.
 """
 

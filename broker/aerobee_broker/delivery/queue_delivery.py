@@ -14,10 +14,10 @@ Methods for live traffic return the event to write into the journal; `apply` rep
 read again. What is not an event follows from one: expiry from the time, and messages that a filter skipped from the
 next delivery, which says where the one before it ended.
 
-A group whose messages are consumed in order has lanes (lanes.py) beside this state, one of a priority topic priorities
-(priorities.py): they say which of the ready messages may go out, or which first. As any message may have to wait, new
-ones come in through `see`, which makes them ready after 0 deliveries, and go out like all others. `keep_order` switches
-that on at any time, `forget_order` off.
+A group that consumes in order has a MessageGroupOrder (message_group_order.py) beside this state, one of a priority
+topic has Priorities (priorities.py): they say which of the ready messages may go out, or which first. As any message
+may have to wait, new ones come in through `see`, which makes them ready after 0 deliveries, and go out like all others.
+`keep_order` switches that on at any time, `forget_order` off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
-from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.offset_ranges import OffsetRanges
 from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.errors import InvalidReceiptHandleError
@@ -50,7 +50,7 @@ class Order(Protocol):
     def finish(self, offset: int, nonce: int) -> None: ...
 
 
-_Kept = TypeVar("_Kept", Lanes, Priorities)
+_Kept = TypeVar("_Kept", MessageGroupOrder, Priorities)
 
 
 class InFlight:
@@ -163,7 +163,7 @@ class QueueDelivery:
 
     def is_in_flight_under(self, nonce: int) -> bool:
         """Whether `repeat` would find something. Only of a group that consumes in order."""
-        return isinstance(self.order, Lanes) and nonce in self.order
+        return isinstance(self.order, MessageGroupOrder) and nonce in self.order
 
     def in_flight_under(self, nonce: int) -> list[int]:
         """The offsets in flight under this nonce, ascending. Looks at all that is in flight."""

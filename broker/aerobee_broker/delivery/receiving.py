@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Final
 
 from aerobee_broker.delivery import receipt_handle
+from aerobee_broker.delivery.auto_renewals import AutoRenewals
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Delivered
 from aerobee_broker.delivery.filters import MessageFilter
 from aerobee_broker.delivery.history import History
-from aerobee_broker.delivery.holders import Holders
 from aerobee_broker.delivery.journal import (
     VERSION,
     VERSION_WITH_PASSED,
@@ -27,7 +27,7 @@ from aerobee_broker.delivery.journal import (
     encode_acknowledged,
     encode_delivered,
 )
-from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.priorities import Priorities, rank
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
@@ -52,7 +52,7 @@ class DeliveredMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ReceiveRequest:
     """What a receive asks for."""
 
     group: str
@@ -62,11 +62,11 @@ class Wish:
     wanted: MessageFilter
     attempt: int | None  # the nonce of queue 0 that stands for the attempt
     attempt_max: int  # deliveries before a message is a dead letter
-    order: type[Lanes | Priorities] | None  # what the messages go by, beside their age
+    order: type[MessageGroupOrder | Priorities] | None  # what the messages go by, beside their age
 
 
 @dataclass(slots=True)
-class Taken:
+class Received:
     """What one look at the queues brought."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Receiving:
         config: DeliveryConfig,
         subscriptions: Subscriptions,
         visibility: Visibility,
-        holders: Holders,
+        auto_renewals: AutoRenewals,
         dead_letters: DeadLetters,
         history: History,
         stats: DeliveryStats,
@@ -106,36 +106,36 @@ class Receiving:
         self._config = config
         self._subscriptions = subscriptions
         self._visibility = visibility
-        self._holders = holders
+        self._auto_renewals = auto_renewals
         self._dead_letters = dead_letters
         self._history = history
         self._stats = stats
         self._run = run
 
-    def take(self, queues: Sequence[Queue], wish: Wish, *, is_last: bool = False) -> Taken:
+    def take(self, queues: Sequence[Queue], request: ReceiveRequest, *, is_last: bool = False) -> Received:
         """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`.
 
         `is_last`: there is no time to look again, so the best of what has been seen has to do.
         """
-        room = self._config.in_flight_per_group_max - self._subscriptions.in_flight_count(wish.group)
+        room = self._config.in_flight_per_group_max - self._subscriptions.in_flight_count(request.group)
         if room <= 0:
             raise TooManyRequestsError(
-                f"consumer group {wish.group!r} has {self._config.in_flight_per_group_max} messages in flight, the "
+                f"consumer group {request.group!r} has {self._config.in_flight_per_group_max} messages in flight, the "
                 "limit (delivery.in_flight_per_group_max); acknowledge some before receiving more"
             )
-        if wish.count > room:
-            wish = replace(wish, count=room)
-        if wish.order is Lanes:
-            return self._take_in_order(queues, wish)
-        if wish.order is Priorities:
-            return self._take_by_priority(queues, wish, is_last)
-        return self._take_any(queues, wish)
+        if request.count > room:
+            request = replace(request, count=room)
+        if request.order is MessageGroupOrder:
+            return self._take_in_order(queues, request)
+        if request.order is Priorities:
+            return self._take_by_priority(queues, request, is_last)
+        return self._take_any(queues, request)
 
-    def _take_any(self, queues: Sequence[Queue], wish: Wish) -> Taken:
+    def _take_any(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
         now_ms = self._clock.now_ms()
-        taken = Taken()
+        received = Received()
         readings: dict[Queue, _Reading] = {}
-        count = wish.count
+        count = request.count
         for queue in queues:
             self._visibility.expire(queue, now_ms)
             if queue.delivery.order is not None:  # the group was orderly
@@ -143,55 +143,57 @@ class Receiving:
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
                 offsets = queue.delivery.take_ready(count)
-                taken.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, wish)
+                received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, request)
                 count -= len(reading.records)
                 if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
-                    taken.more = True
+                    received.more = True
         for queue in queues:
             if count <= 0:
                 break
             if queue.delivery.cursor < self._subscriptions.end_of(queue):
                 reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
                 before = len(reading.records)
-                taken.more |= self._read_new(queue, reading, count, wish.wanted)
+                received.more |= self._read_new(queue, reading, count, request.wanted)
                 count -= len(reading.records) - before
         if readings:
-            self._deliver(readings, taken, wish, now_ms)
-        return taken
+            self._deliver(readings, received, request, now_ms)
+        return received
 
-    def _take_in_order(self, queues: Sequence[Queue], wish: Wish) -> Taken:
+    def _take_in_order(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
         now_ms = self._clock.now_ms()
-        taken = Taken()
+        received = Received()
         readings: dict[Queue, _Reading] = {}
-        if wish.attempt is None or not self._repeat(queues, taken, wish.attempt, wish, now_ms):
-            count = wish.count
+        if request.attempt is None or not self._repeat(queues, received, request.attempt, request, now_ms):
+            count = request.count
             for queue in queues:
-                if count > 0 and (reading := self._read_in_order(queue, taken, count, wish, now_ms)):
+                if count > 0 and (reading := self._read_in_order(queue, received, count, request, now_ms)):
                     readings[queue] = reading
                     count -= len(reading.records)
-            self._deliver(readings, taken, wish, now_ms)
-        return taken
+            self._deliver(readings, received, request, now_ms)
+        return received
 
-    def _take_by_priority(self, queues: Sequence[Queue], wish: Wish, is_last: bool) -> Taken:
+    def _take_by_priority(self, queues: Sequence[Queue], request: ReceiveRequest, is_last: bool) -> Received:
         """All queues are looked at as far ahead as may be, then the first of all of them go out."""
         now_ms = self._clock.now_ms()
-        taken = Taken()
+        received = Received()
         seen: dict[Queue, dict[int, Record]] = {}
         for queue in queues:
             self._visibility.expire(queue, now_ms)
             if not self._learn(queue, queue.delivery.keep_order(Priorities)):
-                taken.more = True
+                received.more = True
                 continue
             seen[queue] = {}
-            taken.more |= self._see_ahead(queue, wish.wanted, seen[queue])
+            received.more |= self._see_ahead(queue, request.wanted, seen[queue])
         readings = {queue: _Reading(queue.delivery.cursor) for queue in seen}
-        if not taken.more or is_last:
-            for queue, offsets in self._highest(list(seen), wish.count).items():
-                taken.needs_dead_letter_topic |= self._read_ready(queue, readings[queue], offsets, wish, seen[queue])
-                taken.more |= bool(readings[queue].finished)
-        self._deliver(readings, taken, wish, now_ms)
-        taken.messages.sort(key=_urgency)
-        return taken
+        if not received.more or is_last:
+            for queue, offsets in self._highest(list(seen), request.count).items():
+                received.needs_dead_letter_topic |= self._read_ready(
+                    queue, readings[queue], offsets, request, seen[queue]
+                )
+                received.more |= bool(readings[queue].finished)
+        self._deliver(readings, received, request, now_ms)
+        received.messages.sort(key=_urgency)
+        return received
 
     def _highest(self, queues: Sequence[Queue], count: int) -> dict[Queue, list[int]]:
         """The offsets, ascending, of the `count` messages of all queues with the highest priority, then the oldest."""
@@ -218,19 +220,21 @@ class Receiving:
             push(number, following)
         return {queue: sorted(offsets) for queue, offsets in found.items()}
 
-    def _invisible_until(self, wish: Wish, now_ms: int) -> tuple[int, str | None]:
-        if wish.invisible_ms is not None:
-            return now_ms + wish.invisible_ms, None
-        return now_ms + int(self._config.auto_renew_seconds_max * 1000), wish.client_id
+    def _invisible_until(self, request: ReceiveRequest, now_ms: int) -> tuple[int, str | None]:
+        if request.invisible_ms is not None:
+            return now_ms + request.invisible_ms, None
+        return now_ms + int(self._config.auto_renew_seconds_max * 1000), request.client_id
 
-    def _repeat(self, queues: Sequence[Queue], taken: Taken, attempt: int, wish: Wish, now_ms: int) -> bool:
+    def _repeat(
+        self, queues: Sequence[Queue], received: Received, attempt: int, request: ReceiveRequest, now_ms: int
+    ) -> bool:
         """Deliver what is in flight of this attempt's answer as the same delivery again; False if nothing is."""
         events, finished_events, passes_over = [], [], False
-        count = wish.count
-        until_ms, owner = self._invisible_until(wish, now_ms)
+        count = request.count
+        until_ms, owner = self._invisible_until(request, now_ms)
         for queue in queues:
             self._visibility.expire(queue, now_ms)
-            queue.delivery.keep_order(Lanes)
+            queue.delivery.keep_order(MessageGroupOrder)
             nonce = attempt ^ queue.key.queue_id
             if count <= 0 or not queue.delivery.is_in_flight_under(nonce):
                 continue
@@ -248,27 +252,29 @@ class Receiving:
             event = queue.delivery.repeat(offsets, nonce=nonce, invisible_until_ms=until_ms, client_id=owner)
             events.append(encode_delivered(queue.encoded_key, event))
             passes_over |= event.passes_over
-            self._make_messages(queue, records, event, taken.messages)
-            self._note_delivered(queue, offsets, nonce, wish, taken)
+            self._make_messages(queue, records, event, received.messages)
+            self._note_delivered(queue, offsets, nonce, request, received)
             count -= len(records)
-        self._record(finished_events, events, passes_over, taken, now_ms)
+        self._record(finished_events, events, passes_over, received, now_ms)
         return bool(events)
 
-    def _read_in_order(self, queue: Queue, taken: Taken, count: int, wish: Wish, now_ms: int) -> _Reading | None:
+    def _read_in_order(
+        self, queue: Queue, received: Received, count: int, request: ReceiveRequest, now_ms: int
+    ) -> _Reading | None:
         """Read up to `count` messages that no other of their message group keeps waiting; None: not yet possible."""
         delivery = queue.delivery
         self._visibility.expire(queue, now_ms)
-        if not self._learn(queue, delivery.keep_order(Lanes)):
-            taken.more = True
+        if not self._learn(queue, delivery.keep_order(MessageGroupOrder)):
+            received.more = True
             return None
         seen: dict[int, Record] = {}
-        taken.more |= self._see(queue, count, wish.wanted, seen)
+        received.more |= self._see(queue, count, request.wanted, seen)
         reading = _Reading(delivery.cursor)
-        taken.needs_dead_letter_topic |= self._read_ready(queue, reading, delivery.take_ready(count), wish, seen)
-        taken.more |= bool(reading.finished)  # the next one of that message group may follow
+        received.needs_dead_letter_topic |= self._read_ready(queue, reading, delivery.take_ready(count), request, seen)
+        received.more |= bool(reading.finished)  # the next one of that message group may follow
         return reading
 
-    def _learn(self, queue: Queue, order: Lanes | Priorities) -> bool:
+    def _learn(self, queue: Queue, order: MessageGroupOrder | Priorities) -> bool:
         """Read the labels of some messages that were there before the order; True if all are known."""
         for offset in list(islice(order.unknown, _LEARNT_PER_STEP_MAX)):
             record = self._subscriptions.read_one(queue, offset)
@@ -290,7 +296,7 @@ class Receiving:
             # As many as are missing first; when these had to wait there may be a long row of them.
             size = missing if turn == 0 else 4 * size
             size = min(size, budget, room)
-            looked = self._see_next(queue, Lanes, size, wanted, seen)
+            looked = self._see_next(queue, MessageGroupOrder, size, wanted, seen)
             if looked is None:
                 return False
             budget -= looked
@@ -316,7 +322,7 @@ class Receiving:
     def _see_next(
         self,
         queue: Queue,
-        order: type[Lanes | Priorities],
+        order: type[MessageGroupOrder | Priorities],
         size: int,
         wanted: MessageFilter,
         seen: dict[int, Record],
@@ -344,7 +350,7 @@ class Receiving:
         queue: Queue,
         reading: _Reading,
         offsets: Sequence[int],
-        wish: Wish,
+        request: ReceiveRequest,
         seen: Mapping[int, Record] | None = None,
     ) -> bool:
         """Read these messages, which are ready; True if some wait for a dead-letter topic that is not there.
@@ -355,9 +361,9 @@ class Receiving:
         has_dead_letter_topic = self._dead_letters.has_topic(queue.key.group)
         waits = False
         stuck: set[str] = set()  # message groups whose first waits for that topic
-        lanes = delivery.order if isinstance(delivery.order, Lanes) else None
+        order = delivery.order if isinstance(delivery.order, MessageGroupOrder) else None
         for offset in offsets:
-            if stuck and lanes is not None and lanes.message_group_of(offset) in stuck:
+            if stuck and order is not None and order.message_group_of(offset) in stuck:
                 continue
             record = seen.get(offset) if seen else None
             if record is None:
@@ -365,17 +371,17 @@ class Receiving:
             if record is None:
                 self._stats.lost += 1
                 reading.finished.append(offset)
-            elif not wish.wanted.passes(record):
+            elif not request.wanted.passes(record):
                 reading.finished.append(offset)
-            elif delivery.ready[offset] < wish.attempt_max:
+            elif delivery.ready[offset] < request.attempt_max:
                 reading.records.append(record)
             elif has_dead_letter_topic:
                 self._dead_letters.append(record, queue.key.group)
                 reading.finished.append(offset)
             else:
                 waits = True
-                if lanes is not None:
-                    stuck.add(lanes.message_group_of(offset))
+                if order is not None:
+                    stuck.add(order.message_group_of(offset))
         return waits
 
     def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
@@ -396,9 +402,11 @@ class Receiving:
                 return True
         return True
 
-    def _deliver(self, readings: dict[Queue, _Reading], taken: Taken, wish: Wish, now_ms: int) -> None:
+    def _deliver(
+        self, readings: dict[Queue, _Reading], received: Received, request: ReceiveRequest, now_ms: int
+    ) -> None:
         """Change the state of the queues, write it into the journal, make the receipt handles."""
-        until_ms, owner = self._invisible_until(wish, now_ms)
+        until_ms, owner = self._invisible_until(request, now_ms)
         events = []
         finished_events = []
         passes_over = False
@@ -408,15 +416,15 @@ class Receiving:
                 event = delivery.finish(reading.finished)
                 finished_events.append(encode_acknowledged(queue.encoded_key, event))
             if reading.records:
-                nonce = new_nonce() if wish.attempt is None else wish.attempt ^ queue.key.queue_id
+                nonce = new_nonce() if request.attempt is None else request.attempt ^ queue.key.queue_id
                 offsets = [record.queue_offset for record in reading.records]
                 passes_over |= delivery.unrecorded_count > 0
                 delivered = delivery.deliver(
                     offsets, reading.cursor, nonce=nonce, invisible_until_ms=until_ms, client_id=owner
                 )
                 events.append(encode_delivered(queue.encoded_key, delivered))
-                self._make_messages(queue, reading.records, delivered, taken.messages)
-                self._note_delivered(queue, offsets, nonce, wish, taken)
+                self._make_messages(queue, reading.records, delivered, received.messages)
+                self._note_delivered(queue, offsets, nonce, request, received)
             else:
                 delivery.skip(reading.cursor)
                 if delivery.unrecorded_count >= _UNRECORDED_MAX or delivery.unrecorded_span >= _PASSED_MAX:
@@ -424,17 +432,19 @@ class Receiving:
                     events.append(encode_delivered(queue.encoded_key, passed))
                     passes_over |= passed.passes_over
             self._subscriptions.note_commit(queue)
-        self._record(finished_events, events, passes_over, taken, now_ms)
+        self._record(finished_events, events, passes_over, received, now_ms)
 
-    def _note_delivered(self, queue: Queue, offsets: list[int], nonce: int, wish: Wish, taken: Taken) -> None:
-        taken.parts.append((queue, offsets, nonce))
+    def _note_delivered(
+        self, queue: Queue, offsets: list[int], nonce: int, request: ReceiveRequest, received: Received
+    ) -> None:
+        received.parts.append((queue, offsets, nonce))
         self._subscriptions.note_busy(queue)
         self._visibility.schedule(queue)
-        if wish.invisible_ms is None:
-            self._holders.note(wish.client_id, queue, wish.attempt)
+        if request.invisible_ms is None:
+            self._auto_renewals.note(request.client_id, queue, request.attempt)
 
     def _record(
-        self, finished: list[bytes], delivered: list[bytes], passes_over: bool, taken: Taken, now_ms: int
+        self, finished: list[bytes], delivered: list[bytes], passes_over: bool, received: Received, now_ms: int
     ) -> None:
         """Write what was delivered into the journal, or give it back."""
         try:
@@ -444,7 +454,7 @@ class Receiving:
                 version = VERSION_WITH_PASSED if passes_over else VERSION
                 self._history.append(EventKind.DELIVERED, delivered, now_ms, version=version)
         except BaseException:
-            self._visibility.give_back(taken.parts)
+            self._visibility.give_back(received.parts)
             raise
 
     def _make_messages(

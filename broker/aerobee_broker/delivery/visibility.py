@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from aerobee_broker.delivery.lanes import Lanes
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import Queue
 from aerobee_store.clock import Clock
@@ -78,7 +78,7 @@ class Visibility:
         """
         now_ms = self._clock.now_ms()
         for queue, offsets, nonce in parts:
-            if not isinstance(queue.delivery.order, Lanes):
+            if not isinstance(queue.delivery.order, MessageGroupOrder):
                 queue.delivery.release(offsets, nonce, now_ms)
                 self.expire(queue, now_ms)
             elif queue.delivery.withdraw(offsets, nonce):

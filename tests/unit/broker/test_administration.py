@@ -13,7 +13,7 @@ from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_o
 from aerobee_broker.tables.tables import Tables
 from aerobee_store import MessageStore, StoreConfig
 from tests.support import golden
-from tests.support.delivery_world import MovableClock
+from tests.support.delivery_harness import MovableClock
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 1000])

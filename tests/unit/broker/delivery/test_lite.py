@@ -17,24 +17,26 @@ from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_to
 from aerobee_proto import v2
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
 from aerobee_store.records.record import Message
-from tests.support.delivery_world import GROUP, MovableClock, World, bodies
+from tests.support.delivery_harness import GROUP, Harness, MovableClock, bodies
 
 ROOMS = "rooms"
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = await World.start(tmp_path / "store", MovableClock())
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    harness = await Harness.start(tmp_path / "store", MovableClock())
     attributes = {"message.type": "LITE", "lite.topic.expiration": "30"}
-    world.tables.topics.create(TopicConfig(name=ROOMS, read_queue_count=2, write_queue_count=2, attributes=attributes))
-    await world.tables.save()
-    yield world
-    await world.stop()
+    harness.tables.topics.create(
+        TopicConfig(name=ROOMS, read_queue_count=2, write_queue_count=2, attributes=attributes)
+    )
+    await harness.tables.save()
+    yield harness
+    await harness.stop()
 
 
-async def say(world: World, room: str, *texts: str) -> None:
+async def say(harness: Harness, room: str, *texts: str) -> None:
     """Messages of a lite topic, as a send stores them."""
-    await store(world, [said(room, text) for text in texts])
+    await store(harness, [said(room, text) for text in texts])
 
 
 def said(room: str, text: str) -> Message:
@@ -42,21 +44,21 @@ def said(room: str, text: str) -> Message:
     return Message(topic=ROOMS, queue_id=len(text) % 2, body=text.encode(), properties=properties)
 
 
-async def store(world: World, messages: list[Message]) -> None:
-    await world.store.wait_stored(world.store.append(messages)[-1].end)
+async def store(harness: Harness, messages: list[Message]) -> None:
+    await harness.store.wait_stored(harness.store.append(messages)[-1].end)
 
 
 async def subscribe(
-    world: World, *rooms: str, client_id: str = "client", group: str = GROUP, action: Action = Action.ADD
+    harness: Harness, *rooms: str, client_id: str = "client", group: str = GROUP, action: Action = Action.ADD
 ) -> None:
-    await world.deliveries.lite.subscribe(ROOMS, group, client_id, Change(action, frozenset(rooms)))
+    await harness.deliveries.lite.subscribe(ROOMS, group, client_id, Change(action, frozenset(rooms)))
 
 
 async def receive(
-    world: World, count: int = 32, *, client_id: str = "client", **options: float
+    harness: Harness, count: int = 32, *, client_id: str = "client", **options: float
 ) -> list[DeliveredMessage]:
-    world.connected.add(client_id)
-    return await world.receive(count, topic=ROOMS, client_id=client_id, **options)  # type: ignore[arg-type] # numbers
+    harness.connected.add(client_id)
+    return await harness.receive(count, topic=ROOMS, client_id=client_id, **options)  # type: ignore[arg-type] # numbers
 
 
 def test_names() -> None:
@@ -67,14 +69,14 @@ def test_names() -> None:
         assert split_light_topic_name(other) is None
 
 
-async def test_positions_are_the_groups_and_outlive_it_all(world: World) -> None:
+async def test_positions_are_the_groups_and_outlive_it_all(harness: Harness) -> None:
     """After a crash a client has to say again what it wants; what was acknowledged does not come again."""
-    await subscribe(world, "a", "b")
-    await say(world, "a", "a1", "a2")
-    await say(world, "b", "b1")
-    first, second, third = sorted(await receive(world, seconds=30), key=lambda each: each.record.body)
-    assert await world.acknowledge(first, third, topic=ROOMS) == [True, True]
-    after = await world.crash()
+    await subscribe(harness, "a", "b")
+    await say(harness, "a", "a1", "a2")
+    await say(harness, "b", "b1")
+    first, second, third = sorted(await receive(harness, seconds=30), key=lambda each: each.record.body)
+    assert await harness.acknowledge(first, third, topic=ROOMS) == [True, True]
+    after = await harness.crash()
     try:
         assert await receive(after) == []
         assert await after.acknowledge(second, topic=ROOMS) == [True]
@@ -85,197 +87,197 @@ async def test_positions_are_the_groups_and_outlive_it_all(world: World) -> None
         await after.stop()
 
 
-async def test_a_message_that_comes_back_wakes_who_waits(world: World) -> None:
+async def test_a_message_that_comes_back_wakes_who_waits(harness: Harness) -> None:
     """Nacked or expired: to whoever of the group has subscribed it, under a handle that names the lite topic."""
-    await subscribe(world, "a")
-    await subscribe(world, "a", client_id="other")
-    await say(world, "a", "a1")
-    [message] = await receive(world, seconds=30)
-    waiting = asyncio.ensure_future(receive(world, client_id="other", wait=20))
+    await subscribe(harness, "a")
+    await subscribe(harness, "a", client_id="other")
+    await say(harness, "a", "a1")
+    [message] = await receive(harness, seconds=30)
+    waiting = asyncio.ensure_future(receive(harness, client_id="other", wait=20))
     await asyncio.sleep(0)
-    await world.deliveries.change_invisible(ROOMS, GROUP, message.receipt_handle, 0)
+    await harness.deliveries.change_invisible(ROOMS, GROUP, message.receipt_handle, 0)
     [again] = await asyncio.wait_for(waiting, 5)
     assert (again.record.body, again.attempt) == (b"a1", 2)
-    waiting = asyncio.ensure_future(receive(world, wait=20))
+    waiting = asyncio.ensure_future(receive(harness, wait=20))
     await asyncio.sleep(0)
-    await world.advance(60)
+    await harness.advance(60)
     [once_more] = await asyncio.wait_for(waiting, 5)
     assert once_more.attempt == 3
     with pytest.raises(InvalidReceiptHandleError):
-        await world.deliveries.change_invisible(ROOMS, "audit", once_more.receipt_handle, 0)
-    changed = await world.deliveries.change_invisible(ROOMS, GROUP, once_more.receipt_handle, 1000)
-    assert await world.deliveries.acknowledge(ROOMS, GROUP, [changed]) == [None]
+        await harness.deliveries.change_invisible(ROOMS, "audit", once_more.receipt_handle, 0)
+    changed = await harness.deliveries.change_invisible(ROOMS, GROUP, once_more.receipt_handle, 1000)
+    assert await harness.deliveries.acknowledge(ROOMS, GROUP, [changed]) == [None]
 
 
-async def test_many_lite_topics(world: World) -> None:
+async def test_many_lite_topics(harness: Harness) -> None:
     """All are found, however many a client has; those that are looked at first get their turn last."""
     rooms = [f"room{number}" for number in range(200)]
-    await subscribe(world, *rooms)
-    await store(world, [said(room, f"{room}.{number}") for room in rooms for number in (1, 2)])
+    await subscribe(harness, *rooms)
+    await store(harness, [said(room, f"{room}.{number}") for room in rooms for number in (1, 2)])
     found: list[DeliveredMessage] = []
-    while messages := await receive(world, 50):
+    while messages := await receive(harness, 50):
         found += messages
     assert bodies(found) == sorted(f"{room}.{number}" for room in rooms for number in (1, 2))
-    consumer = world.deliveries.lite.get(ROOMS, GROUP, "client")
+    consumer = harness.deliveries.lite.get(ROOMS, GROUP, "client")
     assert consumer is not None
     assert not consumer.pending
 
 
-async def test_order_within_a_lite_topic(world: World) -> None:
+async def test_order_within_a_lite_topic(harness: Harness) -> None:
     """Of an orderly group: the next waits for the one before, other lite topics go on; a lost answer is repeated."""
-    world.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
-    await subscribe(world, "a", "b")
-    await say(world, "a", "a1", "a2")
-    await say(world, "b", "b1")
+    harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
+    await subscribe(harness, "a", "b")
+    await say(harness, "a", "a1", "a2")
+    await say(harness, "b", "b1")
 
     async def attempt(name: str, count: int = 1) -> list[DeliveredMessage]:
-        return await world.receive(count, topic=ROOMS, attempt_id=name, seconds=None)
+        return await harness.receive(count, topic=ROOMS, attempt_id=name, seconds=None)
 
     [first] = await attempt("one")
     [again] = await attempt("one")
     assert (again.receipt_handle, again.attempt) == (first.receipt_handle, 1)
     assert bodies(await attempt("two", 8)) == ["b1"]
     assert await attempt("three") == []
-    waiting = asyncio.ensure_future(world.receive(topic=ROOMS, wait=20))
+    waiting = asyncio.ensure_future(harness.receive(topic=ROOMS, wait=20))
     await asyncio.sleep(0)
-    await world.acknowledge(first, topic=ROOMS)
+    await harness.acknowledge(first, topic=ROOMS)
     assert bodies(await asyncio.wait_for(waiting, 5)) == ["a2"]
 
 
-async def test_a_client_that_is_gone(world: World) -> None:
+async def test_a_client_that_is_gone(harness: Harness) -> None:
     """Its set is forgotten, its wait ends, and what it had goes to others after a second."""
-    await subscribe(world, "a")
-    await subscribe(world, "a", client_id="other")
-    await say(world, "a", "a1")
-    [message] = await world.receive(topic=ROOMS, client_id="client", seconds=None)
-    waiting = asyncio.ensure_future(receive(world, wait=20))
+    await subscribe(harness, "a")
+    await subscribe(harness, "a", client_id="other")
+    await say(harness, "a", "a1")
+    [message] = await harness.receive(topic=ROOMS, client_id="client", seconds=None)
+    waiting = asyncio.ensure_future(receive(harness, wait=20))
     await asyncio.sleep(0)
-    world.deliveries.client_gone("client")
+    harness.deliveries.client_gone("client")
     assert await asyncio.wait_for(waiting, 5) == []
-    assert world.deliveries.lite.names(ROOMS, GROUP, "client") == []
-    assert world.deliveries.lite.names(ROOMS, GROUP, "other") == ["a"]
-    await world.advance(1)
-    [again] = await receive(world, client_id="other")
+    assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == []
+    assert harness.deliveries.lite.names(ROOMS, GROUP, "other") == ["a"]
+    await harness.advance(1)
+    [again] = await receive(harness, client_id="other")
     assert again.attempt == 2
-    assert await world.acknowledge(message, topic=ROOMS) == [False]
+    assert await harness.acknowledge(message, topic=ROOMS) == [False]
 
 
-async def test_an_answer_that_did_not_arrive_is_given_back(world: World) -> None:
+async def test_an_answer_that_did_not_arrive_is_given_back(harness: Harness) -> None:
     """As of any topic: at once, and the attempt id brings it again."""
-    await subscribe(world, "a")
-    await say(world, "a", "a1")
-    messages = await receive(world)
-    world.deliveries.give_back(ROOMS, GROUP, messages)
-    [second] = await world.receive(topic=ROOMS, seconds=None, attempt_id="lost")
-    [third] = await world.receive(topic=ROOMS, seconds=None, attempt_id="lost")
+    await subscribe(harness, "a")
+    await say(harness, "a", "a1")
+    messages = await receive(harness)
+    harness.deliveries.give_back(ROOMS, GROUP, messages)
+    [second] = await harness.receive(topic=ROOMS, seconds=None, attempt_id="lost")
+    [third] = await harness.receive(topic=ROOMS, seconds=None, attempt_id="lost")
     assert (second.attempt, third.attempt) == (2, 3)
 
 
-async def test_dead_letters_are_in_no_lite_topic(world: World) -> None:
+async def test_dead_letters_are_in_no_lite_topic(harness: Harness) -> None:
     """The copy is read from the dead letters alone."""
-    world.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
-    await subscribe(world, "a")
-    await say(world, "a", "a1", "a2")
-    one, two = await receive(world, seconds=1)
-    await world.deliveries.forward_to_dead_letter_queue(ROOMS, GROUP, one.receipt_handle)
-    await world.advance(1)
-    assert await receive(world) == []
-    assert await world.acknowledge(two, topic=ROOMS) == [False]
-    dead = [(await world.receive(1, topic=f"%DLQ%{GROUP}", wait=5))[0] for _ in range(2)]
+    harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
+    await subscribe(harness, "a")
+    await say(harness, "a", "a1", "a2")
+    one, two = await receive(harness, seconds=1)
+    await harness.deliveries.forward_to_dead_letter_queue(ROOMS, GROUP, one.receipt_handle)
+    await harness.advance(1)
+    assert await receive(harness) == []
+    assert await harness.acknowledge(two, topic=ROOMS) == [False]
+    dead = [(await harness.receive(1, topic=f"%DLQ%{GROUP}", wait=5))[0] for _ in range(2)]
     assert bodies(dead) == ["a1", "a2"]
     assert {each.record.properties["DLQ_ORIGIN_TOPIC"] for each in dead} == {ROOMS}
-    assert world.store.queue_range(light_topic_name(ROOMS, "a"), 0)[1] == 2
+    assert harness.store.queue_range(light_topic_name(ROOMS, "a"), 0)[1] == 2
 
 
-async def test_lite_topics_expire(world: World) -> None:
+async def test_lite_topics_expire(harness: Harness) -> None:
     """So long after their last message; their clients are told, and one that comes back begins anew."""
     told: list[tuple[str, str]] = []
-    world.deliveries.lite.unsubscribed_listeners.append(lambda client_id, name: told.append((client_id, name)))
-    await subscribe(world, "old", "young", "empty")
-    await say(world, "old", "o1")
-    await world.advance(20 * 60)
-    await say(world, "young", "y1")
-    assert await world.deliveries.expire_lite_topics() == 0
-    [message] = await receive(world, 1, seconds=3600)
-    await world.advance(11 * 60)
-    assert await world.deliveries.expire_lite_topics() == 1
+    harness.deliveries.lite.unsubscribed_listeners.append(lambda client_id, name: told.append((client_id, name)))
+    await subscribe(harness, "old", "young", "empty")
+    await say(harness, "old", "o1")
+    await harness.advance(20 * 60)
+    await say(harness, "young", "y1")
+    assert await harness.deliveries.expire_lite_topics() == 0
+    [message] = await receive(harness, 1, seconds=3600)
+    await harness.advance(11 * 60)
+    assert await harness.deliveries.expire_lite_topics() == 1
     assert told == [("client", "old")]
-    assert world.deliveries.lite.names(ROOMS, GROUP, "client") == ["empty", "young"]
-    assert light_topic_name(ROOMS, "old") not in world.store.queues()
+    assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == ["empty", "young"]
+    assert light_topic_name(ROOMS, "old") not in harness.store.queues()
     assert message.record.body == b"o1"
-    assert await world.acknowledge(message, topic=ROOMS) == [False]
-    await subscribe(world, "old")
-    await say(world, "old", "o2")
-    assert bodies(await receive(world)) == ["o2", "y1"]
-    crashed = await world.crash()
+    assert await harness.acknowledge(message, topic=ROOMS) == [False]
+    await subscribe(harness, "old")
+    await say(harness, "old", "o2")
+    assert bodies(await receive(harness)) == ["o2", "y1"]
+    crashed = await harness.crash()
     try:
         assert {status.topic for status in crashed.deliveries.status(GROUP)} >= {light_topic_name(ROOMS, "old")}
     finally:
         await crashed.stop()
 
 
-async def test_a_parent_topic_is_deleted(world: World) -> None:
+async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
     """With its lite topics and all positions in them; who waits learns it."""
-    await subscribe(world, "a")
-    await say(world, "a", "a1", "a2")
-    await receive(world, 1)
-    await receive(world, 1)
-    waiting = asyncio.ensure_future(receive(world, wait=20))
-    without = asyncio.ensure_future(receive(world, client_id="has nothing", wait=20))
+    await subscribe(harness, "a")
+    await say(harness, "a", "a1", "a2")
+    await receive(harness, 1)
+    await receive(harness, 1)
+    waiting = asyncio.ensure_future(receive(harness, wait=20))
+    without = asyncio.ensure_future(receive(harness, client_id="has nothing", wait=20))
     await asyncio.sleep(0)
-    world.tables.topics.delete(ROOMS)
-    await world.deliveries.delete_topic(ROOMS)
+    harness.tables.topics.delete(ROOMS)
+    await harness.deliveries.delete_topic(ROOMS)
     for each in (waiting, without):
         with pytest.raises(TopicNotFoundError):
             await asyncio.wait_for(each, 5)
-    assert world.deliveries.status(GROUP) == []
-    assert not [name for name in world.store.queues() if name.startswith("%LMQ%")]
-    world.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
-    assert await receive(world) == []
+    assert harness.deliveries.status(GROUP) == []
+    assert not [name for name in harness.store.queues() if name.startswith("%LMQ%")]
+    harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+    assert await receive(harness) == []
 
 
-async def test_a_group_that_is_held_back(world: World) -> None:
+async def test_a_group_that_is_held_back(harness: Harness) -> None:
     """Its receives wait; they go on when it is let go, as those of any topic."""
-    world.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
-    await subscribe(world, "a")
-    await say(world, "a", "a1")
-    waiting = asyncio.ensure_future(receive(world, wait=20))
+    harness.tables.groups.update(GroupConfig(name=GROUP, consume_enabled=False))
+    await subscribe(harness, "a")
+    await say(harness, "a", "a1")
+    waiting = asyncio.ensure_future(receive(harness, wait=20))
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    world.tables.groups.update(GroupConfig(name=GROUP))
-    world.deliveries.long_polling.end_line(group=GROUP)
+    harness.tables.groups.update(GroupConfig(name=GROUP))
+    harness.deliveries.long_polling.end_line(group=GROUP)
     assert bodies(await asyncio.wait_for(waiting, 5)) == ["a1"]
 
 
-async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(world: World) -> None:
+async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(harness: Harness) -> None:
     """Of lite topics in which the group has a position: that is known from the offsets."""
-    await subscribe(world, "a", "b")
-    world = await world.restart()
+    await subscribe(harness, "a", "b")
+    harness = await harness.restart()
     try:
-        before = world.store.queue_range(JOURNAL_TOPIC, 0)
-        await subscribe(world, "a", "b")
-        assert world.store.queue_range(JOURNAL_TOPIC, 0) == before
-        await subscribe(world, "a", "b", "c")
-        await say(world, "a", "a1")
-        assert world.store.queue_range(JOURNAL_TOPIC, 0)[1] == before[1] + 1
-        assert bodies(await receive(world)) == ["a1"]
+        before = harness.store.queue_range(JOURNAL_TOPIC, 0)
+        await subscribe(harness, "a", "b")
+        assert harness.store.queue_range(JOURNAL_TOPIC, 0) == before
+        await subscribe(harness, "a", "b", "c")
+        await say(harness, "a", "a1")
+        assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] == before[1] + 1
+        assert bodies(await receive(harness)) == ["a1"]
     finally:
-        await world.stop()
+        await harness.stop()
 
 
 async def test_too_many(tmp_path: Path) -> None:
     """The quota is that of the client, over what it has and what comes; nothing of a refused change counts."""
-    world = await World.start(tmp_path / "store", MovableClock(), lite_subscriptions_max=2)
+    harness = await Harness.start(tmp_path / "store", MovableClock(), lite_subscriptions_max=2)
     try:
-        world.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
-        await subscribe(world, "a", "b")
+        harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
+        await subscribe(harness, "a", "b")
         with pytest.raises(InvalidRequestError) as caught:
-            await subscribe(world, "b", "c")
+            await subscribe(harness, "b", "c")
         assert caught.value.code == v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
-        await subscribe(world, "c", "d", action=Action.REPLACE)
-        await subscribe(world, "a", "b", client_id="another")
+        await subscribe(harness, "c", "d", action=Action.REPLACE)
+        await subscribe(harness, "a", "b", client_id="another")
         with pytest.raises(InvalidRequestError):
-            await subscribe(world, "a", group="audit")
-        assert world.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]
+            await subscribe(harness, "a", group="audit")
+        assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]
     finally:
-        await world.stop()
+        await harness.stop()

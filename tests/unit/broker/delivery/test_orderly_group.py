@@ -13,27 +13,27 @@ import pytest
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.tables.consumer_groups import GroupConfig
-from tests.support.delivery_world import TOPIC, MovableClock, World
+from tests.support.delivery_harness import TOPIC, Harness, MovableClock
 
 LEDGER = "ledger"
-Start = Callable[..., Awaitable[World]]
+Start = Callable[..., Awaitable[Harness]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts a world with an orderly group; its later lives are stopped by those who begin them."""
-    worlds: list[World] = []
+    """Starts a harness with an orderly group; its later lives are stopped by those who begin them."""
+    harnesses: list[Harness] = []
 
-    async def start_world(*, retry_max_times: int = 16, **settings: Any) -> World:
-        world = await World.start(tmp_path / f"store{len(worlds)}", MovableClock(), **settings)
-        worlds.append(world)
-        world.tables.groups.create(GroupConfig(name=LEDGER, consume_orderly=True, retry_max_times=retry_max_times))
-        await world.tables.save()
-        return world
+    async def start_harness(*, retry_max_times: int = 16, **settings: Any) -> Harness:
+        harness = await Harness.start(tmp_path / f"store{len(harnesses)}", MovableClock(), **settings)
+        harnesses.append(harness)
+        harness.tables.groups.create(GroupConfig(name=LEDGER, consume_orderly=True, retry_max_times=retry_max_times))
+        await harness.tables.save()
+        return harness
 
-    yield start_world
-    for world in worlds:
-        await world.stop()
+    yield start_harness
+    for harness in harnesses:
+        await harness.stop()
 
 
 def told(messages: list[DeliveredMessage]) -> list[tuple[str, int]]:
@@ -41,255 +41,255 @@ def told(messages: list[DeliveredMessage]) -> list[tuple[str, int]]:
     return [(message.record.body.decode(), message.attempt) for message in messages]
 
 
-async def receive(world: World, count: int = 32, **fields: Any) -> list[DeliveredMessage]:
-    return await world.receive(count, group=LEDGER, **fields)
+async def receive(harness: Harness, count: int = 32, **fields: Any) -> list[DeliveredMessage]:
+    return await harness.receive(count, group=LEDGER, **fields)
 
 
-async def acknowledge(world: World, *messages: DeliveredMessage) -> None:
-    assert await world.acknowledge(*messages, group=LEDGER) == [True] * len(messages)
+async def acknowledge(harness: Harness, *messages: DeliveredMessage) -> None:
+    assert await harness.acknowledge(*messages, group=LEDGER) == [True] * len(messages)
 
 
 async def test_other_message_groups_go_on_behind_one_that_is_busy(start: Start) -> None:
     """In their own order; what was passed over comes when its turn is, and exactly once."""
-    world = await start()
+    harness = await start()
     for number in range(3):
-        await world.send(f"a{number}", message_group="a")
-        await world.send(f"b{number}", message_group="b")
-        await world.send(f"-{number}")  # no message group: in order among themselves
-    first = await receive(world, 1)
+        await harness.send(f"a{number}", message_group="a")
+        await harness.send(f"b{number}", message_group="b")
+        await harness.send(f"-{number}")  # no message group: in order among themselves
+    first = await receive(harness, 1)
     assert told(first) == [("a0", 1)]
-    rest = await receive(world)
+    rest = await receive(harness)
     assert told(rest) == [("b0", 1), ("-0", 1), ("b1", 1), ("-1", 1), ("b2", 1), ("-2", 1)]
-    assert await receive(world) == []
-    await acknowledge(world, *first, *rest)
-    assert told(await receive(world)) == [("a1", 1), ("a2", 1)]
+    assert await receive(harness) == []
+    await acknowledge(harness, *first, *rest)
+    assert told(await receive(harness)) == [("a1", 1), ("a2", 1)]
 
 
 async def test_a_batch_comes_again_from_its_first_that_is_not_acknowledged(start: Start) -> None:
     """In order, as the next attempt, before what follows in the message group; others are not touched."""
-    world = await start()
-    await world.send("a0", "a1", "a2", "a3", message_group="a")
-    batch = await receive(world, 3, seconds=10)
-    await acknowledge(world, batch[1])
-    assert await receive(world) == []
-    await world.advance(10)
-    again = await receive(world, 1, seconds=10)
+    harness = await start()
+    await harness.send("a0", "a1", "a2", "a3", message_group="a")
+    batch = await receive(harness, 3, seconds=10)
+    await acknowledge(harness, batch[1])
+    assert await receive(harness) == []
+    await harness.advance(10)
+    again = await receive(harness, 1, seconds=10)
     assert told(again) == [("a0", 2)]
-    assert await receive(world) == []
-    await acknowledge(world, *again)
-    assert told(await receive(world)) == [("a2", 2), ("a3", 1)]
+    assert await receive(harness) == []
+    await acknowledge(harness, *again)
+    assert told(await receive(harness)) == [("a2", 2), ("a3", 1)]
 
 
 async def test_what_was_given_back_for_later_keeps_its_message_group_locked(start: Start) -> None:
     """Until its new time is over; then it comes first, even if what followed it is acknowledged."""
-    world = await start()
-    await world.send("a0", "a1", "a2", message_group="a")
-    batch = await receive(world, 2, seconds=10)
-    handle = await world.deliveries.change_invisible(TOPIC, LEDGER, batch[0].receipt_handle, 60_000)
-    await acknowledge(world, batch[1])
-    await world.advance(59.9)
-    assert await receive(world) == []
-    await world.advance(0.1)
-    assert told(await receive(world)) == [("a0", 2), ("a2", 1)]
-    assert [error is None for error in await world.deliveries.acknowledge(TOPIC, LEDGER, [handle])] == [False]
+    harness = await start()
+    await harness.send("a0", "a1", "a2", message_group="a")
+    batch = await receive(harness, 2, seconds=10)
+    handle = await harness.deliveries.change_invisible(TOPIC, LEDGER, batch[0].receipt_handle, 60_000)
+    await acknowledge(harness, batch[1])
+    await harness.advance(59.9)
+    assert await receive(harness) == []
+    await harness.advance(0.1)
+    assert told(await receive(harness)) == [("a0", 2), ("a2", 1)]
+    assert [error is None for error in await harness.deliveries.acknowledge(TOPIC, LEDGER, [handle])] == [False]
 
 
 async def test_after_the_last_attempt_a_dead_letter_makes_room_for_the_next(start: Start) -> None:
     """The message behind it follows, and the dead letter is there."""
-    world = await start(retry_max_times=1)
-    await world.send("a0", "a1", message_group="a")
+    harness = await start(retry_max_times=1)
+    await harness.send("a0", "a1", message_group="a")
     for attempt in (1, 2):
-        assert told(await receive(world, 1, seconds=5)) == [("a0", attempt)]
-        await world.advance(5)
-    last = await receive(world, 1, seconds=5, wait=5)
+        assert told(await receive(harness, 1, seconds=5)) == [("a0", attempt)]
+        await harness.advance(5)
+    last = await receive(harness, 1, seconds=5, wait=5)
     assert told(last) == [("a1", 1)]
-    dead = await world.receive(topic=f"%DLQ%{LEDGER}", group=LEDGER, wait=5)
+    dead = await harness.receive(topic=f"%DLQ%{LEDGER}", group=LEDGER, wait=5)
     assert told(dead) == [("a0", 1)]
 
 
 async def test_nothing_overtakes_a_message_that_waits_for_the_dead_letter_topic(start: Start) -> None:
     """The topic does not exist when the first message of its group has used up its attempts."""
-    world = await start(retry_max_times=0)
-    await world.send("a0", "a1", message_group="a")
-    await world.send("b0", message_group="b")
-    assert told(await receive(world, 1, seconds=5)) == [("a0", 1)]
-    await world.advance(5)
-    got = told(await receive(world)) + told(await receive(world))
+    harness = await start(retry_max_times=0)
+    await harness.send("a0", "a1", message_group="a")
+    await harness.send("b0", message_group="b")
+    assert told(await receive(harness, 1, seconds=5)) == [("a0", 1)]
+    await harness.advance(5)
+    got = told(await receive(harness)) + told(await receive(harness))
     assert sorted(got) == [("a1", 1), ("b0", 1)]
-    assert world.deliveries.stats.dead_letters == 1
+    assert harness.deliveries.stats.dead_letters == 1
 
 
 async def test_a_long_row_of_one_busy_message_group_is_passed_over_once(start: Start) -> None:
     """What is behind it comes with the next receive, however long the row is; and nobody reads the row again."""
-    world = await start()
-    await world.send("a", message_group="a")
-    [busy] = await receive(world, 1)
-    await world.send(*[f"a{number}" for number in range(2000)], message_group="a")
-    await world.send("b0", "b1", message_group="b")
-    [found] = await receive(world, 1)
+    harness = await start()
+    await harness.send("a", message_group="a")
+    [busy] = await receive(harness, 1)
+    await harness.send(*[f"a{number}" for number in range(2000)], message_group="a")
+    await harness.send("b0", "b1", message_group="b")
+    [found] = await receive(harness, 1)
     assert told([found]) == [("b0", 1)]
-    await acknowledge(world, found)
-    read_before = world.store.stats.messages_read
-    assert told(await receive(world, 1)) == [("b1", 1)]
-    assert await receive(world, 1) == []
-    assert world.store.stats.messages_read <= read_before + 2  # b1, and once more if it was seen before
-    await acknowledge(world, busy)
-    assert told(await receive(world, 2)) == [("a0", 1), ("a1", 1)]
+    await acknowledge(harness, found)
+    read_before = harness.store.stats.messages_read
+    assert told(await receive(harness, 1)) == [("b1", 1)]
+    assert await receive(harness, 1) == []
+    assert harness.store.stats.messages_read <= read_before + 2  # b1, and once more if it was seen before
+    await acknowledge(harness, busy)
+    assert told(await receive(harness, 2)) == [("a0", 1), ("a1", 1)]
 
 
 async def test_a_queue_waits_when_too_much_waits_in_it(start: Start) -> None:
     """At the limit nothing behind is delivered, and nothing is lost: it goes on as soon as there is room."""
-    world = await start(fifo_waiting_max=10)
-    await world.send("a", message_group="a")
-    [busy] = await receive(world, 1)
-    await world.send(*[f"a{number}" for number in range(12)], message_group="a")
-    await world.send("b0", message_group="b")
-    assert await receive(world) == []
-    waiting = asyncio.create_task(receive(world, 4, wait=10))
+    harness = await start(fifo_waiting_max=10)
+    await harness.send("a", message_group="a")
+    [busy] = await receive(harness, 1)
+    await harness.send(*[f"a{number}" for number in range(12)], message_group="a")
+    await harness.send("b0", message_group="b")
+    assert await receive(harness) == []
+    waiting = asyncio.create_task(receive(harness, 4, wait=10))
     await asyncio.sleep(0)
-    await acknowledge(world, busy)
+    await acknowledge(harness, busy)
     first = await waiting
     assert told(first) == [(f"a{number}", 1) for number in range(4)]
-    assert told(await receive(world)) == [("b0", 1)]  # 8 wait and 2 more are seen: now there is room
-    await acknowledge(world, *first)
-    assert told(await receive(world)) == [(f"a{number}", 1) for number in range(4, 12)]
+    assert told(await receive(harness)) == [("b0", 1)]  # 8 wait and 2 more are seen: now there is room
+    await acknowledge(harness, *first)
+    assert told(await receive(harness)) == [(f"a{number}", 1) for number in range(4, 12)]
 
 
 async def test_a_filter_leaves_out_what_a_busy_message_group_kept_waiting(start: Start) -> None:
     """Also when the filter of a later receive is another; what is left out unlocks those behind it."""
-    world = await start()
-    await world.send("a0", message_group="a", tag="even")
-    await world.send("a1", message_group="a", tag="odd")
-    await world.send("a2", message_group="a", tag="even")
-    first = await receive(world, 1)
-    assert await receive(world) == []
-    await acknowledge(world, *first)
-    assert told(await receive(world, tags=frozenset({"even"}))) == [("a2", 1)]
+    harness = await start()
+    await harness.send("a0", message_group="a", tag="even")
+    await harness.send("a1", message_group="a", tag="odd")
+    await harness.send("a2", message_group="a", tag="even")
+    first = await receive(harness, 1)
+    assert await receive(harness) == []
+    await acknowledge(harness, *first)
+    assert told(await receive(harness, tags=frozenset({"even"}))) == [("a2", 1)]
 
 
 @pytest.mark.parametrize("seconds", [60.0, None])
 async def test_a_repeated_attempt_gets_the_same_delivery(start: Start, seconds: float | None) -> None:
     """The same messages, attempt and handles, also after a crash, with and without auto-renew, from all queues."""
-    world = await start()
-    await world.send("a0", "a1", "a2", message_group="a")
-    await world.send("b0", queue_id=1, message_group="b")
-    first = await receive(world, seconds=seconds, attempt_id="one")
+    harness = await start()
+    await harness.send("a0", "a1", "a2", message_group="a")
+    await harness.send("b0", queue_id=1, message_group="b")
+    first = await receive(harness, seconds=seconds, attempt_id="one")
     assert len(first) == 4
-    assert await receive(world, seconds=seconds, attempt_id="two") == []
-    assert await receive(world, seconds=seconds, attempt_id="one", client_id="other") == []
-    again = await receive(world, seconds=seconds, attempt_id="one")
+    assert await receive(harness, seconds=seconds, attempt_id="two") == []
+    assert await receive(harness, seconds=seconds, attempt_id="one", client_id="other") == []
+    again = await receive(harness, seconds=seconds, attempt_id="one")
     assert sorted((*pair, m.receipt_handle) for pair, m in zip(told(again), again, strict=True)) == sorted(
         (*pair, m.receipt_handle) for pair, m in zip(told(first), first, strict=True)
     )
-    world = await world.crash()
-    again = await receive(world, seconds=seconds, attempt_id="one")
+    harness = await harness.crash()
+    again = await receive(harness, seconds=seconds, attempt_id="one")
     assert sorted(told(again)) == [("a0", 1), ("a1", 1), ("a2", 1), ("b0", 1)]
-    await acknowledge(world, *again[:2])
-    assert len(await receive(world, seconds=seconds, attempt_id="one")) == 2
-    await acknowledge(world, *again[2:])
-    await world.send("a3", message_group="a")
-    assert told(await receive(world, seconds=seconds, attempt_id="one")) == [("a3", 1)]
-    await world.stop()
+    await acknowledge(harness, *again[:2])
+    assert len(await receive(harness, seconds=seconds, attempt_id="one")) == 2
+    await acknowledge(harness, *again[2:])
+    await harness.send("a3", message_group="a")
+    assert told(await receive(harness, seconds=seconds, attempt_id="one")) == [("a3", 1)]
+    await harness.stop()
 
 
 async def test_an_answer_that_could_not_be_written_counts_for_nothing(start: Start) -> None:
     """What was given back comes again at once, as the same attempt and in order."""
-    world = await start()
-    await world.send("a0", "a1", message_group="a")
-    first = await receive(world, seconds=None, attempt_id="one")
-    world.deliveries.give_back(TOPIC, LEDGER, first)
-    assert told(await receive(world, seconds=None, attempt_id="one")) == [("a0", 1), ("a1", 1)]
+    harness = await start()
+    await harness.send("a0", "a1", message_group="a")
+    first = await receive(harness, seconds=None, attempt_id="one")
+    harness.deliveries.give_back(TOPIC, LEDGER, first)
+    assert told(await receive(harness, seconds=None, attempt_id="one")) == [("a0", 1), ("a1", 1)]
 
 
 @pytest.mark.parametrize("orderly_stop", [False, True])
 async def test_order_survives_the_process(start: Start, orderly_stop: bool) -> None:
     """Locks, attempts and what was passed over; nothing that is finished comes again."""
-    world = await start()
+    harness = await start()
     for number in range(4):
-        await world.send(f"a{number}", message_group="a")
-        await world.send(f"b{number}", message_group="b")
-    [a0] = await receive(world, 1, seconds=10)
-    b0, b1 = await receive(world, 2, seconds=60)
+        await harness.send(f"a{number}", message_group="a")
+        await harness.send(f"b{number}", message_group="b")
+    [a0] = await receive(harness, 1, seconds=10)
+    b0, b1 = await receive(harness, 2, seconds=60)
     assert told([a0, b0, b1]) == [("a0", 1), ("b0", 1), ("b1", 1)]
-    await acknowledge(world, b0)
-    world = await (world.restart() if orderly_stop else world.crash())
-    assert await receive(world) == []
-    await acknowledge(world, b1)
-    rest = await receive(world, seconds=60)
+    await acknowledge(harness, b0)
+    harness = await (harness.restart() if orderly_stop else harness.crash())
+    assert await receive(harness) == []
+    await acknowledge(harness, b1)
+    rest = await receive(harness, seconds=60)
     assert told(rest) == [("b2", 1), ("b3", 1)]
-    await world.advance(10)
-    assert told(await receive(world, seconds=60)) == [("a0", 2), ("a1", 1), ("a2", 1), ("a3", 1)]
-    await acknowledge(world, *rest)
-    world = await world.crash()
-    assert await receive(world) == []
-    await world.advance(60)
-    again = await receive(world)
+    await harness.advance(10)
+    assert told(await receive(harness, seconds=60)) == [("a0", 2), ("a1", 1), ("a2", 1), ("a3", 1)]
+    await acknowledge(harness, *rest)
+    harness = await harness.crash()
+    assert await receive(harness) == []
+    await harness.advance(60)
+    again = await receive(harness)
     assert told(again) == [("a0", 3), ("a1", 2), ("a2", 2), ("a3", 2)]
-    await acknowledge(world, *again)
-    assert [queue.lag for queue in world.deliveries.status(LEDGER)] == [0, 0]
-    await world.stop()
+    await acknowledge(harness, *again)
+    assert [queue.lag for queue in harness.deliveries.status(LEDGER)] == [0, 0]
+    await harness.stop()
 
 
 async def test_what_was_passed_over_is_in_the_journal_before_a_crash(start: Start) -> None:
     """More than one message of the journal's size waits; after the crash all of it comes, in order, once."""
-    world = await start()
-    await world.send("a", message_group="a")
-    [busy] = await receive(world, 1)
+    harness = await start()
+    await harness.send("a", message_group="a")
+    [busy] = await receive(harness, 1)
     for number in range(600):  # alternating: each is a run of its own
-        await world.send(f"a{number}", message_group="a")
-        await world.send(f"b{number}", message_group="b")
+        await harness.send(f"a{number}", message_group="a")
+        await harness.send(f"b{number}", message_group="b")
     others = []
-    while batch := await receive(world, 32):
+    while batch := await receive(harness, 32):
         others += batch
-        await acknowledge(world, *batch)
+        await acknowledge(harness, *batch)
     assert told(others) == [(f"b{number}", 1) for number in range(600)]
-    world = await world.crash()
-    assert await receive(world) == []
-    await acknowledge(world, busy)
+    harness = await harness.crash()
+    assert await receive(harness) == []
+    await acknowledge(harness, busy)
     got = []
-    while batch := await receive(world, 32):
+    while batch := await receive(harness, 32):
         got += batch
-        await acknowledge(world, *batch)
+        await acknowledge(harness, *batch)
     assert told(got) == [(f"a{number}", 1) for number in range(600)]
-    assert world.store.queue_range(JOURNAL_TOPIC, 0)[1] < 200  # a record for a batch, not for a message
-    await world.stop()
+    assert harness.store.queue_range(JOURNAL_TOPIC, 0)[1] < 200  # a record for a batch, not for a message
+    await harness.stop()
 
 
 async def test_a_group_changes_between_order_and_none(start: Start) -> None:
     """What was held back is delivered at once to a standard group; made orderly again, it goes on in order."""
-    world = await start()
-    await world.send("a0", "a1", "a2", "a3", message_group="a")
-    [first] = await receive(world, 1)
-    assert await receive(world) == []
-    orderly = world.tables.groups.require(LEDGER)
-    world.tables.groups.update(dataclasses.replace(orderly, consume_orderly=False))
-    second, third = await receive(world, 2)
+    harness = await start()
+    await harness.send("a0", "a1", "a2", "a3", message_group="a")
+    [first] = await receive(harness, 1)
+    assert await receive(harness) == []
+    orderly = harness.tables.groups.require(LEDGER)
+    harness.tables.groups.update(dataclasses.replace(orderly, consume_orderly=False))
+    second, third = await receive(harness, 2)
     assert told([second, third]) == [("a1", 1), ("a2", 1)]
-    world.tables.groups.update(orderly)
-    await acknowledge(world, first, second)
-    assert await receive(world) == []
-    world = await world.crash()
-    assert await receive(world) == []
-    await acknowledge(world, third)
-    assert told(await receive(world)) == [("a3", 1)]
-    await world.stop()
+    harness.tables.groups.update(orderly)
+    await acknowledge(harness, first, second)
+    assert await receive(harness) == []
+    harness = await harness.crash()
+    assert await receive(harness) == []
+    await acknowledge(harness, third)
+    assert told(await receive(harness)) == [("a3", 1)]
+    await harness.stop()
 
 
 async def test_a_receive_of_one_queue_is_woken_by_that_queue(start: Start) -> None:
     """By an arrival and by an acknowledgement there; others stay asleep."""
-    world = await start()
-    waiting = [asyncio.create_task(receive(world, 1, wait=30, queue_id=queue_id)) for queue_id in (0, 1)]
+    harness = await start()
+    waiting = [asyncio.create_task(receive(harness, 1, wait=30, queue_id=queue_id)) for queue_id in (0, 1)]
     for _ in range(5):
         await asyncio.sleep(0)
-    await world.send("a0", "a1", queue_id=1, message_group="a")
+    await harness.send("a0", "a1", queue_id=1, message_group="a")
     first = await asyncio.wait_for(waiting[1], 5)
     assert told(first) == [("a0", 1)]
-    following = asyncio.create_task(receive(world, 1, wait=30, queue_id=1))
+    following = asyncio.create_task(receive(harness, 1, wait=30, queue_id=1))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not following.done()
-    await acknowledge(world, *first)
+    await acknowledge(harness, *first)
     assert told(await asyncio.wait_for(following, 5)) == [("a1", 1)]
     assert not waiting[0].done()
-    await world.send("b0", message_group="b")
+    await harness.send("b0", message_group="b")
     assert told(await asyncio.wait_for(waiting[0], 5)) == [("b0", 1)]

@@ -14,36 +14,36 @@ from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_store.records.properties import UNIQ_KEY
 from aerobee_store.records.record import Message
-from tests.support.delivery_world import GROUP, MovableClock, World
+from tests.support.delivery_harness import GROUP, Harness, MovableClock
 
 URGENT = "urgent"
-Start = Callable[..., Awaitable[World]]
+Start = Callable[..., Awaitable[Harness]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """A world with a priority topic of two queues."""
-    worlds: list[World] = []
+    """A harness with a priority topic of two queues."""
+    harnesses: list[Harness] = []
 
-    async def start_world(**settings: Any) -> World:
-        world = await World.start(tmp_path / "store", MovableClock(), **settings)
-        world.tables.topics.create(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
-        await world.tables.save()
-        worlds.append(world)
-        return world
+    async def start_harness(**settings: Any) -> Harness:
+        harness = await Harness.start(tmp_path / "store", MovableClock(), **settings)
+        harness.tables.topics.create(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
+        await harness.tables.save()
+        harnesses.append(harness)
+        return harness
 
-    yield start_world
-    for world in worlds:
-        await world.stop()
+    yield start_harness
+    for harness in harnesses:
+        await harness.stop()
 
 
-async def send(world: World, *priorities: int, queue_id: int = 0) -> None:
+async def send(harness: Harness, *priorities: int, queue_id: int = 0) -> None:
     """One message a priority; its body tells the priority."""
     messages = []
     for priority in priorities:
         properties = {UNIQ_KEY: f"id-{priority}", PRIORITY_PROPERTY: str(priority)}
         messages.append(Message(topic=URGENT, queue_id=queue_id, body=f"{priority}".encode(), properties=properties))
-    await world.store.wait_stored(world.store.append(messages)[-1].end)
+    await harness.store.wait_stored(harness.store.append(messages)[-1].end)
 
 
 def priorities(messages: list[DeliveredMessage]) -> list[int]:
@@ -52,53 +52,53 @@ def priorities(messages: list[DeliveredMessage]) -> list[int]:
 
 async def test_the_highest_of_all_queues_goes_first(start: Start) -> None:
     """Within an answer and from one to the next; what comes later and is higher overtakes."""
-    world = await start()
-    await send(world, 1, 5, 3)
-    await send(world, 4, 2, queue_id=1)
-    assert priorities(await world.receive(1, topic=URGENT)) == [5]
-    await send(world, 9)
-    assert priorities(await world.receive(2, topic=URGENT)) == [9, 4]
-    assert priorities(await world.receive(topic=URGENT)) == [3, 2, 1]
+    harness = await start()
+    await send(harness, 1, 5, 3)
+    await send(harness, 4, 2, queue_id=1)
+    assert priorities(await harness.receive(1, topic=URGENT)) == [5]
+    await send(harness, 9)
+    assert priorities(await harness.receive(2, topic=URGENT)) == [9, 4]
+    assert priorities(await harness.receive(topic=URGENT)) == [3, 2, 1]
 
 
 async def test_equal_priorities_go_by_age(start: Start) -> None:
     """Over all queues; messages without a priority count as 0."""
-    world = await start()
+    harness = await start()
     for number in range(6):
-        await world.send(f"{number}", topic=URGENT, queue_id=number % 2)
-    assert priorities(await world.receive(4, topic=URGENT)) == [0, 1, 2, 3]
-    assert priorities(await world.receive(4, topic=URGENT)) == [4, 5]
+        await harness.send(f"{number}", topic=URGENT, queue_id=number % 2)
+    assert priorities(await harness.receive(4, topic=URGENT)) == [0, 1, 2, 3]
+    assert priorities(await harness.receive(4, topic=URGENT)) == [4, 5]
 
 
 async def test_a_message_that_comes_back_keeps_its_priority(start: Start) -> None:
     """Nacked or expired, it is ahead of all lower ones, with its next attempt."""
-    world = await start()
-    await send(world, 1, 8, 2, 7)
-    first, second = await world.receive(2, topic=URGENT, seconds=30)
-    await world.deliveries.change_invisible(URGENT, GROUP, first.receipt_handle, 0)
-    [again] = await world.receive(1, topic=URGENT, seconds=60)
+    harness = await start()
+    await send(harness, 1, 8, 2, 7)
+    first, second = await harness.receive(2, topic=URGENT, seconds=30)
+    await harness.deliveries.change_invisible(URGENT, GROUP, first.receipt_handle, 0)
+    [again] = await harness.receive(1, topic=URGENT, seconds=60)
     assert (priorities([again]), again.attempt) == ([8], 2)
-    await world.advance(30)
-    assert priorities(await world.receive(topic=URGENT)) == [7, 2, 1]
-    assert await world.acknowledge(second, topic=URGENT) == [False]
+    await harness.advance(30)
+    assert priorities(await harness.receive(topic=URGENT)) == [7, 2, 1]
+    assert await harness.acknowledge(second, topic=URGENT) == [False]
 
 
 async def test_only_so_many_are_compared(start: Start) -> None:
     """Beyond the bound a higher one has to wait until there is room for it to be seen."""
-    world = await start(priority_waiting_max=3)
-    await send(world, 1, 2, 3, 9, 4)
-    received = [priorities(await world.receive(1, topic=URGENT))[0] for _ in range(5)]
+    harness = await start(priority_waiting_max=3)
+    await send(harness, 1, 2, 3, 9, 4)
+    received = [priorities(await harness.receive(1, topic=URGENT))[0] for _ in range(5)]
     assert received == [3, 9, 4, 2, 1]
 
 
 async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Start) -> None:
     """Also when that takes several turns; but not beyond the time that there is: then the best so far goes."""
-    world = await start()
-    await send(world, *([1] * 1000), 9)
-    [best] = await world.receive(1, topic=URGENT, group="audit")
+    harness = await start()
+    await send(harness, *([1] * 1000), 9)
+    [best] = await harness.receive(1, topic=URGENT, group="audit")
     assert priorities([best]) == [9]
-    world.connected.add("c")
-    [soon] = await world.deliveries.receive(
+    harness.connected.add("c")
+    [soon] = await harness.deliveries.receive(
         URGENT, GROUP, client_id="c", count=1, invisible_ms=1000, wait_seconds=0, look_seconds=0
     )
     assert priorities([soon]) == [1]
@@ -107,46 +107,46 @@ async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Star
 @pytest.mark.parametrize("end", ["crash", "restart"])
 async def test_the_order_outlives_the_process(start: Start, end: str) -> None:
     """What was seen and not delivered, what is in flight, what was acknowledged: all is as it was."""
-    world = await start()
-    await send(world, 1, 5, 3, 4, 2)
-    five, four = await world.receive(2, topic=URGENT, seconds=30)
-    await world.acknowledge(five, topic=URGENT)
-    world = await getattr(world, end)()
+    harness = await start()
+    await send(harness, 1, 5, 3, 4, 2)
+    five, four = await harness.receive(2, topic=URGENT, seconds=30)
+    await harness.acknowledge(five, topic=URGENT)
+    harness = await getattr(harness, end)()
     try:
-        assert priorities(await world.receive(1, topic=URGENT)) == [3]
-        assert await world.acknowledge(four, topic=URGENT) == [True]
-        await world.advance(60)
-        messages = await world.receive(topic=URGENT)
+        assert priorities(await harness.receive(1, topic=URGENT)) == [3]
+        assert await harness.acknowledge(four, topic=URGENT) == [True]
+        await harness.advance(60)
+        messages = await harness.receive(topic=URGENT)
         assert [(int(each.record.body), each.attempt) for each in messages] == [(3, 2), (2, 1), (1, 1)]
     finally:
-        await world.stop()
+        await harness.stop()
 
 
 async def test_the_type_of_a_topic_changes(start: Start) -> None:
     """As a normal topic it delivers by age, whatever was seen before; and by priority again."""
-    world = await start()
-    await send(world, 1, 5, 3, 4)
-    assert priorities(await world.receive(1, topic=URGENT)) == [5]
-    world.tables.topics.update(TopicConfig.of_type(URGENT, TopicMessageType.NORMAL, queue_count=2))
-    assert priorities(await world.receive(1, topic=URGENT)) == [1]
-    world.tables.topics.update(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
-    assert priorities(await world.receive(topic=URGENT)) == [4, 3]
+    harness = await start()
+    await send(harness, 1, 5, 3, 4)
+    assert priorities(await harness.receive(1, topic=URGENT)) == [5]
+    harness.tables.topics.update(TopicConfig.of_type(URGENT, TopicMessageType.NORMAL, queue_count=2))
+    assert priorities(await harness.receive(1, topic=URGENT)) == [1]
+    harness.tables.topics.update(TopicConfig.of_type(URGENT, TopicMessageType.PRIORITY, queue_count=2))
+    assert priorities(await harness.receive(topic=URGENT)) == [4, 3]
 
 
 async def test_dead_letters_of_a_priority_topic(start: Start) -> None:
     """After the last attempt a message makes room for the next one."""
-    world = await start()
-    world.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
-    await send(world, 1, 5)
-    await world.receive(1, topic=URGENT, seconds=1)
-    await world.advance(1)
-    assert priorities(await world.receive(1, topic=URGENT)) == [1]
-    assert world.deliveries.stats.dead_letters == 1
+    harness = await start()
+    harness.tables.groups.update(GroupConfig(name=GROUP, retry_max_times=0))
+    await send(harness, 1, 5)
+    await harness.receive(1, topic=URGENT, seconds=1)
+    await harness.advance(1)
+    assert priorities(await harness.receive(1, topic=URGENT)) == [1]
+    assert harness.deliveries.stats.dead_letters == 1
 
 
 async def test_an_orderly_group_goes_by_order(start: Start) -> None:
     """Order is a promise to the group, priority one of the topic: the group's comes first."""
-    world = await start()
-    world.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
-    await send(world, 1, 5, 3)
-    assert priorities(await world.receive(topic=URGENT)) == [1, 5, 3]
+    harness = await start()
+    harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
+    await send(harness, 1, 5, 3)
+    assert priorities(await harness.receive(topic=URGENT)) == [1, 5, 3]

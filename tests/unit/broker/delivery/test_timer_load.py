@@ -12,7 +12,7 @@ from aerobee_store import StoreConfig
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.records.properties import UNIQ_KEY
 from aerobee_store.records.record import Message
-from tests.support.timer_world import START_MS, TOPIC, TimerWorld
+from tests.support.timer_harness import START_MS, TOPIC, TimerHarness
 
 COUNT = 100_000
 BATCH = 2000
@@ -32,7 +32,7 @@ async def test_a_hundred_thousand_pending(tmp_path: Path) -> None:
         disk_headroom=0,
         disk_full_ratio=1.0,
     )
-    world = await TimerWorld.start(
+    harness = await TimerHarness.start(
         store=store, file_system=DiskFileSystem(), slot_count=4096, roll_window_slots=2000, log_file_size=1 << 20
     )
     source = np.random.default_rng(3)
@@ -44,27 +44,27 @@ async def test_a_hundred_thousand_pending(tmp_path: Path) -> None:
     before = 0
     for first in range(0, COUNT, BATCH):
         if first == COUNT - WATCHED:
-            await world.save()
+            await harness.save()
             tracemalloc.start()
             before = _timer_memory()
         batch = [
-            world.timer.delayed(Message(TOPIC, 0, b"%d" % number, {UNIQ_KEY: str(number)}), due[number])
+            harness.timer.delayed(Message(TOPIC, 0, b"%d" % number, {UNIQ_KEY: str(number)}), due[number])
             for number in range(first, first + BATCH)
         ]
-        await world.store.wait_stored(world.store.append(batch)[-1].end)
-        await world.settle()
+        await harness.store.wait_stored(harness.store.append(batch)[-1].end)
+        await harness.settle()
         batch.clear()
-    await world.save()
+    await harness.save()
     grown = _timer_memory() - before
     tracemalloc.stop()
-    assert world.timer.stats.pending == {TOPIC: COUNT}
+    assert harness.timer.stats.pending == {TOPIC: COUNT}
     assert grown < WATCHED * BYTES_PER_PENDING_MAX
     ticks = []
-    while world.clock.now_ms() < START_MS + 181_000:
-        await world.advance(0.9)
-        ticks.append(world.clock.now_ms())
-    delivered = world.delivered()
-    await world.stop()
+    while harness.clock.now_ms() < START_MS + 181_000:
+        await harness.advance(0.9)
+        ticks.append(harness.clock.now_ms())
+    delivered = harness.delivered()
+    await harness.stop()
     assert sorted(int(item.body) for item in delivered) == list(range(COUNT))
     assert all(item.at_ms == ticks[bisect_left(ticks, due[int(item.body)])] for item in delivered)
 

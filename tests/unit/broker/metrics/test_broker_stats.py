@@ -25,7 +25,7 @@ from aerobee_store import Message, MessageStore
 from aerobee_store.testing import ManualClock
 
 
-class World:
+class Harness:
     """A broker's counters, tables and store, without the broker."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,64 +61,64 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    with world.store:
-        yield world
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    with harness.store:
+        yield harness
 
 
-def test_what_came_shows_at_once(world: World) -> None:
+def test_what_came_shows_at_once(harness: Harness) -> None:
     """Before the first sample, too; of all message types of a topic together."""
-    world.send("orders", 3, 2.0)
-    world.send("orders", 1, 4.0, "fifo")
-    world.receive("orders", 2)
-    world.clock.advance(4)
-    assert world.stats.topics("minute") == {"orders": TopicTraffic(4, 400, 2, 6.0)}
-    assert world.stats.groups("minute") == {("orders", "billing"): GroupTraffic(2, 300, 14.0)}
-    assert world.stats.per_second() == (1.0, 0.5)
-    assert (world.stats.messages_in, world.stats.messages_out) == (4, 2)
+    harness.send("orders", 3, 2.0)
+    harness.send("orders", 1, 4.0, "fifo")
+    harness.receive("orders", 2)
+    harness.clock.advance(4)
+    assert harness.stats.topics("minute") == {"orders": TopicTraffic(4, 400, 2, 6.0)}
+    assert harness.stats.groups("minute") == {("orders", "billing"): GroupTraffic(2, 300, 14.0)}
+    assert harness.stats.per_second() == (1.0, 0.5)
+    assert (harness.stats.messages_in, harness.stats.messages_out) == (4, 2)
 
 
-def test_each_window_forgets_in_its_time(world: World) -> None:
+def test_each_window_forgets_in_its_time(harness: Harness) -> None:
     """After a minute, an hour and its ten minutes, a day and its hour; what is idle takes no place in any slot."""
-    world.send("orders", 5)
-    world.pass_time(50)
-    assert world.stats.topics("minute")["orders"].messages == 5
-    world.send("bills", 1)
-    world.pass_time(20)
-    assert set(world.stats.topics("minute")) == {"bills"}
-    assert set(world.stats.topics("hour")) == {"bills", "orders"}
-    world.pass_time(3600 + 600)
-    assert (world.stats.topics("minute"), world.stats.topics("hour")) == ({}, {})
-    assert world.stats.topics("day")["orders"] == TopicTraffic(5, 500, 1, 2.0)
-    world.pass_time(24 * 3600)
-    assert world.stats.topics("day") == {}
-    assert world.stats.messages_in == 6
+    harness.send("orders", 5)
+    harness.pass_time(50)
+    assert harness.stats.topics("minute")["orders"].messages == 5
+    harness.send("bills", 1)
+    harness.pass_time(20)
+    assert set(harness.stats.topics("minute")) == {"bills"}
+    assert set(harness.stats.topics("hour")) == {"bills", "orders"}
+    harness.pass_time(3600 + 600)
+    assert (harness.stats.topics("minute"), harness.stats.topics("hour")) == ({}, {})
+    assert harness.stats.topics("day")["orders"] == TopicTraffic(5, 500, 1, 2.0)
+    harness.pass_time(24 * 3600)
+    assert harness.stats.topics("day") == {}
+    assert harness.stats.messages_in == 6
 
 
-def test_rates_are_over_what_has_passed(world: World) -> None:
+def test_rates_are_over_what_has_passed(harness: Harness) -> None:
     """At first the time since the start, later the whole window."""
-    world.send("orders", 30)
-    world.pass_time(30)
-    assert world.stats.per_second() == (1.0, 0.0)
-    assert world.stats.seconds("hour") == 30
-    world.pass_time(30)
-    assert world.stats.per_second() == (0.5, 0.0)
-    world.pass_time(7200)
-    assert world.stats.per_second() == (0.0, 0.0)
-    assert 3600 <= world.stats.seconds("hour") < 4200 + SAMPLE_SECONDS
-    assert world.stats.seconds("minute") == 60
+    harness.send("orders", 30)
+    harness.pass_time(30)
+    assert harness.stats.per_second() == (1.0, 0.0)
+    assert harness.stats.seconds("hour") == 30
+    harness.pass_time(30)
+    assert harness.stats.per_second() == (0.5, 0.0)
+    harness.pass_time(7200)
+    assert harness.stats.per_second() == (0.0, 0.0)
+    assert 3600 <= harness.stats.seconds("hour") < 4200 + SAMPLE_SECONDS
+    assert harness.stats.seconds("minute") == 60
 
 
-def test_stat_sets_under_their_names(world: World) -> None:
+def test_stat_sets_under_their_names(harness: Harness) -> None:
     """Sum, times, rate and average, as RocketMQ's commands show them; zeros for what there is not."""
-    world.send("orders", 3, 2.0)
-    world.send("orders", 1, 4.0)
-    world.send("rmq_sys_x", 6, 1.0)
-    world.receive("orders", 2)
-    world.counters.received_by("orders", "billing").acknowledged += 1
-    world.counters.received_by("orders", "billing").changed += 4
-    world.pass_time(10)
+    harness.send("orders", 3, 2.0)
+    harness.send("orders", 1, 4.0)
+    harness.send("rmq_sys_x", 6, 1.0)
+    harness.receive("orders", 2)
+    harness.counters.received_by("orders", "billing").acknowledged += 1
+    harness.counters.received_by("orders", "billing").changed += 4
+    harness.pass_time(10)
     expected = {
         ("TOPIC_PUT_NUMS", "orders"): (4, 2, 0.4, 2),
         ("TOPIC_PUT_SIZE", "orders"): (400, 2, 40, 200),
@@ -137,48 +137,48 @@ def test_stat_sets_under_their_names(world: World) -> None:
     }
     for (name, key), values in expected.items():
         for window in broker_stats.WINDOWS:
-            item = world.stats.item(name, key, window)
+            item = harness.stats.item(name, key, window)
             assert (item.sum, item.times, item.per_second, item.average) == pytest.approx(values), name
     assert {name for name, _ in expected} <= set(STAT_SETS)
     with pytest.raises(KeyError):
-        world.stats.item("TOPIC_PUT_LUCK", "orders", "minute")
+        harness.stats.item("TOPIC_PUT_LUCK", "orders", "minute")
 
 
-def test_dead_letters_of_a_group(world: World) -> None:
+def test_dead_letters_of_a_group(harness: Harness) -> None:
     """They are read off the queue of its dead letters."""
-    world.store.append([Message("%DLQ%billing", 0, b"x"), Message("%DLQ%billing", 0, b"y")])
-    world.store.flush()
-    assert world.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 2
-    world.pass_time(70)
-    assert world.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 0
+    harness.store.append([Message("%DLQ%billing", 0, b"x"), Message("%DLQ%billing", 0, b"y")])
+    harness.store.flush()
+    assert harness.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 2
+    harness.pass_time(70)
+    assert harness.stats.item("DLQ_PUT_NUMS", "%DLQ%billing@billing", "minute").sum == 0
 
 
-def test_counters_of_what_is_gone_are_dropped(world: World) -> None:
+def test_counters_of_what_is_gone_are_dropped(harness: Harness) -> None:
     """A topic or group that was deleted takes no memory after a minute, and the totals do not go back."""
-    world.send("orders", 3)
-    world.send("bills", 2)
-    world.receive("orders", 1)
-    world.receive("bills", 1)
-    world.pass_time(60)
-    assert len(world.counters.sent) == len(world.counters.received) == 2
-    world.tables.topics.delete("orders")
-    world.pass_time(60)
-    assert set(world.counters.sent) == {("bills", "normal")}
-    assert set(world.counters.received) == {("bills", "billing")}
-    world.tables.groups.delete("billing")
-    world.pass_time(60)
-    assert world.counters.received == {}
-    assert (world.stats.messages_in, world.stats.messages_out) == (5, 2)
-    assert world.stats.topics("hour")["orders"].messages == 3
-    world.pass_time(3600 + 600)
-    assert world.stats.topics("hour") == {}
+    harness.send("orders", 3)
+    harness.send("bills", 2)
+    harness.receive("orders", 1)
+    harness.receive("bills", 1)
+    harness.pass_time(60)
+    assert len(harness.counters.sent) == len(harness.counters.received) == 2
+    harness.tables.topics.delete("orders")
+    harness.pass_time(60)
+    assert set(harness.counters.sent) == {("bills", "normal")}
+    assert set(harness.counters.received) == {("bills", "billing")}
+    harness.tables.groups.delete("billing")
+    harness.pass_time(60)
+    assert harness.counters.received == {}
+    assert (harness.stats.messages_in, harness.stats.messages_out) == (5, 2)
+    assert harness.stats.topics("hour")["orders"].messages == 3
+    harness.pass_time(3600 + 600)
+    assert harness.stats.topics("hour") == {}
 
 
-def test_a_slot_tells_so_many_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_tells_so_many_apart(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The busiest by name, all others together."""
     monkeypatch.setattr(broker_stats, "KEYS_MAX", 3)
     for number in range(6):
-        world.send(f"topic-{number}", number + 1)
-    world.pass_time(10)
-    found = {topic: traffic.messages for topic, traffic in world.stats.topics("minute").items()}
+        harness.send(f"topic-{number}", number + 1)
+    harness.pass_time(10)
+    found = {topic: traffic.messages for topic, traffic in harness.stats.topics("minute").items()}
     assert found == {"topic-5": 6, "topic-4": 5, OTHERS: 1 + 2 + 3 + 4}

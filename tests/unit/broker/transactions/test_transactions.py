@@ -31,26 +31,26 @@ from aerobee_store.records import properties as p
 from aerobee_store.records.record import Message, TransactionType
 from aerobee_store.timer.files import TIMER_TOPIC
 from tests.support.in_process_broker import message
-from tests.support.transaction_world import ROLLBACK, TOPIC, UNDECIDED, TransactionWorld, half
+from tests.support.transaction_harness import ROLLBACK, TOPIC, UNDECIDED, TransactionHarness, half
 
 Code = v2.Code
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[TransactionWorld]:
+async def harness(tmp_path: Path) -> AsyncIterator[TransactionHarness]:
     """A broker without gRPC, with RocketMQ's times."""
-    world = await TransactionWorld(tmp_path).start()
-    yield world
-    await world.stop()
+    harness = await TransactionHarness(tmp_path).start()
+    yield harness
+    await harness.stop()
 
 
 # --- what is stored -----------------------------------------------------------------------------------------
 
 
-async def test_half_message_is_stored_as_rocketmq_stores_it(world: TransactionWorld) -> None:
+async def test_half_message_is_stored_as_rocketmq_stores_it(harness: TransactionHarness) -> None:
     """In the half topic, with its real place in properties, no transaction bits, and nothing in its own topic."""
-    assert await world.send("T1", tag="card", keys=["k1"]) == [0]
-    [record] = world.stored(HALF_TOPIC)
+    assert await harness.send("T1", tag="card", keys=["k1"]) == [0]
+    [record] = harness.stored(HALF_TOPIC)
     assert (record.queue_id, record.sys_flag & TransactionType.ROLLBACK, record.body) == (0, 0, b"pay")
     wanted = {
         p.REAL_TOPIC: TOPIC,
@@ -64,16 +64,16 @@ async def test_half_message_is_stored_as_rocketmq_stores_it(world: TransactionWo
         "currency": "EUR",
     }
     assert wanted.items() <= record.properties.items()
-    assert world.ids() == []
-    assert world.store.positions[2] == world.store.positions[0]  # durable by then
+    assert harness.ids() == []
+    assert harness.store.positions[2] == harness.store.positions[0]  # durable by then
 
 
-async def test_commit_stores_the_message_and_the_op_together(world: TransactionWorld) -> None:
+async def test_commit_stores_the_message_and_the_op_together(harness: TransactionHarness) -> None:
     """The final message as RocketMQ makes it, the op behind it, both durable when the answer comes."""
-    await world.send("T1", tag="card", keys=["k1"])
-    [first] = world.stored(HALF_TOPIC)
-    assert await world.end("T1") == Code.OK
-    [final] = world.stored()
+    await harness.send("T1", tag="card", keys=["k1"])
+    [first] = harness.stored(HALF_TOPIC)
+    assert await harness.end("T1") == Code.OK
+    [final] = harness.stored()
     assert (final.transaction_type, final.prepared_transaction_offset) == (
         TransactionType.COMMIT,
         first.physical_offset,
@@ -82,181 +82,181 @@ async def test_commit_stores_the_message_and_the_op_together(world: TransactionW
     assert (final.born_timestamp, final.born_host) == (first.born_timestamp, first.born_host)
     assert final.properties[p.TRANSACTION_ID] == "T1"
     assert not final.properties.keys() & {p.REAL_TOPIC, p.REAL_QUEUE_ID, p.TRANSACTION_MESSAGE}
-    [op] = world.stored(OP_TOPIC)
+    [op] = harness.stored(OP_TOPIC)
     assert (op.tag, op.body, op.queue_id) == ("d", b"0", 0)
     assert op.physical_offset == final.physical_offset + final.size
-    assert world.store.positions[2] == world.store.positions[0]
-    assert world.transactions.pending_count == 0
+    assert harness.store.positions[2] == harness.store.positions[0]
+    assert harness.transactions.pending_count == 0
 
 
-async def test_rollback_stores_the_op_alone(world: TransactionWorld) -> None:
+async def test_rollback_stores_the_op_alone(harness: TransactionHarness) -> None:
     """Nothing for consumers."""
-    await world.send("T1", "T2")
-    assert await world.end("T2", ROLLBACK) == Code.OK
-    assert world.stored() == []
-    assert [op.body for op in world.stored(OP_TOPIC)] == [b"1"]
+    await harness.send("T1", "T2")
+    assert await harness.end("T2", ROLLBACK) == Code.OK
+    assert harness.stored() == []
+    assert [op.body for op in harness.stored(OP_TOPIC)] == [b"1"]
 
 
-async def test_queues_take_turns_and_message_groups_keep_theirs(world: TransactionWorld) -> None:
+async def test_queues_take_turns_and_message_groups_keep_theirs(harness: TransactionHarness) -> None:
     """A committed message lies in the queue that its send would have chosen."""
-    await world.send("T1", "T2", "T3", "T4")
-    await world.send("G1", "G2", "G3", message_group="order-1")
+    await harness.send("T1", "T2", "T3", "T4")
+    await harness.send("G1", "G2", "G3", message_group="order-1")
     for transaction_id in ("T1", "T2", "T3", "T4", "G1", "G2", "G3"):
-        assert await world.end(transaction_id) == Code.OK
-    assert [record.queue_id for record in world.stored()] == [0, 1, 0, 1, *[jump_hash("order-1", 2)] * 3]
+        assert await harness.end(transaction_id) == Code.OK
+    assert [record.queue_id for record in harness.stored()] == [0, 1, 0, 1, *[jump_hash("order-1", 2)] * 3]
 
 
-async def test_commit_into_fewer_queues_than_there_were(world: TransactionWorld) -> None:
+async def test_commit_into_fewer_queues_than_there_were(harness: TransactionHarness) -> None:
     """A queue that consumers do not read any more gets no message."""
-    await world.send("T1", "T2")
-    topic = world.tables.topics.require(TOPIC)
-    world.tables.topics.update(dataclasses.replace(topic, read_queue_count=1, write_queue_count=1))
-    assert [await world.end(name) for name in ("T1", "T2")] == [Code.OK, Code.OK]
-    assert [record.queue_id for record in world.stored()] == [0, 0]
+    await harness.send("T1", "T2")
+    topic = harness.tables.topics.require(TOPIC)
+    harness.tables.topics.update(dataclasses.replace(topic, read_queue_count=1, write_queue_count=1))
+    assert [await harness.end(name) for name in ("T1", "T2")] == [Code.OK, Code.OK]
+    assert [record.queue_id for record in harness.stored()] == [0, 0]
 
 
 # --- decisions ----------------------------------------------------------------------------------------------
 
 
-async def test_the_same_decision_again_is_fine_another_is_not(world: TransactionWorld) -> None:
+async def test_the_same_decision_again_is_fine_another_is_not(harness: TransactionHarness) -> None:
     """One final message, whatever is repeated."""
-    await world.send("T1", "T2")
-    assert [await world.end("T1") for _ in range(3)] == [Code.OK] * 3
-    assert await world.end("T1", ROLLBACK) == Code.INVALID_TRANSACTION_ID
-    assert await world.end("T1", UNDECIDED) == Code.OK
-    assert [await world.end("T2", ROLLBACK) for _ in range(2)] == [Code.OK] * 2
-    assert await world.end("T2") == Code.INVALID_TRANSACTION_ID
-    assert world.ids() == ["T1"]
+    await harness.send("T1", "T2")
+    assert [await harness.end("T1") for _ in range(3)] == [Code.OK] * 3
+    assert await harness.end("T1", ROLLBACK) == Code.INVALID_TRANSACTION_ID
+    assert await harness.end("T1", UNDECIDED) == Code.OK
+    assert [await harness.end("T2", ROLLBACK) for _ in range(2)] == [Code.OK] * 2
+    assert await harness.end("T2") == Code.INVALID_TRANSACTION_ID
+    assert harness.ids() == ["T1"]
 
 
-async def test_the_same_decision_at_the_same_time(world: TransactionWorld) -> None:
+async def test_the_same_decision_at_the_same_time(harness: TransactionHarness) -> None:
     """A client that did not wait for its first answer; both answers are right, one message is stored."""
-    await world.send("T1")
-    assert await asyncio.gather(*(world.end("T1") for _ in range(4))) == [Code.OK] * 4
-    assert world.ids() == ["T1"]
+    await harness.send("T1")
+    assert await asyncio.gather(*(harness.end("T1") for _ in range(4))) == [Code.OK] * 4
+    assert harness.ids() == ["T1"]
 
 
-async def test_ids_that_are_not_known(world: TransactionWorld) -> None:
+async def test_ids_that_are_not_known(harness: TransactionHarness) -> None:
     """Blank, invented, or of another topic: INVALID_TRANSACTION_ID, and nothing is stored."""
-    await world.send("T1")
-    before = world.store.positions[0]
+    await harness.send("T1")
+    before = harness.store.positions[0]
     for transaction_id in ("", "  ", "T2"):
-        assert await world.end(transaction_id) == Code.INVALID_TRANSACTION_ID
-    assert await world.end("T1", topic="mixed") == Code.INVALID_TRANSACTION_ID
-    assert await world.end("T1", v2.TransactionResolution.ValueType(9)) == Code.BAD_REQUEST
-    assert await world.end("T1", topic="bad topic!") == Code.ILLEGAL_TOPIC
-    assert world.store.positions[0] == before
-    assert world.transactions.pending_count == 1
+        assert await harness.end(transaction_id) == Code.INVALID_TRANSACTION_ID
+    assert await harness.end("T1", topic="mixed") == Code.INVALID_TRANSACTION_ID
+    assert await harness.end("T1", v2.TransactionResolution.ValueType(9)) == Code.BAD_REQUEST
+    assert await harness.end("T1", topic="bad topic!") == Code.ILLEGAL_TOPIC
+    assert harness.store.positions[0] == before
+    assert harness.transactions.pending_count == 1
 
 
-async def test_undecided_keeps_the_transaction(world: TransactionWorld) -> None:
+async def test_undecided_keeps_the_transaction(harness: TransactionHarness) -> None:
     """OK, and a commit later is one."""
-    await world.send("T1")
-    assert await world.end("T1", UNDECIDED) == Code.OK
-    assert world.ids() == []
-    assert await world.end("T1") == Code.OK
-    assert world.ids() == ["T1"]
+    await harness.send("T1")
+    assert await harness.end("T1", UNDECIDED) == Code.OK
+    assert harness.ids() == []
+    assert await harness.end("T1") == Code.OK
+    assert harness.ids() == ["T1"]
 
 
-async def test_any_client_may_decide(world: TransactionWorld) -> None:
+async def test_any_client_may_decide(harness: TransactionHarness) -> None:
     """The sender may be dead."""
-    await world.send("T1", client_id="sender")
-    assert await world.end("T1", client_id="another") == Code.OK
+    await harness.send("T1", client_id="sender")
+    assert await harness.end("T1", client_id="another") == Code.OK
 
 
-async def test_commit_into_a_topic_that_was_deleted(world: TransactionWorld) -> None:
+async def test_commit_into_a_topic_that_was_deleted(harness: TransactionHarness) -> None:
     """It is refused, and given up at its next check."""
-    await world.send("T1")
-    world.tables.topics.delete(TOPIC)
-    assert await world.end("T1") == Code.TOPIC_NOT_FOUND
-    await world.advance(7)
-    assert world.transactions.pending_count == 0
-    assert world.ids(GIVEN_UP_TOPIC) == ["T1"]
+    await harness.send("T1")
+    harness.tables.topics.delete(TOPIC)
+    assert await harness.end("T1") == Code.TOPIC_NOT_FOUND
+    await harness.advance(7)
+    assert harness.transactions.pending_count == 0
+    assert harness.ids(GIVEN_UP_TOPIC) == ["T1"]
 
 
-async def test_a_full_disk_refuses_transactions_and_takes_decisions(world: TransactionWorld) -> None:
+async def test_a_full_disk_refuses_transactions_and_takes_decisions(harness: TransactionHarness) -> None:
     """A decision frees what it decides about; only when nothing can be written any more it is refused, and can be
     repeated."""
-    await world.send("T1", "T2")
-    world.disk.fail_at("reserve", for_ever=True, error_number=28)
-    codes = [await world.send_code(half(f"X{number}", body=bytes(8000))) for number in range(5)]
+    await harness.send("T1", "T2")
+    harness.disk.fail_at("reserve", for_ever=True, error_number=28)
+    codes = [await harness.send_code(half(f"X{number}", body=bytes(8000))) for number in range(5)]
     assert codes[-1] == Code.TOO_MANY_REQUESTS
-    pending = world.transactions.pending_count
-    code = await world.end("T1")
-    world.disk.heal()
+    pending = harness.transactions.pending_count
+    code = await harness.end("T1")
+    harness.disk.heal()
     assert code in (Code.OK, Code.TOO_MANY_REQUESTS)
-    assert world.transactions.pending_count == pending - (code == Code.OK)
-    assert await world.end("T1") == Code.OK
-    assert world.ids() == ["T1"]
+    assert harness.transactions.pending_count == pending - (code == Code.OK)
+    assert await harness.end("T1") == Code.OK
+    assert harness.ids() == ["T1"]
 
 
 # --- sends --------------------------------------------------------------------------------------------------
 
 
-async def test_a_repeated_send_is_stored_once(world: TransactionWorld) -> None:
+async def test_a_repeated_send_is_stored_once(harness: TransactionHarness) -> None:
     """Its client did not see the answer: same place, one half message; also in one request, and at the same time."""
-    assert await world.send("T1") == [0]
-    assert await world.send("T1") == [0]
-    assert await world.send("T2", "T2", "T1") == [1, 1, 0]
-    assert list(await asyncio.gather(world.send("T3"), world.send("T3"))) == [[2], [2]]
-    assert world.ids(HALF_TOPIC) == ["T1", "T2", "T3"]
-    assert await world.end("T1") == Code.OK
-    assert await world.send("T1") == [0]  # a late one
-    assert await world.send("T1", topic="mixed") == [3]  # another topic's
-    assert world.transactions.pending_count == 3
+    assert await harness.send("T1") == [0]
+    assert await harness.send("T1") == [0]
+    assert await harness.send("T2", "T2", "T1") == [1, 1, 0]
+    assert list(await asyncio.gather(harness.send("T3"), harness.send("T3"))) == [[2], [2]]
+    assert harness.ids(HALF_TOPIC) == ["T1", "T2", "T3"]
+    assert await harness.end("T1") == Code.OK
+    assert await harness.send("T1") == [0]  # a late one
+    assert await harness.send("T1", topic="mixed") == [3]  # another topic's
+    assert harness.transactions.pending_count == 3
 
 
-async def test_topics_take_what_they_are_for(world: TransactionWorld) -> None:
+async def test_topics_take_what_they_are_for(harness: TransactionHarness) -> None:
     """TRANSACTION and MIXED topics only; and a transaction topic takes nothing else."""
-    assert await world.send_code(half("T1", "mixed")) == Code.OK
-    assert await world.send_code(half("T2", "normal")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert await world.send_code(message(TOPIC, message_id="N")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert await world.send_code(message("mixed", message_id="N")) == Code.OK
+    assert await harness.send_code(half("T1", "mixed")) == Code.OK
+    assert await harness.send_code(half("T2", "normal")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert await harness.send_code(message(TOPIC, message_id="N")) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert await harness.send_code(message("mixed", message_id="N")) == Code.OK
 
 
-async def test_what_cannot_be_a_transaction(world: TransactionWorld) -> None:
+async def test_what_cannot_be_a_transaction(harness: TransactionHarness) -> None:
     """With plain messages in one request, in either order, or with a delivery time."""
     for messages in ([half("T1", "mixed"), message("mixed")], [message("mixed"), half("T1", "mixed")]):
-        assert await world.send_code(*messages) == Code.BAD_REQUEST
+        assert await harness.send_code(*messages) == Code.BAD_REQUEST
     due = half("T1", "mixed")
-    due.system_properties.delivery_timestamp.seconds = world.clock.now_ms() // 1000 + 60
-    assert await world.send_code(due) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert world.store.positions[0] == 0
+    due.system_properties.delivery_timestamp.seconds = harness.clock.now_ms() // 1000 + 60
+    assert await harness.send_code(due) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    assert harness.store.positions[0] == 0
 
 
-async def test_recovery_duration_has_a_limit(world: TransactionWorld) -> None:
+async def test_recovery_duration_has_a_limit(harness: TransactionHarness) -> None:
     """Conformance item 116: 3600 s is fine, 3601 s is not."""
     for seconds, code in ((3601, Code.BAD_REQUEST), (3600, Code.OK)):
         made = half("T1")
         made.system_properties.orphaned_transaction_recovery_duration.seconds = seconds
-        assert await world.send_code(made) == code
+        assert await harness.send_code(made) == code
 
 
 async def test_waiting_transactions_have_a_bound(tmp_path: Path) -> None:
     """Beyond it sends are refused as too many, all of a request or none, and repeated ones are not; a decision makes
     room."""
-    world = await TransactionWorld(tmp_path, pending_max=3).start()
-    await world.send("T1", "T2")
-    assert await world.send_code(half("T3"), half("T4")) == Code.TOO_MANY_REQUESTS
-    await world.send("T3")
-    assert await world.send_code(half("T4")) == Code.TOO_MANY_REQUESTS
-    assert await world.send_code(half("T3")) == Code.OK
-    await world.end("T1")
-    assert await world.send_code(half("T4")) == Code.OK
-    await world.stop()
+    harness = await TransactionHarness(tmp_path, pending_max=3).start()
+    await harness.send("T1", "T2")
+    assert await harness.send_code(half("T3"), half("T4")) == Code.TOO_MANY_REQUESTS
+    await harness.send("T3")
+    assert await harness.send_code(half("T4")) == Code.TOO_MANY_REQUESTS
+    assert await harness.send_code(half("T3")) == Code.OK
+    await harness.end("T1")
+    assert await harness.send_code(half("T4")) == Code.OK
+    await harness.stop()
 
 
 # --- checks -------------------------------------------------------------------------------------------------
 
 
-async def test_the_sender_is_asked_after_six_seconds_and_then_every_thirty(world: TransactionWorld) -> None:
+async def test_the_sender_is_asked_after_six_seconds_and_then_every_thirty(harness: TransactionHarness) -> None:
     """The whole message and the transaction id; nothing before the time."""
-    sender = world.producer("sender", TOPIC)
-    await world.send("T1", tag="card", keys=["k1", "k2"])
-    await world.advance(5.9)
-    assert world.asked(sender) == []
-    await world.advance(0.2)
-    [command] = world.asked(sender)
+    sender = harness.producer("sender", TOPIC)
+    await harness.send("T1", tag="card", keys=["k1", "k2"])
+    await harness.advance(5.9)
+    assert harness.asked(sender) == []
+    await harness.advance(0.2)
+    [command] = harness.asked(sender)
     assert command.transaction_id == "T1"
     system = command.message.system_properties
     assert (command.message.topic.name, command.message.body) == (TOPIC, b"pay")
@@ -266,139 +266,139 @@ async def test_the_sender_is_asked_after_six_seconds_and_then_every_thirty(world
     assert system.body_digest.checksum == md5(b"pay", usedforsecurity=False).hexdigest().upper()
     assert system.HasField("born_timestamp")
     assert (system.queue_id, system.HasField("queue_offset")) == (0, True)
-    await world.advance(29)
-    assert world.asked(sender) == []
-    await world.advance(1.1)
-    assert [asked.transaction_id for asked in world.asked(sender)] == ["T1"]
-    assert await world.end("T1") == Code.OK
-    await world.advance(300)
-    assert world.asked(sender) == []
-    assert world.ids() == ["T1"]
+    await harness.advance(29)
+    assert harness.asked(sender) == []
+    await harness.advance(1.1)
+    assert [asked.transaction_id for asked in harness.asked(sender)] == ["T1"]
+    assert await harness.end("T1") == Code.OK
+    await harness.advance(300)
+    assert harness.asked(sender) == []
+    assert harness.ids() == ["T1"]
 
 
-async def test_a_message_may_have_its_own_time(world: TransactionWorld) -> None:
+async def test_a_message_may_have_its_own_time(harness: TransactionHarness) -> None:
     """orphaned_transaction_recovery_duration; parts of a second count as a whole one, none as not given."""
-    sender = world.producer("sender")
+    sender = harness.producer("sender")
     for transaction_id, milliseconds in (("T1", 60_000), ("T2", 500), ("T3", 0)):
         made = half(transaction_id)
         made.system_properties.orphaned_transaction_recovery_duration.FromMilliseconds(milliseconds)
-        assert await world.send_code(made) == Code.OK
-    await world.advance(1.1)
-    assert [asked.transaction_id for asked in world.asked(sender)] == ["T2"]
-    await world.advance(5)
-    assert [asked.transaction_id for asked in world.asked(sender)] == ["T3"]
-    await world.advance(53)
-    assert "T1" not in [asked.transaction_id for asked in world.asked(sender)]
-    await world.advance(1.5)
-    [command] = [asked for asked in world.asked(sender) if asked.transaction_id == "T1"]
+        assert await harness.send_code(made) == Code.OK
+    await harness.advance(1.1)
+    assert [asked.transaction_id for asked in harness.asked(sender)] == ["T2"]
+    await harness.advance(5)
+    assert [asked.transaction_id for asked in harness.asked(sender)] == ["T3"]
+    await harness.advance(53)
+    assert "T1" not in [asked.transaction_id for asked in harness.asked(sender)]
+    await harness.advance(1.5)
+    [command] = [asked for asked in harness.asked(sender) if asked.transaction_id == "T1"]
     assert command.message.system_properties.orphaned_transaction_recovery_duration.seconds == 60
 
 
-async def test_another_producer_is_asked_when_the_sender_is_gone(world: TransactionWorld) -> None:
+async def test_another_producer_is_asked_when_the_sender_is_gone(harness: TransactionHarness) -> None:
     """One of those that listed the topic, else one that ever sent to it; never more than one at a time."""
-    await world.send("T0", client_id="veteran")
-    await world.end("T0")
-    world.producer("sender", TOPIC)
-    await world.send("T1")
-    world.clients.terminate("sender")
-    stranger, veteran = world.producer("stranger", "elsewhere"), world.producer("veteran")
-    await world.advance(6.1)
-    assert [len(world.asked(client)) for client in (stranger, veteran)] == [0, 1]
-    listed = world.producer("listed", TOPIC)
+    await harness.send("T0", client_id="veteran")
+    await harness.end("T0")
+    harness.producer("sender", TOPIC)
+    await harness.send("T1")
+    harness.clients.terminate("sender")
+    stranger, veteran = harness.producer("stranger", "elsewhere"), harness.producer("veteran")
+    await harness.advance(6.1)
+    assert [len(harness.asked(client)) for client in (stranger, veteran)] == [0, 1]
+    listed = harness.producer("listed", TOPIC)
     for _ in range(2):
-        await world.advance(30.1)
-    assert [len(world.asked(client)) for client in (stranger, veteran, listed)] == [0, 1, 1]
+        await harness.advance(30.1)
+    assert [len(harness.asked(client)) for client in (stranger, veteran, listed)] == [0, 1, 1]
 
 
-async def test_a_sender_that_does_not_answer_is_not_the_only_one_asked(world: TransactionWorld) -> None:
+async def test_a_sender_that_does_not_answer_is_not_the_only_one_asked(harness: TransactionHarness) -> None:
     """Its connection may hang although it lives."""
-    sender, other = world.producer("sender", TOPIC), world.producer("other", TOPIC)
-    await world.send("T1")
-    await world.advance(6.1)
-    assert (len(world.asked(sender)), len(world.asked(other))) == (1, 0)
-    await world.advance(30.1)
-    assert (len(world.asked(sender)), len(world.asked(other))) == (0, 1)
+    sender, other = harness.producer("sender", TOPIC), harness.producer("other", TOPIC)
+    await harness.send("T1")
+    await harness.advance(6.1)
+    assert (len(harness.asked(sender)), len(harness.asked(other))) == (1, 0)
+    await harness.advance(30.1)
+    assert (len(harness.asked(sender)), len(harness.asked(other))) == (0, 1)
 
 
-async def test_a_producer_is_asked_as_soon_as_it_comes(world: TransactionWorld) -> None:
+async def test_a_producer_is_asked_as_soon_as_it_comes(harness: TransactionHarness) -> None:
     """When it is due and nobody was there; that it could not be asked before does not count against it."""
-    await world.send("T1")
+    await harness.send("T1")
     for _ in range(20):
-        await world.advance(30.1)
-    assert world.transactions.pending_count == 1
-    newcomer = world.producer("newcomer", TOPIC)
-    await world.settle()
-    [command] = world.asked(newcomer)
+        await harness.advance(30.1)
+    assert harness.transactions.pending_count == 1
+    newcomer = harness.producer("newcomer", TOPIC)
+    await harness.settle()
+    [command] = harness.asked(newcomer)
     assert command.transaction_id == "T1"
-    assert world.stored(HALF_TOPIC)[-1].properties[p.TRANSACTION_CHECK_TIMES] == "1"
-    await world.advance(29)
-    assert world.asked(newcomer) == []
-    await world.advance(1.1)
-    assert len(world.asked(newcomer)) == 1
+    assert harness.stored(HALF_TOPIC)[-1].properties[p.TRANSACTION_CHECK_TIMES] == "1"
+    await harness.advance(29)
+    assert harness.asked(newcomer) == []
+    await harness.advance(1.1)
+    assert len(harness.asked(newcomer)) == 1
 
 
-async def test_after_the_last_check_the_message_is_given_up(world: TransactionWorld) -> None:
+async def test_after_the_last_check_the_message_is_given_up(harness: TransactionHarness) -> None:
     """15 checks, then TRANS_CHECK_MAX_TIME_TOPIC has the message; a decision comes too late."""
-    sender = world.producer("sender", TOPIC)
-    await world.send("T1")
-    await world.advance(6.1)
+    sender = harness.producer("sender", TOPIC)
+    await harness.send("T1")
+    await harness.advance(6.1)
     for _ in range(14):
-        assert len(world.asked(sender)) == 1
-        await world.advance(30.1)
-    assert len(world.asked(sender)) == 1
-    assert world.transactions.pending_count == 1
-    await world.advance(30.1)
-    assert world.asked(sender) == []
-    assert world.transactions.pending_count == 0
-    [kept] = world.stored(GIVEN_UP_TOPIC)
+        assert len(harness.asked(sender)) == 1
+        await harness.advance(30.1)
+    assert len(harness.asked(sender)) == 1
+    assert harness.transactions.pending_count == 1
+    await harness.advance(30.1)
+    assert harness.asked(sender) == []
+    assert harness.transactions.pending_count == 0
+    [kept] = harness.stored(GIVEN_UP_TOPIC)
     assert (kept.unique_key, kept.body, kept.properties[p.REAL_TOPIC]) == ("T1", b"pay", TOPIC)
     assert kept.properties[p.TRANSACTION_CHECK_TIMES] == "15"
-    assert await world.end("T1") == Code.INVALID_TRANSACTION_ID
-    assert world.stored() == []
-    world = await world.crash()
-    assert world.transactions.pending_count == 0
-    await world.stop()
+    assert await harness.end("T1") == Code.INVALID_TRANSACTION_ID
+    assert harness.stored() == []
+    harness = await harness.crash()
+    assert harness.transactions.pending_count == 0
+    await harness.stop()
 
 
 async def test_nobody_ever_came_to_be_asked(tmp_path: Path) -> None:
     """Given up by age: an abandoned transaction does not wait for ever."""
-    world = await TransactionWorld(tmp_path, age_hours_max=1.0).start()
-    await world.send("T1")
-    await world.advance(6.1)
+    harness = await TransactionHarness(tmp_path, age_hours_max=1.0).start()
+    await harness.send("T1")
+    await harness.advance(6.1)
     for _ in range(3):
-        await world.advance(1000)
-    assert world.transactions.pending_count == 1
-    await world.advance(1000)
-    assert world.ids(GIVEN_UP_TOPIC) == ["T1"]
-    await world.stop()
+        await harness.advance(1000)
+    assert harness.transactions.pending_count == 1
+    await harness.advance(1000)
+    assert harness.ids(GIVEN_UP_TOPIC) == ["T1"]
+    await harness.stop()
 
 
-async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(world: TransactionWorld) -> None:
+async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harness: TransactionHarness) -> None:
     """Its stream keeps 64 commands and drops the oldest: none may be lost, and none counted that was not sent."""
-    sender = world.producer("sender", TOPIC)
+    sender = harness.producer("sender", TOPIC)
     names = [f"T{number}" for number in range(100)]
-    await world.send(*names)
-    await world.advance(6.1)
-    seen = [asked.transaction_id for asked in world.asked(sender)]
+    await harness.send(*names)
+    await harness.advance(6.1)
+    seen = [asked.transaction_id for asked in harness.asked(sender)]
     assert len(seen) == 32
     for _ in range(6):
-        await world.advance(1.1)
-        seen += [asked.transaction_id for asked in world.asked(sender)]
+        await harness.advance(1.1)
+        seen += [asked.transaction_id for asked in harness.asked(sender)]
     assert sorted(seen) == sorted(names)
 
 
 async def test_transactions_that_never_come_due_leave_nothing_behind(tmp_path: Path) -> None:
     """Settled ones leave the timer long before an hour is over: memory follows what waits."""
-    world = await TransactionWorld(tmp_path).start()
+    harness = await TransactionHarness(tmp_path).start()
     for number in range(0, 3000, 100):
         names = [f"T{index}" for index in range(number, number + 100)]
         made = [half(name) for name in names]
         for each in made:
             each.system_properties.orphaned_transaction_recovery_duration.seconds = 3600
-        assert await world.send_code(*made) == Code.OK
-        await asyncio.gather(*(world.end(name, ROLLBACK) for name in names))
-    assert len(world.transactions._timer) < 1300  # no public name tells it
-    await world.stop()
+        assert await harness.send_code(*made) == Code.OK
+        await asyncio.gather(*(harness.end(name, ROLLBACK) for name in names))
+    assert len(harness.transactions._timer) < 1300  # no public name tells it
+    await harness.stop()
 
 
 # --- restarts -----------------------------------------------------------------------------------------------
@@ -407,98 +407,98 @@ async def test_transactions_that_never_come_due_leave_nothing_behind(tmp_path: P
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_waiting_transactions_survive_a_restart(tmp_path: Path, orderly: bool) -> None:
     """And are asked about afterwards, the sender first; decisions are remembered."""
-    world = await TransactionWorld(tmp_path).start()
-    await world.send("T1", "T2", "T3", "T4")
-    await world.end("T2")
-    await world.end("T3", ROLLBACK)
-    world = await world.restart() if orderly else await world.crash()
-    assert world.transactions.pending_count == 2
-    assert await world.send("T1") == [0]  # the repeated send of a client that missed the answer
-    assert [await world.end("T2"), await world.end("T3", ROLLBACK)] == [Code.OK] * 2
-    assert await world.end("T2", ROLLBACK) == Code.INVALID_TRANSACTION_ID
-    other, sender = world.producer("other", TOPIC), world.producer("sender")
-    await world.advance(6.1)
-    assert sorted(asked.transaction_id for asked in world.asked(sender)) == ["T1", "T4"]
-    assert world.asked(other) == []
-    assert [await world.end("T1"), await world.end("T4", ROLLBACK)] == [Code.OK] * 2
-    assert world.ids() == ["T2", "T1"]
-    await world.stop()
+    harness = await TransactionHarness(tmp_path).start()
+    await harness.send("T1", "T2", "T3", "T4")
+    await harness.end("T2")
+    await harness.end("T3", ROLLBACK)
+    harness = await harness.restart() if orderly else await harness.crash()
+    assert harness.transactions.pending_count == 2
+    assert await harness.send("T1") == [0]  # the repeated send of a client that missed the answer
+    assert [await harness.end("T2"), await harness.end("T3", ROLLBACK)] == [Code.OK] * 2
+    assert await harness.end("T2", ROLLBACK) == Code.INVALID_TRANSACTION_ID
+    other, sender = harness.producer("other", TOPIC), harness.producer("sender")
+    await harness.advance(6.1)
+    assert sorted(asked.transaction_id for asked in harness.asked(sender)) == ["T1", "T4"]
+    assert harness.asked(other) == []
+    assert [await harness.end("T1"), await harness.end("T4", ROLLBACK)] == [Code.OK] * 2
+    assert harness.ids() == ["T2", "T1"]
+    await harness.stop()
 
 
 async def test_checks_are_counted_over_restarts(tmp_path: Path) -> None:
     """As RocketMQ counts them, in the half message that was stored again; the one before it is settled."""
-    world = await TransactionWorld(tmp_path, check_max=4).start()
-    sender = world.producer("sender", TOPIC)
-    await world.send("T1")
-    await world.advance(6.1)
-    await world.advance(30.1)
-    assert len(world.asked(sender)) == 2
-    records = world.stored(HALF_TOPIC)
+    harness = await TransactionHarness(tmp_path, check_max=4).start()
+    sender = harness.producer("sender", TOPIC)
+    await harness.send("T1")
+    await harness.advance(6.1)
+    await harness.advance(30.1)
+    assert len(harness.asked(sender)) == 2
+    records = harness.stored(HALF_TOPIC)
     assert [record.properties.get(p.TRANSACTION_CHECK_TIMES) for record in records] == [None, "1", "2"]
-    assert [op.body for op in world.stored(OP_TOPIC)] == [b"0", b"1"]
+    assert [op.body for op in harness.stored(OP_TOPIC)] == [b"0", b"1"]
     for _ in range(2):
-        world = await world.crash()
-        assert world.transactions.pending_count == 1
-        sender = world.producer("sender", TOPIC)
-        await world.advance(20)
-        assert world.asked(sender) == []  # not before 30 s after the last one
-        await world.advance(10.5)
-        assert len(world.asked(sender)) == 1
-    await world.advance(30.1)
-    assert world.asked(sender) == []
-    assert world.ids(GIVEN_UP_TOPIC) == ["T1"]
-    await world.stop()
+        harness = await harness.crash()
+        assert harness.transactions.pending_count == 1
+        sender = harness.producer("sender", TOPIC)
+        await harness.advance(20)
+        assert harness.asked(sender) == []  # not before 30 s after the last one
+        await harness.advance(10.5)
+        assert len(harness.asked(sender)) == 1
+    await harness.advance(30.1)
+    assert harness.asked(sender) == []
+    assert harness.ids(GIVEN_UP_TOPIC) == ["T1"]
+    await harness.stop()
 
 
-async def test_offsets_are_where_rocketmq_keeps_them(world: TransactionWorld) -> None:
+async def test_offsets_are_where_rocketmq_keeps_them(harness: TransactionHarness) -> None:
     """Half and op queue of CID_RMQ_SYS_TRANS: the first that waits, and the first op that still matters."""
-    await world.send("T1", "T2", "T3", "T4")
+    await harness.send("T1", "T2", "T3", "T4")
     for transaction_id in ("T1", "T4", "T2"):
-        await world.end(transaction_id)
-    await world.stop()
-    offsets = world.tables.offsets
+        await harness.end(transaction_id)
+    await harness.stop()
+    offsets = harness.tables.offsets
     assert offsets.get(HALF_TOPIC, TRANSACTION_GROUP, 0) == 2
     assert offsets.get(OP_TOPIC, TRANSACTION_GROUP, 0) == 1  # that of T4, which lies behind T3
-    assert {HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC} <= {topic.name for topic in world.tables.topics}
+    assert {HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC} <= {topic.name for topic in harness.tables.topics}
 
 
 async def test_a_start_reads_a_bounded_stretch(tmp_path: Path) -> None:
     """One transaction that waits for ever does not make every start read all the others: it is stored again."""
-    world = await TransactionWorld(tmp_path, pending_max=10).start()
-    await world.send("OLD")
+    harness = await TransactionHarness(tmp_path, pending_max=10).start()
+    await harness.send("OLD")
     for number in range(60):
-        await world.send(f"T{number}")
-        await world.end(f"T{number}", ROLLBACK)
-    first = [record.queue_offset for record in world.stored(HALF_TOPIC) if record.unique_key == "OLD"]
+        await harness.send(f"T{number}")
+        await harness.end(f"T{number}", ROLLBACK)
+    first = [record.queue_offset for record in harness.stored(HALF_TOPIC) if record.unique_key == "OLD"]
     assert len(first) > 1
-    world = await world.restart()
-    kept = world.tables.offsets.get(HALF_TOPIC, TRANSACTION_GROUP, 0)
+    harness = await harness.restart()
+    kept = harness.tables.offsets.get(HALF_TOPIC, TRANSACTION_GROUP, 0)
     assert kept == first[-1] > 60 - 2 * 10
-    assert world.transactions.pending_count == 1
-    assert await world.end("OLD") == Code.OK
-    assert world.ids() == ["OLD"]
-    await world.stop()
+    assert harness.transactions.pending_count == 1
+    assert await harness.end("OLD") == Code.OK
+    assert harness.ids() == ["OLD"]
+    await harness.stop()
 
 
-async def test_retention_takes_no_transaction_that_waits(world: TransactionWorld) -> None:
+async def test_retention_takes_no_transaction_that_waits(harness: TransactionHarness) -> None:
     """What is about to expire is stored again behind it, with its count and its age."""
-    sender = world.producer("sender", TOPIC)
-    await world.send("T1", "T2")
-    await world.end("T2")
-    await world.advance(6.1)
-    assert len(world.asked(sender)) == 1
-    end = world.store.positions[0]
+    sender = harness.producer("sender", TOPIC)
+    await harness.send("T1", "T2")
+    await harness.end("T2")
+    await harness.advance(6.1)
+    assert len(harness.asked(sender)) == 1
+    end = harness.store.positions[0]
     async with asyncio.timeout(10):
-        assert await world.transactions.keep_from(end) == end
-    assert min(record.physical_offset for record in world.stored(HALF_TOPIC)[-1:]) >= end
-    found = read_half(world.stored(HALF_TOPIC)[-1])
+        assert await harness.transactions.keep_from(end) == end
+    assert min(record.physical_offset for record in harness.stored(HALF_TOPIC)[-1:]) >= end
+    found = read_half(harness.stored(HALF_TOPIC)[-1])
     assert found is not None
     assert (found.transaction_id, found.checks, found.since_ms) == ("T1", 1, 1_700_000_000_000)
-    assert world.tables.offsets.get(HALF_TOPIC, TRANSACTION_GROUP, 0) == world.stored(HALF_TOPIC)[-1].queue_offset
-    world = await world.crash()
-    assert await world.end("T1") == Code.OK
-    assert world.ids() == ["T2", "T1"]
-    await world.stop()
+    assert harness.tables.offsets.get(HALF_TOPIC, TRANSACTION_GROUP, 0) == harness.stored(HALF_TOPIC)[-1].queue_offset
+    harness = await harness.crash()
+    assert await harness.end("T1") == Code.OK
+    assert harness.ids() == ["T2", "T1"]
+    await harness.stop()
 
 
 # --- stores of RocketMQ, and damage -------------------------------------------------------------------------
@@ -514,10 +514,10 @@ def rocketmq_half(transaction_id: str, **more: str) -> Message:
     return dataclasses.replace(made, properties={**made.properties, **more})
 
 
-async def test_a_store_that_rocketmq_wrote(world: TransactionWorld) -> None:
+async def test_a_store_that_rocketmq_wrote(harness: TransactionHarness) -> None:
     """Ops with many offsets and a comma at the end, a commit whose op was still in its memory, renewed half messages,
     and what is none at all."""
-    store = world.store
+    store = harness.store
     places = store.append([rocketmq_half(f"R{number}") for number in range(6)])
     renewed = rocketmq_half("R0", **{p.TRANSACTION_CHECK_TIMES: "3"})
     resolved_by_first = rocketmq_half("R1", **{p.TRANSACTION_PREPARED_QUEUE_OFFSET: "1"})
@@ -533,14 +533,14 @@ async def test_a_store_that_rocketmq_wrote(world: TransactionWorld) -> None:
     await store.wait_stored(store.positions[0])
     store.append([committed_message(store.record_at(places[3].physical_offset), TOPIC, 1)])
     await store.wait_stored(store.positions[0])
-    world = await world.crash()
-    assert world.transactions.pending_count == 3  # R0, R2, R5
-    assert [await world.end(f"R{number}") for number in (0, 2, 3, 5)] == [Code.OK] * 4
-    assert world.ids() == ["R3", "R0", "R2", "R5"]
-    assert world.stored()[1].prepared_transaction_offset > places[5].physical_offset
-    world = await world.crash()
-    assert world.transactions.pending_count == 0
-    await world.stop()
+    harness = await harness.crash()
+    assert harness.transactions.pending_count == 3  # R0, R2, R5
+    assert [await harness.end(f"R{number}") for number in (0, 2, 3, 5)] == [Code.OK] * 4
+    assert harness.ids() == ["R3", "R0", "R2", "R5"]
+    assert harness.stored()[1].prepared_transaction_offset > places[5].physical_offset
+    harness = await harness.crash()
+    assert harness.transactions.pending_count == 0
+    await harness.stop()
 
 
 @pytest.mark.parametrize(
@@ -558,81 +558,81 @@ async def test_a_store_that_rocketmq_wrote(world: TransactionWorld) -> None:
     ],
 )
 async def test_a_delay_that_rocketmq_has_kept_begins_with_the_commit(
-    world: TransactionWorld, properties: dict[str, str], seconds: float | None
+    harness: TransactionHarness, properties: dict[str, str], seconds: float | None
 ) -> None:
     """The committed message waits in the timer topic, with its commit bits."""
-    now = world.clock.now_ms() + 5000
+    now = harness.clock.now_ms() + 5000
     properties = {name: str(now + 7000) if "+" in text else text for name, text in properties.items()}
-    world.store.append([rocketmq_half("R1", **properties)])
-    await world.store.wait_stored(world.store.positions[0])
-    world = await world.crash()
-    await world.advance(5)
-    assert await world.end("R1") == Code.OK
+    harness.store.append([rocketmq_half("R1", **properties)])
+    await harness.store.wait_stored(harness.store.positions[0])
+    harness = await harness.crash()
+    await harness.advance(5)
+    assert await harness.end("R1") == Code.OK
     if seconds is None:
-        assert world.ids() == ["R1"]
+        assert harness.ids() == ["R1"]
         return
-    assert world.ids() == []
-    [waiting] = world.stored(TIMER_TOPIC)
+    assert harness.ids() == []
+    [waiting] = harness.stored(TIMER_TOPIC)
     assert int(waiting.properties[p.TIMER_DELIVER_MS]) - now == round(seconds * 1000)
     assert (waiting.properties[p.REAL_TOPIC], waiting.properties[p.REAL_QUEUE_ID]) == (TOPIC, "1")
     assert waiting.transaction_type is TransactionType.COMMIT
 
 
-async def test_a_delayed_commit_that_lost_its_op(world: TransactionWorld) -> None:
+async def test_a_delayed_commit_that_lost_its_op(harness: TransactionHarness) -> None:
     """A start finds the message in the timer topic, and writes the op."""
-    [place] = world.store.append([rocketmq_half("R1", **{p.TIMER_DELAY_SEC: "90"})])
-    await world.store.wait_stored(world.store.positions[0])
-    final = committed_message(world.store.record_at(place.physical_offset), TOPIC, 1)
+    [place] = harness.store.append([rocketmq_half("R1", **{p.TIMER_DELAY_SEC: "90"})])
+    await harness.store.wait_stored(harness.store.positions[0])
+    final = committed_message(harness.store.record_at(place.physical_offset), TOPIC, 1)
     properties = {**final.properties, p.REAL_TOPIC: TOPIC, p.REAL_QUEUE_ID: "1"}
-    world.store.append([dataclasses.replace(final, topic=TIMER_TOPIC, queue_id=0, properties=properties)])
-    await world.store.wait_stored(world.store.positions[0])
-    world = await world.crash()
-    assert world.transactions.pending_count == 0
-    assert await world.end("R1") == Code.OK
-    assert (len(world.stored(TIMER_TOPIC)), world.store.queue_range(OP_TOPIC, 0)[1]) == (1, 1)
-    await world.stop()
+    harness.store.append([dataclasses.replace(final, topic=TIMER_TOPIC, queue_id=0, properties=properties)])
+    await harness.store.wait_stored(harness.store.positions[0])
+    harness = await harness.crash()
+    assert harness.transactions.pending_count == 0
+    assert await harness.end("R1") == Code.OK
+    assert (len(harness.stored(TIMER_TOPIC)), harness.store.queue_range(OP_TOPIC, 0)[1]) == (1, 1)
+    await harness.stop()
 
 
-async def test_a_half_message_that_the_disk_has_spoilt(world: TransactionWorld) -> None:
+async def test_a_half_message_that_the_disk_has_spoilt(harness: TransactionHarness) -> None:
     """Its commit is refused, its check gives it up, and the others live."""
-    await world.send("T1", "T2")
-    [first, _] = world.stored(HALF_TOPIC)
-    log = world.directory / "commitlog" / f"{0:020}"
-    world.disk.damage(log, first.physical_offset + 90, b"\xff\xff")
-    assert await world.end("T1") == Code.INVALID_TRANSACTION_ID
-    world.producer("sender")
-    await world.advance(6.1)
-    assert world.transactions.pending_count == 1
-    assert await world.end("T2") == Code.OK
-    assert world.ids() == ["T2"]
+    await harness.send("T1", "T2")
+    [first, _] = harness.stored(HALF_TOPIC)
+    log = harness.directory / "commitlog" / f"{0:020}"
+    harness.disk.damage(log, first.physical_offset + 90, b"\xff\xff")
+    assert await harness.end("T1") == Code.INVALID_TRANSACTION_ID
+    harness.producer("sender")
+    await harness.advance(6.1)
+    assert harness.transactions.pending_count == 1
+    assert await harness.end("T2") == Code.OK
+    assert harness.ids() == ["T2"]
 
 
-async def test_offsets_behind_the_end_of_the_queues(world: TransactionWorld) -> None:
+async def test_offsets_behind_the_end_of_the_queues(harness: TransactionHarness) -> None:
     """A power cut with async flush may leave such; what comes at these offsets again is found by the next start."""
-    await world.send("T1")
-    await world.end("T1")
+    await harness.send("T1")
+    await harness.end("T1")
     for topic in (HALF_TOPIC, OP_TOPIC):
-        world.tables.offsets.commit(topic, TRANSACTION_GROUP, 0, 500, force=True)
-    await world.tables.save()
-    world = await world.crash()
-    await world.send("T2")
-    world = await world.crash()
-    assert await world.end("T2") == Code.OK
-    assert world.ids() == ["T1", "T2"]
-    await world.stop()
+        harness.tables.offsets.commit(topic, TRANSACTION_GROUP, 0, 500, force=True)
+    await harness.tables.save()
+    harness = await harness.crash()
+    await harness.send("T2")
+    harness = await harness.crash()
+    assert await harness.end("T2") == Code.OK
+    assert harness.ids() == ["T1", "T2"]
+    await harness.stop()
 
 
-async def test_counts_for_the_metrics(world: TransactionWorld) -> None:
+async def test_counts_for_the_metrics(harness: TransactionHarness) -> None:
     """By topic: what waits, was committed, was rolled back, how long a commit took; commits count as sent."""
-    await world.send("T1", "T2", "T3")
-    await world.advance(2)
-    await world.end("T1")
-    await world.end("T2", ROLLBACK)
-    await world.end("T2", ROLLBACK)
-    count = world.transactions.topics[TOPIC]
+    await harness.send("T1", "T2", "T3")
+    await harness.advance(2)
+    await harness.end("T1")
+    await harness.end("T2", ROLLBACK)
+    await harness.end("T2", ROLLBACK)
+    count = harness.transactions.topics[TOPIC]
     assert (count.half, count.committed, count.rolled_back, count.given_up) == (1, 1, 1, 0)
     assert (count.finish_seconds.count, count.finish_seconds.sum) == (1, 2.0)
-    assert world.counters.sent[TOPIC, "transaction"].messages == 1
+    assert harness.counters.sent[TOPIC, "transaction"].messages == 1
 
 
 def test_settings_of_rocketmq(tmp_path: Path) -> None:

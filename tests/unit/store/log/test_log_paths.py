@@ -43,7 +43,7 @@ class Disks(MemoryFileSystem):
         return DiskUsage(total=1 << 30, available=(1 << 30) - round((1 << 30) * ratio))
 
 
-class World:
+class Harness:
     def __init__(self, *paths: Path, **settings: Any) -> None:
         self.disk = Disks()
         self.sender = Sender()
@@ -71,183 +71,183 @@ class World:
 
 def test_segments_go_round_the_paths_in_the_order_of_their_names() -> None:
     """File k lies in path k mod n, whatever order they are configured in; a reader does not notice."""
-    world = World(B, C, A)
-    with world.open() as store:
-        world.fill(store, 5)
-        compare(store, world.sender.sent, world.sender.sent)
-    assert (world.numbers(A), world.numbers(B), world.numbers(C)) == ([0, 3], [1, 4], [2, 5])
-    assert world.disk.list(DIRECTORY / "commitlog") == []
-    with world.open(A, B, C) as store:
-        compare(store, world.sender.sent, world.sender.sent)
-        world.fill(store, 1)
-        compare(store, world.sender.sent, world.sender.sent)
+    harness = Harness(B, C, A)
+    with harness.open() as store:
+        harness.fill(store, 5)
+        compare(store, harness.sender.sent, harness.sender.sent)
+    assert (harness.numbers(A), harness.numbers(B), harness.numbers(C)) == ([0, 3], [1, 4], [2, 5])
+    assert harness.disk.list(DIRECTORY / "commitlog") == []
+    with harness.open(A, B, C) as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
+        harness.fill(store, 1)
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 async def test_a_power_cut_before_every_operation() -> None:
     """All that was synced is there, on whichever disk it was; none is missed that has nothing yet, or no more."""
-    world = World(A, B, disk_force_clean_ratio=0.85)
+    harness = Harness(A, B, disk_force_clean_ratio=0.85)
     taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
     durable: list[Sent] = []
 
     def before(operation: Operation) -> None:
         if operation.name in CHANGES:
-            taken.append((world.disk.crash(operation.number), list(durable)))
+            taken.append((harness.disk.crash(operation.number), list(durable)))
 
-    world.disk.before_operation = before
-    with world.open() as store:
+    harness.disk.before_operation = before
+    with harness.open() as store:
         for _ in range(3):
-            world.fill(store, 1)
-            durable += world.sender.sent[len(durable) :]
-        world.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
+            harness.fill(store, 1)
+            durable += harness.sender.sent[len(durable) :]
+        harness.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
         durable.clear()  # from here on messages go
         await store.retention.clean()
-    world.disk.before_operation = None
+    harness.disk.before_operation = None
     assert len(taken) > 60
     for disk, certain in taken:
-        with MessageStore.open(world.config, file_system=disk, clock=ManualClock()) as store:
-            compare(store, world.sender.sent, certain)
+        with MessageStore.open(harness.config, file_system=disk, clock=ManualClock()) as store:
+            compare(store, harness.sender.sent, certain)
 
 
 def test_a_path_is_added_and_one_becomes_read_only() -> None:
     """New segments go to the writable ones; what lies in the read-only one is read, and nothing is written there."""
-    world = World(A)
-    with world.open() as store:
-        world.fill(store, 2)
-    assert world.numbers(A) == [0, 1, 2]
-    content = world.disk.contents()[A / f"{2 * SEGMENT:020d}"]
-    world.disk.unlink(A / f"{2 * SEGMENT:020d}")  # moved to the new disk, as the next test's message says
-    world.disk.make_directory(B)
-    world.disk.write_new(B / f"{2 * SEGMENT:020d}", content)
-    with world.open(A, B, C, read_only_commit_log_paths=(A,)) as store:
-        before = world.disk.operations
-        world.fill(store, 4)
-        compare(store, world.sender.sent, world.sender.sent)
+    harness = Harness(A)
+    with harness.open() as store:
+        harness.fill(store, 2)
+    assert harness.numbers(A) == [0, 1, 2]
+    content = harness.disk.contents()[A / f"{2 * SEGMENT:020d}"]
+    harness.disk.unlink(A / f"{2 * SEGMENT:020d}")  # moved to the new disk, as the next test's message says
+    harness.disk.make_directory(B)
+    harness.disk.write_new(B / f"{2 * SEGMENT:020d}", content)
+    with harness.open(A, B, C, read_only_commit_log_paths=(A,)) as store:
+        before = harness.disk.operations
+        harness.fill(store, 4)
+        compare(store, harness.sender.sent, harness.sender.sent)
         assert not any(
             operation.name in ("write", "create", "reserve") and operation.path.parent == A
-            for operation in world.disk.log[before:]
+            for operation in harness.disk.log[before:]
         )
-    assert world.numbers(A) == [0, 1]
-    assert sorted(world.numbers(B) + world.numbers(C)) == [2, 3, 4, 5, 6]
-    assert json.loads(world.disk.read_bytes(KNOWN))["readOnly"] == [str(A)]
+    assert harness.numbers(A) == [0, 1]
+    assert sorted(harness.numbers(B) + harness.numbers(C)) == [2, 3, 4, 5, 6]
+    assert json.loads(harness.disk.read_bytes(KNOWN))["readOnly"] == [str(A)]
 
 
 def test_the_segment_in_use_cannot_be_read_only() -> None:
     """The start says which file to move."""
-    world = World(A)
-    with world.open() as store:
-        world.fill(store, 1)
+    harness = Harness(A)
+    with harness.open() as store:
+        harness.fill(store, 1)
     with pytest.raises(StoreDirectoryError, match=r"disk-a/log/0+16384: .* move this one file"):
-        world.open(B, read_only_commit_log_paths=(A,))
+        harness.open(B, read_only_commit_log_paths=(A,))
 
 
 @pytest.mark.parametrize(
     ("happens", "says"),
     [
-        (lambda world: world.open(A), r"/disk-b/log: has segments .* store\.commit_log_paths"),
-        (lambda world: world.open(A, C), r"/disk-b/log: has segments"),
-        (lambda world: world.open(DIRECTORY / "commitlog"), r"/disk-a/log: has segments"),
+        (lambda harness: harness.open(A), r"/disk-b/log: has segments .* store\.commit_log_paths"),
+        (lambda harness: harness.open(A, C), r"/disk-b/log: has segments"),
+        (lambda harness: harness.open(DIRECTORY / "commitlog"), r"/disk-a/log: has segments"),
     ],
     ids=["left out", "another instead", "as if there were one"],
 )
-def test_a_path_that_was_forgotten_is_refused(happens: Callable[[World], MessageStore], says: str) -> None:
+def test_a_path_that_was_forgotten_is_refused(happens: Callable[[Harness], MessageStore], says: str) -> None:
     """Nothing is lost by a mistake in the configuration: no store is opened on half of its log."""
-    world = World(A, B)
-    with world.open() as store:
-        world.fill(store, 3)
-    before = world.disk.contents()
+    harness = Harness(A, B)
+    with harness.open() as store:
+        harness.fill(store, 3)
+    before = harness.disk.contents()
     with pytest.raises(StoreDirectoryError, match=says):
-        happens(world)
-    assert world.disk.contents() == before
-    with world.open(A, B) as store:
-        compare(store, world.sender.sent, world.sender.sent)
+        happens(harness)
+    assert harness.disk.contents() == before
+    with harness.open(A, B) as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 def test_a_disk_that_is_not_mounted_is_refused() -> None:
     """A path that had segments and has none is no reason to begin anew. It may be given up in so many words."""
-    world = World(A, B)
-    with world.open() as store:
-        world.fill(store, 3)
-    for name in world.disk.list(B):
-        world.disk.unlink(B / name)
+    harness = Harness(A, B)
+    with harness.open() as store:
+        harness.fill(store, 3)
+    for name in harness.disk.list(B):
+        harness.disk.unlink(B / name)
     with pytest.raises(StoreDirectoryError, match=r"disk-b/log: had segments .* not mounted"):
-        world.open()
-    known = json.loads(world.disk.read_bytes(KNOWN))
+        harness.open()
+    known = json.loads(harness.disk.read_bytes(KNOWN))
     known["used"] = [str(A)]
-    world.disk.write_new(KNOWN, json.dumps(known).encode())
-    with world.open() as store:
+    harness.disk.write_new(KNOWN, json.dumps(known).encode())
+    with harness.open() as store:
         assert store.queue_range("orders", 0)[1] > 0
 
 
 def test_the_same_segment_twice_is_refused() -> None:
     """After a copy instead of a move nobody can say which one counts."""
-    world = World(A, B)
-    with world.open() as store:
-        world.fill(store, 2)
+    harness = Harness(A, B)
+    with harness.open() as store:
+        harness.fill(store, 2)
     name = f"{0:020d}"
-    world.disk.write_new(B / name, world.disk.read_bytes(A / name))
+    harness.disk.write_new(B / name, harness.disk.read_bytes(A / name))
     with pytest.raises(StoreDirectoryError, match="same segment"):
-        world.open()
+        harness.open()
 
 
 def test_the_usual_place_leaves_no_trace() -> None:
     """With the one default path nothing is written down; and not any more when all is back in it."""
-    world = World()
-    with world.open() as store:
-        world.fill(store, 1)
-    assert not world.disk.exists(KNOWN)
-    with world.open(DIRECTORY / "commitlog", B) as store:
-        world.fill(store, 2)
-    assert world.numbers(B) == [2]
-    assert world.disk.exists(KNOWN)
+    harness = Harness()
+    with harness.open() as store:
+        harness.fill(store, 1)
+    assert not harness.disk.exists(KNOWN)
+    with harness.open(DIRECTORY / "commitlog", B) as store:
+        harness.fill(store, 2)
+    assert harness.numbers(B) == [2]
+    assert harness.disk.exists(KNOWN)
     name = f"{2 * SEGMENT:020d}"
-    world.disk.rename(B / name, DIRECTORY / "commitlog" / name)
-    known = json.loads(world.disk.read_bytes(KNOWN))
+    harness.disk.rename(B / name, DIRECTORY / "commitlog" / name)
+    known = json.loads(harness.disk.read_bytes(KNOWN))
     assert known["used"] == [str(B), str(DIRECTORY / "commitlog")]
-    world.paths = ()
-    with world.open() as store:
-        compare(store, world.sender.sent, world.sender.sent)
-    assert not world.disk.exists(KNOWN)
+    harness.paths = ()
+    with harness.open() as store:
+        compare(store, harness.sender.sent, harness.sender.sent)
+    assert not harness.disk.exists(KNOWN)
 
 
 async def test_a_full_disk_gets_no_new_segment() -> None:
     """Above the force watermark it is left out until it is below; messages are taken as long as one disk has room."""
-    world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85, disk_full_ratio=0.9)
-    with world.open() as store:
-        world.fill(store, 1)
-        world.disk.ratios = {A.parent: 0.95}
+    harness = Harness(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85, disk_full_ratio=0.9)
+    with harness.open() as store:
+        harness.fill(store, 1)
+        harness.disk.ratios = {A.parent: 0.95}
         await store.retention.look_at_disk()
-        world.fill(store, 3)
-        assert world.numbers(A) == [0]
-        assert world.numbers(B) == [1, 2, 3, 4]
-        world.disk.ratios[B.parent] = 0.88
+        harness.fill(store, 3)
+        assert harness.numbers(A) == [0]
+        assert harness.numbers(B) == [1, 2, 3, 4]
+        harness.disk.ratios[B.parent] = 0.88
         await store.retention.look_at_disk()
-        world.fill(store, 1)
+        harness.fill(store, 1)
         assert not store.running.flags, "the emptiest disk decides"
-        world.disk.ratios[B.parent] = 0.95
+        harness.disk.ratios[B.parent] = 0.95
         await store.retention.look_at_disk()
         assert store.running.flags
-        world.disk.ratios.clear()
+        harness.disk.ratios.clear()
         await store.retention.look_at_disk()
-        world.fill(store, 2)
-        assert len(world.numbers(A)) > 1
-        compare(store, world.sender.sent, world.sender.sent)
+        harness.fill(store, 2)
+        assert len(harness.numbers(A)) > 1
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 def test_a_disk_that_is_found_full_by_an_append() -> None:
     """The segment is made on another one at once; only with every disk full is the message refused."""
-    world = World(A, B, disk_headroom=1 << 20)
-    with world.open() as store:
-        world.fill(store, 0)
-        world.sender.append(store, [world.sender.message(3000)])
-        world.disk.ratios = {B.parent: 1.0}
-        world.fill(store, 2)
-        assert world.numbers(B) == []
-        assert world.numbers(A)[:3] == [0, 1, 2]
-        world.disk.ratios[A.parent] = 1.0
+    harness = Harness(A, B, disk_headroom=1 << 20)
+    with harness.open() as store:
+        harness.fill(store, 0)
+        harness.sender.append(store, [harness.sender.message(3000)])
+        harness.disk.ratios = {B.parent: 1.0}
+        harness.fill(store, 2)
+        assert harness.numbers(B) == []
+        assert harness.numbers(A)[:3] == [0, 1, 2]
+        harness.disk.ratios[A.parent] = 1.0
         with pytest.raises(StoreFullError):
-            world.fill(store, 2)
+            harness.fill(store, 2)
         assert store.state == "open"
-        compare(store, world.sender.sent, [])
+        compare(store, harness.sender.sent, [])
 
 
 @pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
@@ -259,129 +259,129 @@ def test_the_segment_in_use_ends_when_its_disk_is_full(
     the rest ends the segment, so that nothing is damaged for a start, the tools, or RocketMQ.
     """
     monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)  # room is taken as it is needed
-    world = World(A, B, disk_headroom=1 << 20, write_mode=mode)
-    store = world.open()
-    world.sender.append(store, [world.sender.message(3000)])
+    harness = Harness(A, B, disk_headroom=1 << 20, write_mode=mode)
+    store = harness.open()
+    harness.sender.append(store, [harness.sender.message(3000)])
     if restarted:
         store.close()
-        store = world.open()  # what was reserved behind the end is not known any more
+        store = harness.open()  # what was reserved behind the end is not known any more
     end = store.positions[0]
 
     def before(operation: Operation) -> None:
         if operation.name == "reserve" and operation.path.parent == A and not restarted:
             raise OSError(errno.ENOSPC, "not one byte is left, not even for a blank", str(operation.path))
 
-    world.disk.ratios = {A.parent: 1.0}
-    world.disk.before_operation = before
-    world.sender.append(store, [world.sender.message(1000) for _ in range(20)])  # more than is reserved
-    assert world.numbers(A) == [0]
-    assert world.numbers(B) == [1, 2]
+    harness.disk.ratios = {A.parent: 1.0}
+    harness.disk.before_operation = before
+    harness.sender.append(store, [harness.sender.message(1000) for _ in range(20)])  # more than is reserved
+    assert harness.numbers(A) == [0]
+    assert harness.numbers(B) == [1, 2]
     store.flush()
-    compare(store, world.sender.sent, world.sender.sent)
+    compare(store, harness.sender.sent, harness.sender.sent)
     store.close()
-    first = world.disk.contents()[A / f"{0:020d}"]
+    first = harness.disk.contents()[A / f"{0:020d}"]
     assert first[end : end + 8] == (SEGMENT - end).to_bytes(4, "big") + (0xCBD43194).to_bytes(4, "big")
-    with world.open() as store:
+    with harness.open() as store:
         assert not store.recovery.damaged
-        compare(store, world.sender.sent, world.sender.sent)
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 @pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
 def test_a_power_cut_while_a_segment_ends_early(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any operation, with any part of what was not synced: what was answered is there, and not damaged."""
     monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
-    world = World(A, B, disk_headroom=1 << 20, write_mode=mode)
+    harness = Harness(A, B, disk_headroom=1 << 20, write_mode=mode)
     taken: list[tuple[MemoryFileSystem, list[Sent]]] = []
     durable: list[Sent] = []
 
     def before(operation: Operation) -> None:
         if operation.name in CHANGES:
-            taken.extend((world.disk.crash(3 * operation.number + seed), list(durable)) for seed in range(3))
+            taken.extend((harness.disk.crash(3 * operation.number + seed), list(durable)) for seed in range(3))
 
-    with world.open() as store:
+    with harness.open() as store:
         for number in range(8):
             if number == 3:
-                world.disk.ratios = {A.parent: 1.0}
-                world.disk.before_operation = before
-            world.sender.append(store, [world.sender.message(700) for _ in range(2)])
+                harness.disk.ratios = {A.parent: 1.0}
+                harness.disk.before_operation = before
+            harness.sender.append(store, [harness.sender.message(700) for _ in range(2)])
             store.flush()
-            durable += world.sender.sent[len(durable) :]
-        world.disk.before_operation = None
-        assert world.numbers(B) == [1]
+            durable += harness.sender.sent[len(durable) :]
+        harness.disk.before_operation = None
+        assert harness.numbers(B) == [1]
     assert len(taken) > 60
     for disk, certain in taken:
-        with MessageStore.open(world.config, file_system=disk, clock=ManualClock()) as store:
+        with MessageStore.open(harness.config, file_system=disk, clock=ManualClock()) as store:
             assert all(damage.start >= certain[-1].end for damage in store.recovery.damaged)
             assert not store.recovery.lost
-            compare(store, world.sender.sent, certain)
+            compare(store, harness.sender.sent, certain)
 
 
 def test_a_segment_stays_in_use_when_every_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is refused, nothing of the log has changed, and it goes on in its place when there is room again."""
     monkeypatch.setattr("aerobee_store.log.mapped_file._RESERVE_SIZE", 1)
-    world = World(A, B, disk_headroom=1 << 20)
-    with world.open() as store:
-        world.sender.append(store, [world.sender.message(3000)])
+    harness = Harness(A, B, disk_headroom=1 << 20)
+    with harness.open() as store:
+        harness.sender.append(store, [harness.sender.message(3000)])
         store.flush()
         before = store.positions
-        world.disk.ratios = {A.parent: 1.0, B.parent: 1.0}
+        harness.disk.ratios = {A.parent: 1.0, B.parent: 1.0}
         for _ in range(3):
             with pytest.raises(StoreFullError):
-                store.append([world.sender.message(1000) for _ in range(20)])
+                store.append([harness.sender.message(1000) for _ in range(20)])
         assert store.positions == before
-        world.disk.ratios = {}
-        world.sender.append(store, [world.sender.message(1000)])
+        harness.disk.ratios = {}
+        harness.sender.append(store, [harness.sender.message(1000)])
         store.flush()
         assert store.positions[0] < SEGMENT
-        compare(store, world.sender.sent, world.sender.sent)
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 def test_a_path_above_the_watermark_is_better_than_one_without_room() -> None:
     """Retention leaves out both, one of them is really full: the log goes on on the other."""
-    world = World(A, B, disk_headroom=1 << 20)
-    with world.open() as store:
-        world.sender.append(store, [world.sender.message(3000)])
+    harness = Harness(A, B, disk_headroom=1 << 20)
+    with harness.open() as store:
+        harness.sender.append(store, [harness.sender.message(3000)])
         store._log.files.run.full = frozenset({A, B})
-        world.disk.ratios = {A.parent: 1.0}
-        world.fill(store, 3)
-        assert world.numbers(A) == [0]
-        compare(store, world.sender.sent, world.sender.sent)
+        harness.disk.ratios = {A.parent: 1.0}
+        harness.fill(store, 3)
+        assert harness.numbers(A) == [0]
+        compare(store, harness.sender.sent, harness.sender.sent)
 
 
 def test_the_disk_of_every_path_is_shown() -> None:
     """Those that are only read as well; one that cannot be asked is left out, and the others are told all the same."""
-    world = World(A, B, read_only_commit_log_paths=(C,))
-    world.disk.ratios = {A.parent: 0.5, B.parent: 0.25, C.parent: 0.75}
+    harness = Harness(A, B, read_only_commit_log_paths=(C,))
+    harness.disk.ratios = {A.parent: 0.5, B.parent: 0.25, C.parent: 0.75}
     for path in (A, B, C):
-        world.disk.make_directory(path)
-    with world.open() as store:
+        harness.disk.make_directory(path)
+    with harness.open() as store:
         assert {path: disk.ratio for path, disk in store.status().log_disks.items()} == {A: 0.5, B: 0.25, C: 0.75}
         assert store.status().disk.ratio == pytest.approx(0.1)
-        ask = world.disk.usage
+        ask = harness.disk.usage
 
         def usage(path: Path) -> DiskUsage:
             if path.is_relative_to(B):
                 raise OSError(errno.EIO, "gone")
             return ask(path)
 
-        world.disk.usage = usage  # type: ignore[method-assign]  # a disk that breaks
+        harness.disk.usage = usage  # type: ignore[method-assign]  # a disk that breaks
         assert set(store.status().log_disks) == {A, C}
 
 
 async def test_retention_removes_from_every_path() -> None:
     """Read-only ones included; a path whose last segment expired is not missed at the next start."""
-    world = World(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)
-    with world.open() as store:
-        world.fill(store, 5)
-        assert world.numbers(A) == [0, 2, 4]
-        world.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
+    harness = Harness(A, B, disk_clean_ratio=0.75, disk_force_clean_ratio=0.85)
+    with harness.open() as store:
+        harness.fill(store, 5)
+        assert harness.numbers(A) == [0, 2, 4]
+        harness.disk.ratios = {A.parent: 0.86, B.parent: 0.86}
         for _ in range(10):
             await store.retention.clean()
-        world.disk.ratios.clear()
-        assert (world.numbers(A), world.numbers(B)) == ([], [5])
+        harness.disk.ratios.clear()
+        assert (harness.numbers(A), harness.numbers(B)) == ([], [5])
         assert store.queue_range("orders", 0)[0] > 0
-        assert json.loads(world.disk.read_bytes(KNOWN))["used"] == [str(B)]
-    with world.open() as store:
+        assert json.loads(harness.disk.read_bytes(KNOWN))["used"] == [str(B)]
+    with harness.open() as store:
         assert store.queue_range("orders", 0)[0] > 0
 
 
@@ -433,30 +433,30 @@ def test_the_tools_find_every_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", ["write", "sync", "rename", "sync_directory"])
 def test_paths_that_cannot_be_written_down_leave_no_segment_behind(at: str) -> None:
     """The message is refused, no file of the segment is in the way of the next try, and the store can be opened."""
-    world = World(A, B)
-    store = world.open()
-    world.fill(store, 0)
+    harness = Harness(A, B)
+    store = harness.open()
+    harness.fill(store, 0)
 
     def before(operation: Operation) -> None:
         if operation.name == at and operation.path in (KNOWN, KNOWN.with_name(f"{KNOWN.name}.tmp"), DIRECTORY):
             raise OSError(errno.ENOSPC, "as the test wants it", str(operation.path))
 
-    world.sender.append(store, [world.sender.message(3000)])
+    harness.sender.append(store, [harness.sender.message(3000)])
     store.flush()
-    world.disk.before_operation = before
+    harness.disk.before_operation = before
     with pytest.raises(StoreFullError):
-        world.fill(store, 1)
-    world.disk.before_operation = None
+        harness.fill(store, 1)
+    harness.disk.before_operation = None
     assert store.state == "open"
-    with MessageStore.open(world.config, file_system=world.disk.kill(), clock=ManualClock()) as after:
-        compare(after, world.sender.sent, [])
+    with MessageStore.open(harness.config, file_system=harness.disk.kill(), clock=ManualClock()) as after:
+        compare(after, harness.sender.sent, [])
     store.flush()
-    world.fill(store, 1)
-    assert world.numbers(B) == [1]
-    compare(store, world.sender.sent, world.sender.sent)
+    harness.fill(store, 1)
+    assert harness.numbers(B) == [1]
+    compare(store, harness.sender.sent, harness.sender.sent)
     for seed in range(8):  # what a failed sync has dropped is not in the file that counts
-        with MessageStore.open(world.config, file_system=world.disk.crash(seed), clock=ManualClock()) as after:
-            compare(after, world.sender.sent, world.sender.sent)
+        with MessageStore.open(harness.config, file_system=harness.disk.crash(seed), clock=ManualClock()) as after:
+            compare(after, harness.sender.sent, harness.sender.sent)
     store.close()
 
 
@@ -544,7 +544,7 @@ def test_paths_are_written_down_whole(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_an_error_at_every_operation(operation: str) -> None:
     """With segments made in advance and given back: what was answered is there after a kill or a power cut, and no
     start is refused for what was half done."""
-    config = replace(World(A, B, segments_ahead=2, disk_clean_ratio=0.75).config, derived_flush_interval_seconds=0.01)
+    config = replace(Harness(A, B, segments_ahead=2, disk_clean_ratio=0.75).config, derived_flush_interval_seconds=0.01)
     for number in range(1, 25, 2):
         disk, sender = Disks(), Sender()
         answered: list[Sent] = []

@@ -44,7 +44,7 @@ class Disk(MemoryFileSystem):
         return self._clock.now_ms() if self.files_are_new else super().modified_ms(path)
 
 
-class World:
+class Harness:
     """A store with tiny files on such a disk, at noon."""
 
     def __init__(self, **settings: Any) -> None:
@@ -91,18 +91,18 @@ class World:
 
 
 @pytest.fixture
-def worlds() -> Iterator[list[World]]:
-    made: list[World] = []
+def harnesses() -> Iterator[list[Harness]]:
+    made: list[Harness] = []
     yield made
-    for world in made:
-        world.disk.heal()
-        world.store.close()
+    for harness in made:
+        harness.disk.heal()
+        harness.store.close()
 
 
 @pytest.fixture
-def world(worlds: list[World]) -> World:
-    worlds.append(World())
-    return worlds[0]
+def harness(harnesses: list[Harness]) -> Harness:
+    harnesses.append(Harness())
+    return harnesses[0]
 
 
 # --- When ---------------------------------------------------------------------------------------------------
@@ -126,214 +126,216 @@ def world(worlds: list[World]) -> World:
         (None, True, [2, 3, 4, 5], True),
     ],
 )
-async def test_watermarks(world: World, ratio: float | None, was_full: bool, left: list[int], is_full: bool) -> None:
+async def test_watermarks(
+    harness: Harness, ratio: float | None, was_full: bool, left: list[int], is_full: bool
+) -> None:
     """Outside of the hours: nothing, then what is expired, then everything but the last; and whether messages are
     taken."""
-    world.fill(3)  # the third one ends when the fourth begins
-    world.clock.advance(72 * HOUR)
-    world.fill(3)
+    harness.fill(3)  # the third one ends when the fourth begins
+    harness.clock.advance(72 * HOUR)
+    harness.fill(3)
     if was_full:
-        world.disk.ratio = 0.95
-        await world.store.retention.look_at_disk()
-    world.disk.ratio = ratio
-    await world.store.retention.clean()
-    world.disk.ratio = 0.5
-    assert world.segments == left
-    assert (world.store.running.flags is RunningFlags.DISK_FULL) == is_full
-    assert world.store.stats.segments_expired == 6 - len(left)
-    assert world.store.stats.segments_forced == (5 if left == [5] else 0)
+        harness.disk.ratio = 0.95
+        await harness.store.retention.look_at_disk()
+    harness.disk.ratio = ratio
+    await harness.store.retention.clean()
+    harness.disk.ratio = 0.5
+    assert harness.segments == left
+    assert (harness.store.running.flags is RunningFlags.DISK_FULL) == is_full
+    assert harness.store.stats.segments_expired == 6 - len(left)
+    assert harness.store.stats.segments_forced == (5 if left == [5] else 0)
 
 
-async def test_without_force_nothing_goes_before_its_time(worlds: list[World]) -> None:
+async def test_without_force_nothing_goes_before_its_time(harnesses: list[Harness]) -> None:
     """With clean_forcibly off a full disk removes what is expired, refuses messages, and says that it is stuck."""
-    worlds.append(world := World(clean_forcibly=False))
-    world.fill(3)
-    world.clock.advance(72 * HOUR)
-    world.fill(1)
-    world.disk.ratio = 0.95
-    await world.store.retention.clean()
-    await world.store.retention.clean()
-    assert world.segments == [2, 3]
-    assert world.store.running.flags is RunningFlags.DISK_FULL
+    harnesses.append(harness := Harness(clean_forcibly=False))
+    harness.fill(3)
+    harness.clock.advance(72 * HOUR)
+    harness.fill(1)
+    harness.disk.ratio = 0.95
+    await harness.store.retention.clean()
+    await harness.store.retention.clean()
+    assert harness.segments == [2, 3]
+    assert harness.store.running.flags is RunningFlags.DISK_FULL
 
 
-async def test_a_segment_goes_when_its_end_is_old_enough(worlds: list[World]) -> None:
+async def test_a_segment_goes_when_its_end_is_old_enough(harnesses: list[Harness]) -> None:
     """A segment ends when the next one begins; 72 hours after that, to the millisecond, it goes."""
-    worlds.append(world := World(delete_when_hours=tuple(range(24))))
-    world.fill(1)
-    world.clock.advance(60)
-    world.fill(1)
-    world.clock.advance(60)
-    world.fill(1)
-    world.clock.advance(72 * HOUR - 60.001)
-    await world.store.retention.clean()
-    assert world.segments == [0, 1, 2]
-    world.clock.advance(0.001)
-    await world.store.retention.clean()
-    assert world.segments == [1, 2]
-    world.clock.advance(60)
-    await world.store.retention.clean()
-    assert world.segments == [2]
+    harnesses.append(harness := Harness(delete_when_hours=tuple(range(24))))
+    harness.fill(1)
+    harness.clock.advance(60)
+    harness.fill(1)
+    harness.clock.advance(60)
+    harness.fill(1)
+    harness.clock.advance(72 * HOUR - 60.001)
+    await harness.store.retention.clean()
+    assert harness.segments == [0, 1, 2]
+    harness.clock.advance(0.001)
+    await harness.store.retention.clean()
+    assert harness.segments == [1, 2]
+    harness.clock.advance(60)
+    await harness.store.retention.clean()
+    assert harness.segments == [2]
 
 
 @pytest.mark.parametrize("hour", range(24))
-async def test_only_in_the_hours_of_the_configuration(worlds: list[World], hour: int) -> None:
+async def test_only_in_the_hours_of_the_configuration(harnesses: list[Harness], hour: int) -> None:
     """Expired files go in each of the local hours that are named, and in no other."""
-    worlds.append(world := World(delete_when_hours=(4, 16)))
-    world.fill(2)
-    world.clock.advance(100 * HOUR)
-    world.at_hour(hour)
-    await world.store.retention.clean()
-    assert world.segments == ([1] if hour in (4, 16) else [0, 1])
+    harnesses.append(harness := Harness(delete_when_hours=(4, 16)))
+    harness.fill(2)
+    harness.clock.advance(100 * HOUR)
+    harness.at_hour(hour)
+    await harness.store.retention.clean()
+    assert harness.segments == ([1] if hour in (4, 16) else [0, 1])
 
 
-async def test_a_copied_store_expires_like_the_original(worlds: list[World]) -> None:
+async def test_a_copied_store_expires_like_the_original(harnesses: list[Harness]) -> None:
     """The times in the records count, not those of the files, which a copy has made new."""
-    worlds.append(world := World())
-    world.fill(3)
-    world.clock.advance(100 * HOUR)
-    world.disk.files_are_new = True
-    world.at_hour(4)
-    await world.store.retention.clean()
-    assert world.segments == [2]
+    harnesses.append(harness := Harness())
+    harness.fill(3)
+    harness.clock.advance(100 * HOUR)
+    harness.disk.files_are_new = True
+    harness.at_hour(4)
+    await harness.store.retention.clean()
+    assert harness.segments == [2]
 
 
-async def test_the_file_time_counts_where_no_record_tells(worlds: list[World]) -> None:
+async def test_the_file_time_counts_where_no_record_tells(harnesses: list[Harness]) -> None:
     """The first record of the following segment is damaged: the segment before it is as old as its file."""
-    worlds.append(world := World())
-    world.fill(3)
-    world.clock.advance(100 * HOUR)
-    world.at_hour(4)
-    world.disk.damage(DIRECTORY / "commitlog" / f"{SEGMENT:020d}", 100, b"damage")
-    world.disk.files_are_new = True
-    await world.store.retention.clean()
-    assert world.segments == [0, 1, 2]
-    world.disk.files_are_new = False
-    await world.store.retention.clean()
-    assert world.segments == [2]
+    harnesses.append(harness := Harness())
+    harness.fill(3)
+    harness.clock.advance(100 * HOUR)
+    harness.at_hour(4)
+    harness.disk.damage(DIRECTORY / "commitlog" / f"{SEGMENT:020d}", 100, b"damage")
+    harness.disk.files_are_new = True
+    await harness.store.retention.clean()
+    assert harness.segments == [0, 1, 2]
+    harness.disk.files_are_new = False
+    await harness.store.retention.clean()
+    assert harness.segments == [2]
 
 
 # --- How many, and what never -------------------------------------------------------------------------------
 
 
-async def test_ten_in_a_round(world: World) -> None:
+async def test_ten_in_a_round(harness: Harness) -> None:
     """A round removes retention_batch_max segments; the next ones the rest."""
-    world.fill(24)
-    world.disk.ratio = 0.95
+    harness.fill(24)
+    harness.disk.ratio = 0.95
     counts = []
     for _ in range(4):
-        await world.store.retention.clean()
-        counts.append(len(world.segments))
+        await harness.store.retention.clean()
+        counts.append(len(harness.segments))
     assert counts == [14, 4, 1, 1]
 
 
-async def test_no_more_unexpired_segments_than_needed(world: World) -> None:
+async def test_no_more_unexpired_segments_than_needed(harness: Harness) -> None:
     """Above the force watermark as many go as bring the disk back to it, not a whole round."""
-    world.fill(8)
-    world.disk.total = 100 * SEGMENT
-    world.disk.ratio = 0.865  # a segment and a half too much
-    await world.store.retention.clean()
-    assert world.segments == [2, 3, 4, 5, 6, 7]
+    harness.fill(8)
+    harness.disk.total = 100 * SEGMENT
+    harness.disk.ratio = 0.865  # a segment and a half too much
+    await harness.store.retention.clean()
+    assert harness.segments == [2, 3, 4, 5, 6, 7]
 
 
-async def test_the_last_segment_stays_and_the_prepared_one_goes_first(worlds: list[World]) -> None:
+async def test_the_last_segment_stays_and_the_prepared_one_goes_first(harnesses: list[Harness]) -> None:
     """Whatever the disk says, the segment in use stays. The empty one behind it goes before any message; the store
     goes on."""
-    worlds.append(world := World())
-    world.fill(3)
-    world.store.close()
-    prepared = world.disk.create(DIRECTORY / "commitlog" / f"{3 * SEGMENT:020d}", SEGMENT)
+    harnesses.append(harness := Harness())
+    harness.fill(3)
+    harness.store.close()
+    prepared = harness.disk.create(DIRECTORY / "commitlog" / f"{3 * SEGMENT:020d}", SEGMENT)
     prepared.sync()
-    world.open()
-    assert (world.store.status().segments, world.store.status().segments_prepared) == (3, 1)
-    world.disk.ratio = 0.95
-    before = world.disk.operations
+    harness.open()
+    assert (harness.store.status().segments, harness.store.status().segments_prepared) == (3, 1)
+    harness.disk.ratio = 0.95
+    before = harness.disk.operations
     for _ in range(3):
-        await world.store.retention.clean()
-    assert world.segments == [2]
-    gone = [item.path.name for item in world.disk.log[before:] if item.name == "unlink"]
+        await harness.store.retention.clean()
+    assert harness.segments == [2]
+    gone = [item.path.name for item in harness.disk.log[before:] if item.name == "unlink"]
     assert gone[0] == f"{3 * SEGMENT:020d}"
-    world.disk.ratio = 0.5
-    await world.store.retention.clean()
-    sent = world.fill(2)
-    assert [read_all(world.store, "orders", 0)[item.queue_offset].body for item in sent if not item.queue_id] == [
+    harness.disk.ratio = 0.5
+    await harness.store.retention.clean()
+    sent = harness.fill(2)
+    assert [read_all(harness.store, "orders", 0)[item.queue_offset].body for item in sent if not item.queue_id] == [
         item.body for item in sent if not item.queue_id
     ]
 
 
-async def test_an_empty_store_has_nothing_to_remove(world: World) -> None:
+async def test_an_empty_store_has_nothing_to_remove(harness: Harness) -> None:
     """No segment at all is fine, at any watermark."""
-    world.disk.ratio = 0.95
-    await world.store.retention.clean()
-    assert world.store.status().segments == 0
+    harness.disk.ratio = 0.95
+    await harness.store.retention.clean()
+    assert harness.store.status().segments == 0
 
 
-async def test_what_is_not_durable_or_not_dispatched_stays(worlds: list[World]) -> None:
+async def test_what_is_not_durable_or_not_dispatched_stays(harnesses: list[Harness]) -> None:
     """Segments whose bytes are not synced stay even on a full disk."""
-    worlds.append(world := World())
+    harnesses.append(harness := Harness())
     for _ in range(3 * PER_SEGMENT):
-        world.sender.append(world.store, [world.sender.message(2100)])
-    world.store.commit()
-    world.disk.ratio = 0.95
-    await world.store.retention.clean()
-    assert world.segments == [0, 1, 2]
-    world.store.flush()
-    await world.store.retention.clean()
-    assert world.segments == [2]
+        harness.sender.append(harness.store, [harness.sender.message(2100)])
+    harness.store.commit()
+    harness.disk.ratio = 0.95
+    await harness.store.retention.clean()
+    assert harness.segments == [0, 1, 2]
+    harness.store.flush()
+    await harness.store.retention.clean()
+    assert harness.segments == [2]
 
 
-async def test_quarantine_stays(world: World) -> None:
+async def test_quarantine_stays(harness: Harness) -> None:
     """What recovery has set aside is nobody's to remove."""
-    world.disk.make_directory(DIRECTORY / "quarantine")
-    world.disk.write_new(DIRECTORY / "quarantine" / f"commitlog-{0:020d}", b"kept")
-    world.fill(3)
-    world.disk.ratio = 0.95
-    await world.store.retention.clean()
-    assert world.disk.list(DIRECTORY / "quarantine") == [f"commitlog-{0:020d}"]
+    harness.disk.make_directory(DIRECTORY / "quarantine")
+    harness.disk.write_new(DIRECTORY / "quarantine" / f"commitlog-{0:020d}", b"kept")
+    harness.fill(3)
+    harness.disk.ratio = 0.95
+    await harness.store.retention.clean()
+    assert harness.disk.list(DIRECTORY / "quarantine") == [f"commitlog-{0:020d}"]
 
 
 # --- Refused messages ---------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_refuses_messages_until_there_is_room(world: World) -> None:
+async def test_a_full_disk_refuses_messages_until_there_is_room(harness: Harness) -> None:
     """Above 90 % an append says why and changes nothing, 85 % ends it; what consumers need is taken all the time."""
-    world.fill(1)
-    world.disk.ratio = 0.912
-    await world.store.retention.clean()
-    before = world.store.positions
+    harness.fill(1)
+    harness.disk.ratio = 0.912
+    await harness.store.retention.clean()
+    before = harness.store.positions
     with pytest.raises(StoreFullError, match=r"91\.2 % are used.*store\.disk_full_ratio.*free some"):
-        world.store.append([world.sender.message(100)])
-    assert world.store.positions == before
-    assert not world.store.status().running_flags.writable
-    assert "91.2 %" in world.store.status().refusal
-    assert read_all(world.store, "orders", 0)
-    assert world.store.append([world.sender.message(100)], essential=True)
+        harness.store.append([harness.sender.message(100)])
+    assert harness.store.positions == before
+    assert not harness.store.status().running_flags.writable
+    assert "91.2 %" in harness.store.status().refusal
+    assert read_all(harness.store, "orders", 0)
+    assert harness.store.append([harness.sender.message(100)], essential=True)
 
-    world.disk.ratio = 0.88
-    await world.store.retention.clean()
+    harness.disk.ratio = 0.88
+    await harness.store.retention.clean()
     with pytest.raises(StoreFullError):
-        world.store.append([world.sender.message(100)])
-    world.disk.ratio = 0.85
-    await world.store.retention.clean()
-    assert world.store.append([world.sender.message(100)])
-    assert world.store.status().refusal == ""
+        harness.store.append([harness.sender.message(100)])
+    harness.disk.ratio = 0.85
+    await harness.store.retention.clean()
+    assert harness.store.append([harness.sender.message(100)])
+    assert harness.store.status().refusal == ""
 
 
-async def test_removed_segments_end_the_refusal_at_once(world: World) -> None:
+async def test_removed_segments_end_the_refusal_at_once(harness: Harness) -> None:
     """The disk is asked again after a removal, so that nobody waits for the next round."""
-    world.fill(12)
-    disk = world.disk
+    harness.fill(12)
+    disk = harness.disk
 
     def usage(path: Path) -> DiskUsage:
         used = len(disk.list(DIRECTORY / "commitlog")) * SEGMENT
         return DiskUsage(total=13 * SEGMENT, available=13 * SEGMENT - used)
 
     disk.usage = usage  # type: ignore[method-assign]  # this disk holds nothing else
-    await world.store.retention.look_at_disk()
-    assert world.store.status().refusal != ""
-    await world.store.retention.clean()
-    assert world.store.running.flags is RunningFlags.NONE
-    assert world.segments == list(range(1, 12))
+    await harness.store.retention.look_at_disk()
+    assert harness.store.status().refusal != ""
+    await harness.store.retention.clean()
+    assert harness.store.running.flags is RunningFlags.NONE
+    assert harness.segments == list(range(1, 12))
 
 
 # --- Readers ------------------------------------------------------------------------------------------------
@@ -363,10 +365,10 @@ async def test_a_reader_keeps_the_bytes_of_a_removed_segment(tmp_path: Path, wri
         assert first.body in before
 
 
-async def test_messages_can_be_read_while_their_segment_goes(world: World) -> None:
+async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -> None:
     """Between the removal of the file and the end of the round no reader meets an error or a lost message."""
-    world.fill(4)
-    world.disk.ratio = 0.95
+    harness.fill(4)
+    harness.disk.ratio = 0.95
     removed, may_go_on = threading.Event(), threading.Event()
 
     def hold(operation: Operation) -> None:
@@ -374,24 +376,24 @@ async def test_messages_can_be_read_while_their_segment_goes(world: World) -> No
             removed.set()
             assert may_go_on.wait(10)
 
-    world.disk.before_operation = hold
-    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    harness.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(harness.store.retention.clean())
     async with asyncio.timeout(10):
         assert await asyncio.to_thread(removed.wait, 5)
-        assert not world.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
-        result = world.store.read("orders", 0, 0)
+        assert not harness.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
+        result = harness.store.read("orders", 0, 0)
         assert (result.status, result.lost, result.records[0].queue_offset) == ("found", 0, 0)
         may_go_on.set()
         await round_of
-    low, _ = world.store.queue_range("orders", 0)
+    low, _ = harness.store.queue_range("orders", 0)
     assert low > 0
-    assert world.store.read("orders", 0, 0).status == "offset-too-small"
+    assert harness.store.read("orders", 0, 0).status == "offset-too-small"
 
 
-async def test_queues_know_of_the_removal_before_it_shows(world: World) -> None:
+async def test_queues_know_of_the_removal_before_it_shows(harness: Harness) -> None:
     """When a segment cannot be read any more, every queue begins behind it: no read counts its messages as lost."""
-    world.fill(16)
-    world.disk.ratio = 0.95
+    harness.fill(16)
+    harness.disk.ratio = 0.95
     at_queue, may_go_on = threading.Event(), threading.Event()
 
     def hold(operation: Operation) -> None:
@@ -399,21 +401,21 @@ async def test_queues_know_of_the_removal_before_it_shows(world: World) -> None:
             at_queue.set()
             assert may_go_on.wait(10)
 
-    world.disk.before_operation = hold
-    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    harness.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(harness.store.retention.clean())
     async with asyncio.timeout(10):
         assert await asyncio.to_thread(at_queue.wait, 5)
-        statuses = [world.store.read("orders", queue_id, 0).status for queue_id in range(2)]
+        statuses = [harness.store.read("orders", queue_id, 0).status for queue_id in range(2)]
         may_go_on.set()
         await round_of
     assert statuses == ["offset-too-small", "offset-too-small"]
 
 
-async def test_a_topic_deleted_during_a_round(world: World) -> None:
+async def test_a_topic_deleted_during_a_round(harness: Harness) -> None:
     """Its queues go with it, whatever the round was about to remove; the store stays well."""
-    world.fill(16, topic="gone")
-    world.fill(2)
-    world.disk.ratio = 0.95
+    harness.fill(16, topic="gone")
+    harness.fill(2)
+    harness.disk.ratio = 0.95
     at_queue, may_go_on = threading.Event(), threading.Event()
 
     def hold(operation: Operation) -> None:
@@ -421,137 +423,137 @@ async def test_a_topic_deleted_during_a_round(world: World) -> None:
             at_queue.set()
             assert may_go_on.wait(10)
 
-    world.disk.before_operation = hold
-    round_of = asyncio.get_running_loop().create_task(world.store.retention.clean())
+    harness.disk.before_operation = hold
+    round_of = asyncio.get_running_loop().create_task(harness.store.retention.clean())
     async with asyncio.timeout(10):
         assert await asyncio.to_thread(at_queue.wait, 5)
-        world.disk.before_operation = None
-        deletion = asyncio.get_running_loop().create_task(world.store.delete_topics(["gone"]))
+        harness.disk.before_operation = None
+        deletion = asyncio.get_running_loop().create_task(harness.store.delete_topics(["gone"]))
         await asyncio.sleep(0)
         may_go_on.set()
         await round_of
         await deletion
-        await world.store.retention.clean()
-    assert world.store.state == "open"
-    assert "gone" not in world.store.queues()
-    world.disk.ratio = 0.5
-    await world.store.retention.clean()
-    world.store.close()
-    assert world.open().queues().keys() == {"orders"}
+        await harness.store.retention.clean()
+    assert harness.store.state == "open"
+    assert "gone" not in harness.store.queues()
+    harness.disk.ratio = 0.5
+    await harness.store.retention.clean()
+    harness.store.close()
+    assert harness.open().queues().keys() == {"orders"}
 
 
 # --- Failures -----------------------------------------------------------------------------------------------
 
 
-async def test_a_failed_removal_is_told_and_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_removal_is_told_and_tried_again(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """What could not be removed counts as there, is served, and goes in the next round."""
-    world.fill(4)
-    world.disk.ratio = 0.95
-    world.disk.fail_at("unlink", 2)
+    harness.fill(4)
+    harness.disk.ratio = 0.95
+    harness.disk.fail_at("unlink", 2)
     with caplog.at_level(logging.ERROR):
-        await world.store.retention.clean()
+        await harness.store.retention.clean()
     assert "could not be removed" in caplog.text
-    assert world.segments == [1, 2, 3]
-    assert (world.store.stats.segments_expired, world.store.stats.retention_failures) == (1, 1)
-    low, _ = world.store.queue_range("orders", 0)
-    assert world.store.read("orders", 0, low).records[0].physical_offset >= SEGMENT
-    await world.store.retention.clean()
-    assert world.segments == [3]
+    assert harness.segments == [1, 2, 3]
+    assert (harness.store.stats.segments_expired, harness.store.stats.retention_failures) == (1, 1)
+    low, _ = harness.store.queue_range("orders", 0)
+    assert harness.store.read("orders", 0, low).records[0].physical_offset >= SEGMENT
+    await harness.store.retention.clean()
+    assert harness.segments == [3]
 
 
-async def test_a_removal_that_may_not_be_durable_is_tried_again(world: World) -> None:
+async def test_a_removal_that_may_not_be_durable_is_tried_again(harness: Harness) -> None:
     """The name is gone but its directory could not be synced: the segment is not counted as removed before it is."""
-    world.fill(4)
-    world.disk.ratio = 0.95
-    world.disk.fail_at("sync_directory", 2)
-    await world.store.retention.clean()
-    assert (world.store.stats.segments_expired, world.store.stats.retention_failures) == (1, 1)
-    assert world.store.status().min_offset == SEGMENT
-    low, _ = world.store.queue_range("orders", 0)
-    assert world.store.read("orders", 0, low).status == "found"
-    await world.store.retention.clean()
-    assert (world.segments, world.store.stats.retention_failures) == ([3], 1)
+    harness.fill(4)
+    harness.disk.ratio = 0.95
+    harness.disk.fail_at("sync_directory", 2)
+    await harness.store.retention.clean()
+    assert (harness.store.stats.segments_expired, harness.store.stats.retention_failures) == (1, 1)
+    assert harness.store.status().min_offset == SEGMENT
+    low, _ = harness.store.queue_range("orders", 0)
+    assert harness.store.read("orders", 0, low).status == "found"
+    await harness.store.retention.clean()
+    assert (harness.segments, harness.store.stats.retention_failures) == ([3], 1)
 
 
-async def test_a_queue_file_that_stays_is_tried_again(world: World) -> None:
+async def test_a_queue_file_that_stays_is_tried_again(harness: Harness) -> None:
     """The same for files of queues: nobody reads them any more, but they are not forgotten."""
-    world.fill(16)
-    world.disk.ratio = 0.95
+    harness.fill(16)
+    harness.disk.ratio = 0.95
 
     def fail(operation: Operation) -> None:
         if operation.name == "unlink" and operation.path.parts[2] != "commitlog":
             raise OSError(13, "Permission denied")
 
-    world.disk.before_operation = fail
-    await world.store.retention.clean()
-    await world.store.retention.clean()
+    harness.disk.before_operation = fail
+    await harness.store.retention.clean()
+    await harness.store.retention.clean()
     first = DIRECTORY / "consumequeue" / "orders" / "0" / f"{0:020d}"
-    assert world.disk.exists(first)
-    assert world.store.stats.derived_files_expired == 0
-    world.disk.before_operation = None
-    await world.store.retention.clean()
-    assert not world.disk.exists(first)
-    assert world.store.stats.derived_files_expired > 0
+    assert harness.disk.exists(first)
+    assert harness.store.stats.derived_files_expired == 0
+    harness.disk.before_operation = None
+    await harness.store.retention.clean()
+    assert not harness.disk.exists(first)
+    assert harness.store.stats.derived_files_expired > 0
 
 
-async def test_every_power_cut_during_a_round(worlds: list[World]) -> None:
+async def test_every_power_cut_during_a_round(harnesses: list[Harness]) -> None:
     """Cut off before any of its changes, the round leaves a store that opens with everything that was to stay."""
-    worlds.append(world := World(queue_file_size=8 * 20, index_entry_count=20))
-    world.fill(8)
-    world.disk.ratio = 0.95
+    harnesses.append(harness := Harness(queue_file_size=8 * 20, index_entry_count=20))
+    harness.fill(8)
+    harness.disk.ratio = 0.95
     disks: list[MemoryFileSystem] = []
 
     def crash(operation: Operation) -> None:
         if operation.name in ("unlink", "sync_directory"):
-            disks.extend(world.disk.crash(seed) for seed in (3 * len(disks), 3 * len(disks) + 1))
+            disks.extend(harness.disk.crash(seed) for seed in (3 * len(disks), 3 * len(disks) + 1))
 
-    world.disk.before_operation = crash
-    await world.store.retention.clean()
-    world.disk.before_operation = None
-    assert world.segments == [7]
+    harness.disk.before_operation = crash
+    await harness.store.retention.clean()
+    harness.disk.before_operation = None
+    assert harness.segments == [7]
     assert len(disks) > 40
-    stays = [sent for sent in world.sender.sent if sent.physical_offset >= 7 * SEGMENT]
+    stays = [sent for sent in harness.sender.sent if sent.physical_offset >= 7 * SEGMENT]
     for disk in disks:
-        with MessageStore.open(world.config, file_system=disk, clock=world.clock) as store:
-            compare(store, world.sender.sent, stays)
-            assert store.append([world.sender.message(100)])
-            world.sender.next_number -= 1
+        with MessageStore.open(harness.config, file_system=disk, clock=harness.clock) as store:
+            compare(store, harness.sender.sent, stays)
+            assert store.append([harness.sender.message(100)])
+            harness.sender.next_number -= 1
 
 
 # --- Queues and index ---------------------------------------------------------------------------------------
 
 
-async def test_queues_and_index_follow_the_log(worlds: list[World]) -> None:
+async def test_queues_and_index_follow_the_log(harnesses: list[Harness]) -> None:
     """After a removal, and after the restart that follows, there is exactly what the remaining segments hold."""
-    worlds.append(world := World(queue_file_size=8 * 20, index_entry_count=20))
-    old = world.fill(1, topic="old", queues=1)
-    world.fill(8, queues=3)
-    index_files = len(world.disk.list(DIRECTORY / "index"))
-    world.disk.ratio = 0.95
-    await world.store.retention.clean()
-    world.disk.ratio = 0.5
-    await world.store.retention.clean()
-    minimum = world.store.status().min_offset
-    stays = [sent for sent in world.sender.sent if sent.physical_offset >= minimum]
+    harnesses.append(harness := Harness(queue_file_size=8 * 20, index_entry_count=20))
+    old = harness.fill(1, topic="old", queues=1)
+    harness.fill(8, queues=3)
+    index_files = len(harness.disk.list(DIRECTORY / "index"))
+    harness.disk.ratio = 0.95
+    await harness.store.retention.clean()
+    harness.disk.ratio = 0.5
+    await harness.store.retention.clean()
+    minimum = harness.store.status().min_offset
+    stays = [sent for sent in harness.sender.sent if sent.physical_offset >= minimum]
     assert stays
-    assert compare(world.store, stays, stays) == stays
+    assert compare(harness.store, stays, stays) == stays
     # A queue without a message keeps its end, and goes on there.
-    assert world.store.queue_range("old", 0) == (len(old), len(old))
-    assert world.store.query("old", "n0") == []
-    assert len(world.disk.list(DIRECTORY / "index")) < index_files
+    assert harness.store.queue_range("old", 0) == (len(old), len(old))
+    assert harness.store.query("old", "n0") == []
+    assert len(harness.disk.list(DIRECTORY / "index")) < index_files
     for queue_id in range(3):
-        low, high = world.store.queue_range("orders", queue_id)
-        first = int(world.disk.list(DIRECTORY / "consumequeue" / "orders" / str(queue_id))[0]) // 20
+        low, high = harness.store.queue_range("orders", queue_id)
+        first = int(harness.disk.list(DIRECTORY / "consumequeue" / "orders" / str(queue_id))[0]) // 20
         assert first <= low < min(first + 8, high), "only the file with the first message may begin before it"
 
-    ranges = {(t, q): world.store.queue_range(t, q) for t, ids in world.store.queues().items() for q in ids}
-    world.store.close()
-    store = world.open()
+    ranges = {(t, q): harness.store.queue_range(t, q) for t, ids in harness.store.queues().items() for q in ids}
+    harness.store.close()
+    store = harness.open()
     assert store.recovery.clean
     assert (store.recovery.records, store.recovery.units_added, store.recovery.damaged) == (0, 0, [])
     assert {(t, q): store.queue_range(t, q) for t, ids in store.queues().items() for q in ids} == ranges
     assert compare(store, stays, stays) == stays
-    assert store.append([world.sender.message(100, "old", 0)])[0].queue_offset == len(old)
+    assert store.append([harness.sender.message(100, "old", 0)])[0].queue_offset == len(old)
 
 
 async def test_queue_minimums_are_those_of_rocketmq(tmp_path: Path) -> None:
@@ -617,10 +619,10 @@ def test_a_file_that_ends_in_a_filler_goes_with_its_messages() -> None:
 # --- Whoever still needs something --------------------------------------------------------------------------
 
 
-async def test_listeners_are_asked_and_can_keep(world: World) -> None:
+async def test_listeners_are_asked_and_can_keep(harness: Harness) -> None:
     """Each is told what would go; the earliest answer counts; one that fails keeps everything for this round."""
-    world.fill(6)
-    world.disk.ratio = 0.95
+    harness.fill(6)
+    harness.disk.ratio = 0.95
     asked: list[int] = []
     answers: list[int | Exception] = [StoreFullError("no room for what is needed"), 2 * SEGMENT + 1, 6 * SEGMENT]
 
@@ -631,37 +633,37 @@ async def test_listeners_are_asked_and_can_keep(world: World) -> None:
             raise answer
         return answer
 
-    world.store.retention_listeners.append(keep)
-    await world.store.retention.clean()
-    assert (asked, world.segments) == ([5 * SEGMENT], [0, 1, 2, 3, 4, 5])
-    assert world.store.stats.retention_failures == 1
-    await world.store.retention.clean()
-    assert world.segments == [2, 3, 4, 5]
-    await world.store.retention.clean()
-    assert world.segments == [5]
+    harness.store.retention_listeners.append(keep)
+    await harness.store.retention.clean()
+    assert (asked, harness.segments) == ([5 * SEGMENT], [0, 1, 2, 3, 4, 5])
+    assert harness.store.stats.retention_failures == 1
+    await harness.store.retention.clean()
+    assert harness.segments == [2, 3, 4, 5]
+    await harness.store.retention.clean()
+    assert harness.segments == [5]
 
 
 # --- The service --------------------------------------------------------------------------------------------
 
 
-async def test_the_service_watches_from_the_start_and_removes_after_six_intervals(worlds: list[World]) -> None:
+async def test_the_service_watches_from_the_start_and_removes_after_six_intervals(harnesses: list[Harness]) -> None:
     """`run` looks at the disk at once; it removes nothing in the first six intervals, by the clock."""
-    worlds.append(world := World(retention_interval_seconds=0.01))
-    world.fill(3)
-    world.disk.ratio = 0.95
-    running = asyncio.get_running_loop().create_task(world.store.run())
+    harnesses.append(harness := Harness(retention_interval_seconds=0.01))
+    harness.fill(3)
+    harness.disk.ratio = 0.95
+    running = asyncio.get_running_loop().create_task(harness.store.run())
     async with asyncio.timeout(10):
-        while world.store.running.flags.writable:  # noqa: ASYNC110 - nobody else is to know of it
+        while harness.store.running.flags.writable:  # noqa: ASYNC110 - nobody else is to know of it
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)
-        assert world.segments == [0, 1, 2]
-        world.clock.advance(0.06)
-        while world.store.status().segments > 1:  # noqa: ASYNC110 - as above
+        assert harness.segments == [0, 1, 2]
+        harness.clock.advance(0.06)
+        while harness.store.status().segments > 1:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    world.disk.ratio = 0.5
+    harness.disk.ratio = 0.5
 
 
 def test_a_store_copied_as_files_keeps_its_age(tmp_path: Path) -> None:

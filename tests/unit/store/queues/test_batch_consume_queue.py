@@ -254,7 +254,7 @@ class TestUnpacking:
 
     def test_any_wrong_length(self) -> None:
         """Whatever a length says, nothing outside of the body is read and the cause is told."""
-        record = self.record(inner(b"hello", b"world"))
+        record = self.record(inner(b"hello", b"harness"))
         for position in (0, 16, 25, 38, 54):
             for value in (-1, 0, 21, 0x7FFF, 0x7FFFFFFF):
                 width = 2 if position == 25 else 4

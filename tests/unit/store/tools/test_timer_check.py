@@ -17,7 +17,7 @@ from aerobee_store.timer.log import UNIT_SIZE
 from aerobee_store.timer.wheel import SLOT_SIZE
 from aerobee_store.tools.repair import repair
 from aerobee_store.tools.verify import VerifyReport, verify
-from tests.support.timer_world import START_MS, TimerWorld
+from tests.support.timer_harness import START_MS, TimerHarness
 from tests.unit.store.tools.conftest import snapshot
 
 LOG_FILE_SIZE = 2 * UNIT_SIZE * 20
@@ -68,22 +68,22 @@ class Timed:
         return [finding.kind for finding in self.verify().findings]
 
 
-async def filled(directory: Path) -> TimerWorld:
+async def filled(directory: Path) -> TimerHarness:
     """Messages that are delivered, wait, were recalled, or are too far ahead for the window."""
     store = StoreConfig.tiny(directory)
-    world = await TimerWorld.start(
+    harness = await TimerHarness.start(
         store=store, file_system=DiskFileSystem(), slot_count=SLOTS, log_file_size=LOG_FILE_SIZE
     )
     messages = [(f"m{number}", START_MS + 1000 + number * 700) for number in range(COUNT)]
-    await world.send_all(messages + [(f"far{number}", START_MS + 150_000 + number) for number in range(5)])
-    await world.advance(30)
-    return world
+    await harness.send_all(messages + [(f"far{number}", START_MS + 150_000 + number) for number in range(5)])
+    await harness.advance(30)
+    return harness
 
 
 @pytest.fixture
 async def timed(tmp_path: Path) -> Timed:
-    world = await filled(tmp_path / "store")
-    await world.stop()
+    harness = await filled(tmp_path / "store")
+    await harness.stop()
     return Timed(tmp_path / "store")
 
 
@@ -98,15 +98,15 @@ async def test_a_timer_in_order_has_no_finding(timed: Timed) -> None:
 
 async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path) -> None:
     """What moves is no finding: while it is open, and after it died between two flushes."""
-    world = await filled(tmp_path / "store")
-    await world.save()
+    harness = await filled(tmp_path / "store")
+    await harness.save()
     for number in range(10):
-        await world.send(f"later{number}", 5 + number)
+        await harness.send(f"later{number}", 5 + number)
     report = verify(tmp_path / "store")
     assert (report.state, report.findings) == ("live", [])
-    await world.advance(8)
-    await world.abandon()
-    world.store._lock.release()
+    await harness.advance(8)
+    await harness.abandon()
+    harness.store._lock.release()
     report = verify(tmp_path / "store")
     assert report.state == "crashed"
     assert [finding for finding in report.findings if finding.kind.startswith("timer-")] == []
@@ -114,20 +114,20 @@ async def test_a_timer_in_use_or_of_a_dead_process_has_no_finding(tmp_path: Path
 
 async def test_messages_that_come_while_a_timer_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was stored and put on the wheel since the look at the checkpoint is no finding."""
-    world = await filled(tmp_path / "store")
-    await world.save()
+    harness = await filled(tmp_path / "store")
+    await harness.save()
     saved = TimerCheckpointFile(DiskFileSystem(), tmp_path / "store" / "config" / "timercheck").load()
     assert saved is not None
     for number in range(10):
-        await world.send(f"later{number}", 5 + number)
-    await world.save()
+        await harness.send(f"later{number}", 5 + number)
+    await harness.save()
     looks = iter([saved])
     real = TimerCheckpointFile.load
     monkeypatch.setattr(TimerCheckpointFile, "load", lambda file: next(looks, None) or real(file))
     report = verify(tmp_path / "store")
     assert (report.state, report.findings) == ("live", [])
     monkeypatch.undo()
-    await world.stop()
+    await harness.stop()
 
 
 def last_unit(timed: Timed) -> int:
@@ -185,7 +185,7 @@ async def test_damage_is_found(timed: Timed, damage: Callable[[Timed], object], 
     assert snapshot(timed.directory) == before
     assert repair(timed.directory, apply=True).actions == announced.actions
     assert timed.verify().ok
-    world = await TimerWorld.start(
+    harness = await TimerHarness.start(
         store=StoreConfig.tiny(timed.directory),
         file_system=DiskFileSystem(),
         clock=ManualClock(START_MS + 30_000),
@@ -193,9 +193,9 @@ async def test_damage_is_found(timed: Timed, damage: Callable[[Timed], object], 
         log_file_size=LOG_FILE_SIZE,
     )
     for _ in range(4):
-        await world.advance(40)
-    bodies = world.bodies()
-    await world.stop()
+        await harness.advance(40)
+    bodies = harness.bodies()
+    await harness.stop()
     assert sorted(bodies) == sorted([*(f"m{number}" for number in range(COUNT)), *(f"far{n}" for n in range(5))])
     assert timed.kinds() == []
 

@@ -45,7 +45,7 @@ class MovableClock:
         self._now_ms += round(seconds * 1000)
 
 
-class World:
+class Harness:
     """One life of a broker on a directory; `crash` and `restart` give the next one."""
 
     def __init__(self, directory: Path, clock: MovableClock, **delivery: Any) -> None:
@@ -75,32 +75,32 @@ class World:
         self._message_count = 0
 
     @classmethod
-    async def start(cls, directory: Path, clock: MovableClock, **delivery: Any) -> World:
+    async def start(cls, directory: Path, clock: MovableClock, **delivery: Any) -> Harness:
         """Open, recover, run; the topic and the group are there."""
-        world = cls(directory, clock, **delivery)
-        if not len(world.tables.groups):
-            world.tables.topics.create(TopicConfig.of_type(TOPIC, queue_count=2))
-            world.tables.groups.create(GroupConfig(name=GROUP))
-            world.tables.groups.create(GroupConfig(name="audit"))
-            await world.tables.save()
-        world.deliveries.open()
+        harness = cls(directory, clock, **delivery)
+        if not len(harness.tables.groups):
+            harness.tables.topics.create(TopicConfig.of_type(TOPIC, queue_count=2))
+            harness.tables.groups.create(GroupConfig(name=GROUP))
+            harness.tables.groups.create(GroupConfig(name="audit"))
+            await harness.tables.save()
+        harness.deliveries.open()
         loop = asyncio.get_running_loop()
-        world._services = [loop.create_task(service.run()) for service in (world.store, world.deliveries)]
+        harness._services = [loop.create_task(service.run()) for service in (harness.store, harness.deliveries)]
         await asyncio.sleep(0)
-        return world
+        return harness
 
-    async def crash(self) -> World:
+    async def crash(self) -> Harness:
         """What `kill -9` leaves, started again: a copy of the files as they are now."""
         copy = self.directory.with_name(self.directory.name + "-next")
         shutil.copytree(self.directory, copy, copy_function=_copy)
         await self._end()
         self.store.close()
-        return await World.start(copy, self.clock, **self.settings)
+        return await Harness.start(copy, self.clock, **self.settings)
 
-    async def restart(self) -> World:
+    async def restart(self) -> Harness:
         """An orderly stop, and the next start."""
         await self.stop()
-        return await World.start(self.directory, self.clock, **self.settings)
+        return await Harness.start(self.directory, self.clock, **self.settings)
 
     async def stop(self) -> None:
         """Snapshot, save, close."""

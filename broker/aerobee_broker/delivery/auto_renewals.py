@@ -14,7 +14,7 @@ from aerobee_store.clock import Clock
 _ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers of which a client may say that they were lost; it repeats its latest
 
 
-class Holders:
+class AutoRenewals:
     """All such clients, by id."""
 
     def __init__(self, clock: Clock, config: DeliveryConfig, connected: Callable[[str], bool]) -> None:

@@ -30,7 +30,7 @@ ROLLBACK = v2.TransactionResolution.ROLLBACK
 UNDECIDED = v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED
 
 
-class TransactionWorld:
+class TransactionHarness:
     """One life of a broker on a disk; `crash` and `restart` give the next one."""
 
     def __init__(
@@ -72,7 +72,7 @@ class TransactionWorld:
         self._end = TransactionProcessor(self.transactions, self.counters)
         self._services: list[asyncio.Task[None]] = []
 
-    async def start(self) -> TransactionWorld:
+    async def start(self) -> TransactionHarness:
         """Run; the topics are there."""
         for topic in (
             TopicConfig.of_type(TOPIC, TopicMessageType.TRANSACTION, queue_count=2),
@@ -87,16 +87,18 @@ class TransactionWorld:
         await self.settle()
         return self
 
-    async def crash(self, disk: MemoryFileSystem | None = None) -> TransactionWorld:
+    async def crash(self, disk: MemoryFileSystem | None = None) -> TransactionHarness:
         """What `kill -9` leaves, started again; or another disk."""
         disk = disk or self.disk.kill()
         await self.abandon()
-        return await TransactionWorld(self.directory, disk, self.clock, flush=self.flush, **self.settings).start()
+        return await TransactionHarness(self.directory, disk, self.clock, flush=self.flush, **self.settings).start()
 
-    async def restart(self) -> TransactionWorld:
+    async def restart(self) -> TransactionHarness:
         """An orderly stop, and the next start."""
         await self.stop()
-        return await TransactionWorld(self.directory, self.disk, self.clock, flush=self.flush, **self.settings).start()
+        return await TransactionHarness(
+            self.directory, self.disk, self.clock, flush=self.flush, **self.settings
+        ).start()
 
     async def stop(self) -> None:
         """Note offsets, save, close."""

@@ -1,15 +1,15 @@
 """The order of one queue for one orderly group: which of its messages may be delivered now.
 
-A lane is what has to stay in order: the messages of one message group in this queue, or those without a group. While
-a message of a lane is in flight, none of the others is delivered; what waits there is ready again, or was passed over
-when the queue was read (ready after 0 deliveries), so that the lanes behind it could go on. With nothing in flight
-the lane is open, and its messages go out in the order of their offsets.
+A sequence is the messages of one message group in this queue, or those without a group. While a message of a sequence
+is in flight, none of the others is delivered. A waiting message is ready again, or was passed over when the queue was
+read (ready after 0 deliveries), so that the sequences behind it could go on. With nothing in flight the sequence is
+open, and its messages go out in the order of their offsets.
 
     in flight      nothing waits        something waits
-    none           the lane is gone     open: its first offset is in the heap
+    none           the sequence is gone     open: its first offset is in the heap
     some           locked               locked
 
-The heap names the first waiting offset of every open lane, and stale pairs which are dropped when they come up.
+The heap names the first waiting offset of every open sequence, and stale pairs which are dropped when they come up.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import ClassVar, Final
 
 from aerobee_store.records.properties import SHARDING_KEY
 
-_STALE_MAX: Final = 1024  # pairs in the heap beyond twice the lanes
+_STALE_MAX: Final = 1024  # pairs in the heap beyond twice the sequences
 
 
-class _Lane:
+class _Sequence:
     __slots__ = ("in_flight", "message_group", "waiting")
 
     def __init__(self, message_group: str) -> None:
@@ -33,23 +33,23 @@ class _Lane:
         self.in_flight = 0
 
 
-class Lanes:
+class MessageGroupOrder:
     """Follows a QueueDelivery, which calls it for every message that comes, goes out, comes back or ends.
 
-    What was there before the lanes were (a restart, a group that became orderly) is `unknown` until `learn` tells its
-    message group; nothing may be taken before all of it is known.
+    Messages that were there before this object (a restart, a group that became orderly) are `unknown` until `learn`
+    tells their message group. Nothing may be taken before all of them are known.
     """
 
     LABEL_PROPERTY: ClassVar = SHARDING_KEY
     """Of a message: its value is the label that is told here, the message group; "" without one."""
 
-    __slots__ = ("_flights", "_lane_of", "_lanes", "_open", "unknown")
+    __slots__ = ("_flights", "_open", "_sequence_of", "_sequences", "unknown")
 
     def __init__(self, in_flight: Mapping[int, int], ready: Iterable[int]) -> None:
         """`in_flight`: offset -> nonce."""
         self.unknown: set[int] = {*in_flight, *ready}
-        self._lanes: dict[str, _Lane] = {}
-        self._lane_of: dict[int, _Lane] = {}  # of every message that is known and not finished
+        self._sequences: dict[str, _Sequence] = {}
+        self._sequence_of: dict[int, _Sequence] = {}  # of every message that is known and not finished
         self._open: list[tuple[int, str]] = []
         self._flights: dict[int, int] = {}  # nonce -> messages in flight
         for nonce in in_flight.values():
@@ -61,28 +61,28 @@ class Lanes:
 
     def message_group_of(self, offset: int) -> str:
         """Of a message that `take` returned."""
-        return self._lane_of[offset].message_group
+        return self._sequence_of[offset].message_group
 
     # What there is
 
     def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None:
         """An unknown message that is not finished has this message group."""
         self.unknown.discard(offset)
-        lane = self._lane(label)
-        self._lane_of[offset] = lane
+        sequence = self._sequence(label)
+        self._sequence_of[offset] = sequence
         if is_in_flight:
-            lane.in_flight += 1
+            sequence.in_flight += 1
         else:
-            insort(lane.waiting, offset)
-            self._offer(lane)
+            insort(sequence.waiting, offset)
+            self._offer(sequence)
 
     def add(self, offset: int, label: str) -> None:
         """The next message of the queue; it waits."""
-        lane = self._lane(label)
-        self._lane_of[offset] = lane
-        lane.waiting.append(offset)
-        if len(lane.waiting) == 1:
-            self._offer(lane)
+        sequence = self._sequence(label)
+        self._sequence_of[offset] = sequence
+        sequence.waiting.append(offset)
+        if len(sequence.waiting) == 1:
+            self._offer(sequence)
 
     # Out
 
@@ -95,21 +95,23 @@ class Lanes:
         assert not self.unknown, "the order is not known yet"
         taken: list[int] = []
         opened: list[tuple[int, str]] = []  # what has to go back into the heap
-        next_waiting: list[tuple[int, int, _Lane]] = []  # of lanes that have been begun: offset, its index, lane
+        next_waiting: list[
+            tuple[int, int, _Sequence]
+        ] = []  # of sequences that have been begun: offset, its index, sequence
         while len(taken) < count:
             first = self._first_open()
             if next_waiting and (first is None or next_waiting[0][0] < first[0]):
-                offset, index, lane = heapq.heappop(next_waiting)
+                offset, index, sequence = heapq.heappop(next_waiting)
             elif first is not None:
                 while self._open and self._open[0] == first:  # it may be there twice
                     heapq.heappop(self._open)
                 opened.append(first)
-                offset, index, lane = first[0], 0, self._lanes[first[1]]
+                offset, index, sequence = first[0], 0, self._sequences[first[1]]
             else:
                 break
             taken.append(offset)
-            if index + 1 < len(lane.waiting):
-                heapq.heappush(next_waiting, (lane.waiting[index + 1], index + 1, lane))
+            if index + 1 < len(sequence.waiting):
+                heapq.heappush(next_waiting, (sequence.waiting[index + 1], index + 1, sequence))
         for pair in opened:
             heapq.heappush(self._open, pair)
         return taken
@@ -117,9 +119,9 @@ class Lanes:
     def deliver(self, offsets: Sequence[int], nonce: int) -> None:
         """These went out."""
         for offset in offsets:
-            lane = self._lane_of[offset]
-            _remove(lane.waiting, offset)
-            lane.in_flight += 1
+            sequence = self._sequence_of[offset]
+            _remove(sequence.waiting, offset)
+            sequence.in_flight += 1
         self._flights[nonce] = self._flights.get(nonce, 0) + len(offsets)
 
     # Back
@@ -132,44 +134,44 @@ class Lanes:
     def put_back(self, offset: int, nonce: int) -> None:
         """A message that was in flight waits again."""
         self._landed(nonce)
-        lane = self._lane_of.get(offset)
-        if lane is not None:
-            lane.in_flight -= 1
-            insort(lane.waiting, offset)
-            self._offer(lane)
+        sequence = self._sequence_of.get(offset)
+        if sequence is not None:
+            sequence.in_flight -= 1
+            insort(sequence.waiting, offset)
+            self._offer(sequence)
 
     def finish(self, offset: int, nonce: int) -> None:
         """A message is finished; it was in flight under `nonce`, or with 0 it waited."""
         self.unknown.discard(offset)
         if nonce:
             self._landed(nonce)
-        lane = self._lane_of.pop(offset, None)
-        if lane is None:
+        sequence = self._sequence_of.pop(offset, None)
+        if sequence is None:
             return
         if nonce:
-            lane.in_flight -= 1
+            sequence.in_flight -= 1
         else:
-            _remove(lane.waiting, offset)
-        if not lane.in_flight and not lane.waiting:
-            del self._lanes[lane.message_group]
+            _remove(sequence.waiting, offset)
+        if not sequence.in_flight and not sequence.waiting:
+            del self._sequences[sequence.message_group]
         else:
-            self._offer(lane)
+            self._offer(sequence)
 
     # Inside
 
-    def _lane(self, message_group: str) -> _Lane:
-        lane = self._lanes.get(message_group)
-        if lane is None:
-            lane = self._lanes[message_group] = _Lane(message_group)
-        return lane
+    def _sequence(self, message_group: str) -> _Sequence:
+        sequence = self._sequences.get(message_group)
+        if sequence is None:
+            sequence = self._sequences[message_group] = _Sequence(message_group)
+        return sequence
 
-    def _offer(self, lane: _Lane) -> None:
-        if lane.waiting and not lane.in_flight:
-            heapq.heappush(self._open, (lane.waiting[0], lane.message_group))
-            if len(self._open) > 2 * len(self._lanes) + _STALE_MAX:
+    def _offer(self, sequence: _Sequence) -> None:
+        if sequence.waiting and not sequence.in_flight:
+            heapq.heappush(self._open, (sequence.waiting[0], sequence.message_group))
+            if len(self._open) > 2 * len(self._sequences) + _STALE_MAX:
                 self._open = [
                     (each.waiting[0], each.message_group)
-                    for each in self._lanes.values()
+                    for each in self._sequences.values()
                     if each.waiting and not each.in_flight
                 ]
                 heapq.heapify(self._open)
@@ -177,8 +179,8 @@ class Lanes:
     def _first_open(self) -> tuple[int, str] | None:
         while self._open:
             offset, message_group = first = self._open[0]
-            lane = self._lanes.get(message_group)
-            if lane is not None and not lane.in_flight and lane.waiting and lane.waiting[0] == offset:
+            sequence = self._sequences.get(message_group)
+            if sequence is not None and not sequence.in_flight and sequence.waiting and sequence.waiting[0] == offset:
                 return first
             heapq.heappop(self._open)
         return None

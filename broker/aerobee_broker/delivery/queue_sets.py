@@ -12,7 +12,7 @@ from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.tables.topics import TopicConfig
 
 
-class Source(Protocol):
+class QueueSet(Protocol):
     """Of one receive. All but `wait` are synchronous, so that nothing changes between looking and waiting."""
 
     def begin(self, topic: TopicConfig) -> bool:
@@ -36,7 +36,7 @@ class Source(Protocol):
         ...
 
 
-class TopicSource:
+class TopicQueueSet:
     """All queues of a topic, or the one that `queue_id` names."""
 
     def __init__(

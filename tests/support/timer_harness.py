@@ -33,7 +33,7 @@ class Delivery:
     record: Record
 
 
-class TimerWorld:
+class TimerHarness:
     """One life of a timer. `run` tasks begin with `start`; nothing is saved but by `stop` and `save`."""
 
     def __init__(
@@ -61,19 +61,19 @@ class TimerWorld:
         store: StoreConfig = STORE,
         file_system: FileSystem | None = None,
         **settings: Any,
-    ) -> TimerWorld:
+    ) -> TimerHarness:
         """`file_system`: another disk than the one in memory, for much data."""
         clock = clock or ManualClock(START_MS)
-        world = cls(disk or MemoryFileSystem(), clock, replace(SETTINGS, **settings), store, file_system)
-        await asyncio.to_thread(world.timer.open)
-        world._tasks = [asyncio.create_task(world.store.run()), asyncio.create_task(world.timer.run())]
+        harness = cls(disk or MemoryFileSystem(), clock, replace(SETTINGS, **settings), store, file_system)
+        await asyncio.to_thread(harness.timer.open)
+        harness._tasks = [asyncio.create_task(harness.store.run()), asyncio.create_task(harness.timer.run())]
         await asyncio.sleep(0)
-        return world
+        return harness
 
-    async def next_life(self, disk: MemoryFileSystem) -> TimerWorld:
+    async def next_life(self, disk: MemoryFileSystem) -> TimerHarness:
         """The next start, on what a crash has left; this one is only let go of."""
         await self.abandon()
-        return await TimerWorld.start(disk, self.clock, store=self.store_config, **_fields(self.settings))
+        return await TimerHarness.start(disk, self.clock, store=self.store_config, **_fields(self.settings))
 
     async def abandon(self) -> None:
         """Stop working, as a process that was killed: nothing is saved."""

@@ -18,7 +18,7 @@ _START_SECONDS = 60.0
 _READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)")
 
 
-class Victim:
+class KillableBroker:
     """A broker process of ours, which always listens where it listened first."""
 
     def __init__(self, directory: Path, config: str, environment: Mapping[str, str] | None = None) -> None:
