@@ -14,7 +14,6 @@
 from aerobee_client.admin import Admin
 from aerobee_client.client import Client, connect
 from aerobee_client.connection import Retry
-from aerobee_client.consumer import Filter, SimpleConsumer, SqlFilter
 from aerobee_client.errors import (
     BadRequestError,
     BatchError,
@@ -30,9 +29,13 @@ from aerobee_client.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from aerobee_client.filters import Filter, SqlFilter
+from aerobee_client.hooks import Hooks
 from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage, new_message_id
 from aerobee_client.producer import Producer
 from aerobee_client.security import Credentials, Tls
+from aerobee_client.simple_consumer import SimpleConsumer
+from aerobee_client.transaction import Resolution, Transaction, TransactionChecker
 
 __all__ = [
     "Admin",
@@ -45,12 +48,14 @@ __all__ = [
     "DeadlineError",
     "Filter",
     "ForbiddenError",
+    "Hooks",
     "InternalServerError",
     "InvalidEndpointError",
     "Message",
     "NotFoundError",
     "Producer",
     "ReceivedMessage",
+    "Resolution",
     "Retry",
     "SendResult",
     "ServerError",
@@ -59,6 +64,8 @@ __all__ = [
     "StoredMessage",
     "Tls",
     "TooManyRequestsError",
+    "Transaction",
+    "TransactionChecker",
     "UnavailableError",
     "UnsupportedError",
     "connect",

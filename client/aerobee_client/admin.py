@@ -8,13 +8,16 @@ are Unix milliseconds. Long lists are iterators that fetch page by page. All cal
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from aerobee_client.connection import Connection, headers, new_client_id
-from aerobee_client.errors import status_error
+from aerobee_client.connection import AnswerT, Connection, RequestT, Stubs, new_client_id
+from aerobee_client.errors import ClientError, status_error
 from aerobee_client.message import StoredMessage, stored_message
 from aerobee_proto import admin_v1, v2
+
+if TYPE_CHECKING:
+    from grpc.aio import UnaryUnaryMultiCallable
 
 _PAGE_COUNT = 32
 _DEAD_LETTER_PAGE_COUNT = 100
@@ -26,9 +29,7 @@ class Admin:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._stub = connection.aerobee_admin
-        self._console = connection.admin
-        self._metadata = headers(new_client_id())
+        self._metadata = connection.headers(new_client_id())
 
     async def create_topic(
         self,
@@ -51,7 +52,7 @@ class Admin:
             permission=permission or v2.Permission.PERMISSION_UNSPECIFIED,
         )
         request = admin_v1.CreateTopicRequest(topic=topic)
-        return (await self._connection.call(self._stub.CreateTopic, request, self._metadata)).topic
+        return (await self._call(lambda stubs: stubs.aerobee_admin.CreateTopic, request)).topic
 
     async def update_topic(
         self,
@@ -71,19 +72,19 @@ class Admin:
             set_attributes=attributes or {},
             permission=permission,
         )
-        return (await self._connection.call(self._stub.UpdateTopic, request, self._metadata)).topic
+        return (await self._call(lambda stubs: stubs.aerobee_admin.UpdateTopic, request)).topic
 
     async def delete_topic(self, name: str) -> None:
         """Forget a topic and the offsets of its groups."""
         request = admin_v1.DeleteTopicRequest(name=name)
-        await self._connection.call(self._stub.DeleteTopic, request, self._metadata)
+        await self._call(lambda stubs: stubs.aerobee_admin.DeleteTopic, request)
 
     async def list_topics(self, *, include_system: bool = False) -> list[admin_v1.Topic]:
         """All topics in order of names."""
         request = admin_v1.ListTopicsRequest(include_system=include_system)
         topics: list[admin_v1.Topic] = []
         while True:
-            answer = await self._connection.call(self._stub.ListTopics, request, self._metadata)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListTopics, request)
             topics += answer.topics
             if not answer.next_page_token:
                 return topics
@@ -92,7 +93,7 @@ class Admin:
     async def describe_topic(self, name: str) -> admin_v1.DescribeTopicResponse:
         """Definition, queues and readers of one topic."""
         request = admin_v1.DescribeTopicRequest(name=name)
-        return await self._connection.call(self._stub.DescribeTopic, request, self._metadata)
+        return await self._call(lambda stubs: stubs.aerobee_admin.DescribeTopic, request)
 
     async def create_group(
         self,
@@ -105,7 +106,7 @@ class Admin:
         """Create a consumer group, or return the one that exists alike. 0 attempts, no policy: the broker's default."""
         group = admin_v1.Group(name=name, fifo=fifo, max_attempts=max_attempts, retry_policy=retry_policy)
         request = admin_v1.CreateGroupRequest(group=group)
-        return (await self._connection.call(self._stub.CreateGroup, request, self._metadata)).group
+        return (await self._call(lambda stubs: stubs.aerobee_admin.CreateGroup, request)).group
 
     async def update_group(
         self,
@@ -124,19 +125,19 @@ class Admin:
             consume_enabled=consume_enabled,
             retry_policy=retry_policy,
         )
-        return (await self._connection.call(self._stub.UpdateGroup, request, self._metadata)).group
+        return (await self._call(lambda stubs: stubs.aerobee_admin.UpdateGroup, request)).group
 
     async def delete_group(self, name: str) -> None:
         """Forget a group and its offsets; ForbiddenError while clients of the group are connected."""
         request = admin_v1.DeleteGroupRequest(name=name)
-        await self._connection.call(self._stub.DeleteGroup, request, self._metadata)
+        await self._call(lambda stubs: stubs.aerobee_admin.DeleteGroup, request)
 
     async def list_groups(self, *, include_system: bool = False) -> list[admin_v1.Group]:
         """All consumer groups in order of names."""
         request = admin_v1.ListGroupsRequest(include_system=include_system)
         groups: list[admin_v1.Group] = []
         while True:
-            answer = await self._connection.call(self._stub.ListGroups, request, self._metadata)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListGroups, request)
             groups += answer.groups
             if not answer.next_page_token:
                 return groups
@@ -145,7 +146,7 @@ class Admin:
     async def describe_group(self, name: str) -> admin_v1.DescribeGroupResponse:
         """Definition, progress and clients of one group."""
         request = admin_v1.DescribeGroupRequest(name=name)
-        return await self._connection.call(self._stub.DescribeGroup, request, self._metadata)
+        return await self._call(lambda stubs: stubs.aerobee_admin.DescribeGroup, request)
 
     async def reset_offsets(
         self,
@@ -184,17 +185,17 @@ class Admin:
                 given += 1
         if given != 1:
             raise ValueError("give exactly one of timestamp, offset, earliest, latest and skip")
-        return list((await self._connection.call(self._stub.ResetOffsets, request, self._metadata)).queues)
+        return list((await self._call(lambda stubs: stubs.aerobee_admin.ResetOffsets, request)).queues)
 
     async def accumulation(self, group: str, topics: Iterable[str] = ()) -> v2.DescribeGroupAccumulationResponse:
         """How far a group is behind, in all and by topic; in the topics that are named, or in all."""
         request = v2.DescribeGroupAccumulationRequest(group=_resource(group), topics=map(_resource, topics))
-        return await self._connection.call(self._console.DescribeGroupAccumulation, request, self._metadata)
+        return await self._call(lambda stubs: stubs.admin.DescribeGroupAccumulation, request)
 
     async def time_spans(self, group: str, topics: Iterable[str] = ()) -> list[v2.QueryTimeSpanResponse.QueueTimeSpan]:
         """From when to when the messages of each queue are, and where the group is in them."""
         request = v2.QueryTimeSpanRequest(group=_resource(group), topics=map(_resource, topics))
-        answer = await self._connection.call(self._console.QueryTimeSpan, request, self._metadata)
+        answer = await self._call(lambda stubs: stubs.admin.QueryTimeSpan, request)
         return list(answer.queue_time_span_list)
 
     # --- Clients and subscriptions ----------------------------------------------------------------------------
@@ -205,7 +206,7 @@ class Admin:
         """Who is connected, in order of client ids; only consumers of a group, users of a topic, or one client."""
         request = admin_v1.ListConnectionsRequest(group=group, topic=topic, client_id=client_id)
         while True:
-            answer = await self._connection.call(self._stub.ListConnections, request, self._metadata)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListConnections, request)
             for connection in answer.connections:
                 yield connection
             if not answer.next_page_token:
@@ -215,7 +216,7 @@ class Admin:
     async def subscriptions(self, *, topic: str | None = None, group: str | None = None) -> list[v2.SubscriptionInfo]:
         """Which group reads which topic, and whether its clients agree."""
         request = v2.ListSubscriptionRequest(topic=_optional(topic), group=_optional(group))
-        answer = await self._connection.call(self._console.ListSubscription, request, self._metadata)
+        answer = await self._call(lambda stubs: stubs.admin.ListSubscription, request)
         return list(answer.subscription_info)
 
     async def client_subscriptions(
@@ -223,24 +224,24 @@ class Admin:
     ) -> list[v2.DescribeSubscriptionResponse.ClientSubscriptionInfo]:
         """The same, client by client; of connected ones."""
         request = v2.DescribeSubscriptionRequest(topic=_optional(topic), group=_optional(group))
-        answer = await self._connection.call(self._console.DescribeSubscription, request, self._metadata)
+        answer = await self._call(lambda stubs: stubs.admin.DescribeSubscription, request)
         return list(answer.client_subscription_info)
 
     async def delete_subscription(self, topic: str, group: str) -> None:
         """Forget what a group has read of a topic; ForbiddenError while clients of it do."""
         request = v2.DeleteSubscriptionRequest(topic=_resource(topic), group=_resource(group))
-        await self._connection.call(self._console.DeleteSubscription, request, self._metadata)
+        await self._call(lambda stubs: stubs.admin.DeleteSubscription, request)
 
     async def consumer_running_info(self, client_id: str, group: str) -> v2.ConsumerRunningInfo:
         """What the broker sees of a consumer."""
         request = v2.GetConsumerRunningInfoRequest(client_id=client_id, group=_resource(group))
-        answer = await self._connection.call(self._console.GetConsumerRunningInfo, request, self._metadata)
+        answer = await self._call(lambda stubs: stubs.admin.GetConsumerRunningInfo, request)
         return answer.consumer_running_info
 
     async def reconnect_client(self, client_id: str) -> None:
         """Tell a client to open its Telemetry stream anew; not every SDK does."""
         request = admin_v1.ReconnectClientRequest(client_id=client_id)
-        await self._connection.call(self._stub.ReconnectClient, request, self._metadata)
+        await self._call(lambda stubs: stubs.aerobee_admin.ReconnectClient, request)
 
     async def client_stacks(self, client_id: str) -> str:
         """What the threads of a client do, as text. The broker waits 5 s for the client: allow a longer time-out.
@@ -248,9 +249,7 @@ class Admin:
         UnsupportedError if its SDK does not tell.
         """
         request = v2.PrintThreadStackTraceRequest(client_id=client_id)
-        answer = await self._connection.call(
-            self._console.PrintThreadStackTrace, request, self._metadata, check=lambda answer: None
-        )
+        answer = await self._call(lambda stubs: stubs.admin.PrintThreadStackTrace, request, check=lambda answer: None)
         if error := status_error(answer.status):  # not tried again: it has taken long enough
             raise error
         return answer.thread_stack_trace
@@ -263,9 +262,7 @@ class Admin:
         request = v2.VerifyMessageRequest(
             client_id=client_id, group=_resource(group), topic=_resource(topic), message_id=message_id
         )
-        answer = await self._connection.call(
-            self._console.VerifyMessage, request, self._metadata, check=lambda answer: None
-        )
+        answer = await self._call(lambda stubs: stubs.admin.VerifyMessage, request, check=lambda answer: None)
         if error := status_error(answer.status):
             raise error
 
@@ -274,12 +271,12 @@ class Admin:
     async def broker_status(self) -> admin_v1.GetBrokerStatusResponse:
         """Who the broker is, how it is set up and whether it takes messages."""
         request = admin_v1.GetBrokerStatusRequest()
-        return await self._connection.call(self._stub.GetBrokerStatus, request, self._metadata)
+        return await self._call(lambda stubs: stubs.aerobee_admin.GetBrokerStatus, request)
 
     async def store_status(self) -> admin_v1.GetStoreStatusResponse:
         """Where the log begins and ends, how much of it is durable, what it costs."""
         request = admin_v1.GetStoreStatusRequest()
-        return await self._connection.call(self._stub.GetStoreStatus, request, self._metadata)
+        return await self._call(lambda stubs: stubs.aerobee_admin.GetStoreStatus, request)
 
     async def traffic(
         self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100
@@ -288,26 +285,29 @@ class Admin:
         request = admin_v1.ListTrafficRequest(
             window=admin_v1.TrafficWindow.Value(f"TRAFFIC_WINDOW_{window.upper()}"), topic=topic, count=count
         )
-        return await self._connection.call(self._stub.ListTraffic, request, self._metadata)
+        return await self._call(lambda stubs: stubs.aerobee_admin.ListTraffic, request)
 
     async def configuration(self, prefix: str = "") -> list[admin_v1.Setting]:
         """All settings in order of names, or those whose names begin so; with where each value comes from."""
         request = admin_v1.GetConfigurationRequest(prefix=prefix)
-        return list((await self._connection.call(self._stub.GetConfiguration, request, self._metadata)).settings)
+        return list((await self._call(lambda stubs: stubs.aerobee_admin.GetConfiguration, request)).settings)
 
     async def update_configuration(
         self, values: Mapping[str, str] | None = None, *, unset: Iterable[str] = ()
     ) -> list[admin_v1.Setting]:
         """Change settings of the running broker, for good; `unset` ones get back what they would be without."""
         request = admin_v1.UpdateConfigurationRequest(set=values or {}, unset=unset)
-        return list((await self._connection.call(self._stub.UpdateConfiguration, request, self._metadata)).settings)
+        return list((await self._call(lambda stubs: stubs.aerobee_admin.UpdateConfiguration, request)).settings)
 
     async def change_log_level(self, level: LogLevel) -> str:
         """Until the next start; returns what the broker says it did."""
         request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.Level.Value(level))
+
         # The one response without a status; anything that arrives is an answer.
-        method: Any = self._console.ChangeLogLevel
-        answer = await self._connection.call(method, request, self._metadata, check=lambda answer: None)
+        def method(stubs: Stubs) -> Any:
+            return stubs.admin.ChangeLogLevel
+
+        answer = await self._call(method, request, check=lambda answer: None)
         return str(answer.remark)
 
     # --- Messages ---------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Admin:
         while left > 0:
             request.max_message_nums = left
             request.page_size = min(left, _PAGE_COUNT)
-            answer = await self._connection.call(self._connection.admin.QueryMessage, request, self._metadata)
+            answer = await self._call(lambda stubs: stubs.admin.QueryMessage, request)
             for wire in answer.messages[:left]:
                 yield stored_message(wire)
             left -= len(answer.messages)
@@ -378,7 +378,7 @@ class Admin:
             group=group,
             history=history,
         )
-        return list((await self._connection.call(self._stub.DescribeMessage, request, self._metadata)).timelines)
+        return list((await self._call(lambda stubs: stubs.aerobee_admin.DescribeMessage, request)).timelines)
 
     # --- Dead letters -----------------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class Admin:
         """The groups that have dead letters, and how many."""
         request = admin_v1.ListDeadLetterQueuesRequest()
         while True:
-            answer = await self._connection.call(self._stub.ListDeadLetterQueues, request, self._metadata)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListDeadLetterQueues, request)
             for queue in answer.queues:
                 yield queue
             if not answer.next_page_token:
@@ -413,7 +413,7 @@ class Admin:
         while True:
             if max_count is not None:
                 request.page_size = min(max_count - count, _DEAD_LETTER_PAGE_COUNT)
-            answer = await self._connection.call(self._stub.ListDeadLetters, request, self._metadata)
+            answer = await self._call(lambda stubs: stubs.aerobee_admin.ListDeadLetters, request)
             for letter in answer.dead_letters:
                 yield letter
                 count += 1
@@ -426,7 +426,7 @@ class Admin:
     async def dead_letter(self, group: str, offset: int) -> admin_v1.DeadLetter | None:
         """One dead letter with its body; None if there is none at this offset."""
         request = admin_v1.ListDeadLettersRequest(group=group, include_bodies=True, page_size=1, page_token=str(offset))
-        answer = await self._connection.call(self._stub.ListDeadLetters, request, self._metadata)
+        answer = await self._call(lambda stubs: stubs.aerobee_admin.ListDeadLetters, request)
         return next((letter for letter in answer.dead_letters if letter.offset == offset), None)
 
     async def resend_dead_letters(
@@ -438,13 +438,21 @@ class Admin:
         unless `again`. With `again`, messages may be stored twice if an answer is lost: the call is then repeated.
         """
         request = admin_v1.ResendDeadLettersRequest(group=group, offsets=offsets, topic=topic, again=again)
-        answer = await self._connection.call(
-            self._stub.ResendDeadLetters,
+        answer = await self._call(
+            lambda stubs: stubs.aerobee_admin.ResendDeadLetters,
             request,
-            self._metadata,
             check=lambda answer: None if answer.results else status_error(answer.status),
         )
         return list(answer.results)
+
+    async def _call(
+        self,
+        select: Callable[[Stubs], UnaryUnaryMultiCallable[RequestT, AnswerT]],
+        request: RequestT,
+        *,
+        check: Callable[[AnswerT], ClientError | None] = lambda answer: status_error(answer.status),
+    ) -> AnswerT:
+        return await self._connection.call(select, request, self._metadata, check=check)
 
 
 def _resource(name: str) -> v2.Resource:

@@ -1,38 +1,51 @@
-"""The way in: a client of one endpoint, and the producers and consumers that it made."""
+"""The way in: a client of one broker or cluster, and the producers and consumers that it made."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
+from aerobee_client import producer as producing
 from aerobee_client.admin import Admin
+from aerobee_client.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.connection import Connection, Retry
-from aerobee_client.consumer import Filter, SimpleConsumer
+from aerobee_client.filters import Filter
+from aerobee_client.hooks import Hooks
 from aerobee_client.producer import Producer
 from aerobee_client.security import Credentials, Tls
+from aerobee_client.simple_consumer import SimpleConsumer
+from aerobee_client.transaction import TransactionChecker
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+_ClosableT = TypeVar("_ClosableT", bound=_Closable)
 
 
 class Client:
-    """A connection to one broker, or to a RocketMQ proxy. Make one inside of a running event loop and close it.
+    """A connection to one broker, or to RocketMQ proxies. Make one inside of a running event loop and close it.
 
         async with connect("127.0.0.1:8081") as client:
             await client.producer().send(Message(topic="orders", body=b"hello"))
 
-    Nothing is sent before the first call. `request_timeout_seconds` bounds each attempt of a call; long polling comes
-    on top. A connection that breaks is made again by the next call. `credentials` sign every call; without `tls` the
-    connection is plaintext.
+    `connect` makes one and explains the arguments. Nothing is sent before the first call. A connection that breaks is
+    made again by the next call.
     """
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: str | Sequence[str],
         *,
         request_timeout_seconds: float = 3.0,
         retry: Retry | None = None,
         credentials: Credentials | None = None,
         tls: Tls | None = None,
+        namespace: str = "",
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         self._connection = Connection(
             endpoint,
@@ -40,36 +53,74 @@ class Client:
             retry=retry or Retry(),
             credentials=credentials,
             tls=tls,
+            namespace=namespace,
         )
-        self._closables: list[Producer | SimpleConsumer] = []
+        self._hooks = tuple(hooks)
+        self._closables: list[_Closable] = []
         self.admin = Admin(self._connection)
 
     @property
     def endpoint(self) -> str:
-        """As it was given."""
+        """The endpoint in use, as it was given."""
         return self._connection.endpoint
 
-    def producer(self) -> Producer:
-        """A new producer; one is enough for a program. Closed with the client, if not before."""
-        producer = Producer(self._connection)
-        self._closables.append(producer)
-        return producer
+    def producer(
+        self,
+        *,
+        topics: Iterable[str] = (),
+        linger_seconds: float = 0.0,
+        request_count_max: int = producing.REQUEST_COUNT_MAX,
+        request_size_max: int = producing.REQUEST_SIZE_MAX,
+        max_in_flight: int = 4,
+        waiting_size_max: int = producing.WAITING_SIZE_MAX,
+        waiting_count_max: int = producing.WAITING_COUNT_MAX,
+        compression: Compression | None = None,
+        compress_above: int = COMPRESS_ABOVE,
+        avoid_slow_endpoints: bool = False,
+        transaction_checker: TransactionChecker | None = None,
+    ) -> Producer:
+        """A new producer; one is enough for a program. Closed with the client, if not before.
+
+        - `linger_seconds`: how long the first message of a request waits for others. Without it, messages travel
+          together that are sent in the same moment, or while `max_in_flight` requests of their topic are under way.
+          `request_count_max` and `request_size_max` (bytes) bound a request.
+        - `waiting_size_max` (bytes) and `waiting_count_max` bound what waits in memory; who sends more waits.
+        - `compression`: "zlib" makes bodies of more than `compress_above` bytes smaller.
+        - `avoid_slow_endpoints`: with several endpoints, use the fast ones, by RocketMQ's rule.
+        - `transaction_checker` says what became of transactions when the broker asks; for those of `topics`, and of
+          topics that this producer has sent transactional messages to.
+        """
+        return self._closed_with_client(
+            Producer(
+                self._connection,
+                topics=topics,
+                linger_seconds=linger_seconds,
+                request_count_max=request_count_max,
+                request_size_max=request_size_max,
+                max_in_flight=max_in_flight,
+                waiting_size_max=waiting_size_max,
+                waiting_count_max=waiting_count_max,
+                compression=compression,
+                compress_above=compress_above,
+                avoid_slow_endpoints=avoid_slow_endpoints,
+                transaction_checker=transaction_checker,
+                hooks=self._hooks,
+            )
+        )
 
     def simple_consumer(self, group: str, subscriptions: str | Mapping[str, Filter]) -> SimpleConsumer:
         """A new consumer of `group`: of one topic, or of topics with their filters (`{"orders": "paid || refunded"}`).
 
         All consumers of a group must have the same subscriptions. Closed with the client, if not before.
         """
-        if isinstance(subscriptions, str):
-            subscriptions = {subscriptions: "*"}
-        consumer = SimpleConsumer(self._connection, group, subscriptions)
-        self._closables.append(consumer)
-        return consumer
+        return self._closed_with_client(SimpleConsumer(self._connection, group, subscriptions))
 
     async def close(self) -> None:
         """Close the producers and consumers, then the connection. Calls under way end as cancelled."""
-        await asyncio.gather(*(closable.close() for closable in self._closables))
-        await self._connection.close()
+        try:
+            await asyncio.gather(*(closable.close() for closable in self._closables))
+        finally:
+            await self._connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,17 +130,40 @@ class Client:
     ) -> None:
         await self.close()
 
+    def _closed_with_client(self, closable: _ClosableT) -> _ClosableT:
+        self._closables.append(closable)
+        return closable
+
 
 def connect(
-    endpoint: str = "127.0.0.1:8081",
+    endpoint: str | Sequence[str] = "127.0.0.1:8081",
     *,
     request_timeout_seconds: float = 3.0,
+    retry_seconds: float = 30.0,
     credentials: Credentials | None = None,
     tls: Tls | None = None,
+    namespace: str = "",
+    hooks: Sequence[Hooks] = (),
 ) -> Client:
-    """A client of the broker at `endpoint` (`HOST:PORT`), to be used with `async with`.
+    """A client of the broker at `endpoint`, to be used with `async with`.
+
+    - `endpoint`: `HOST:PORT`, `[IPV6]:PORT`; several, as a list or joined by `;`, stand in for one another.
+    - `request_timeout_seconds` bounds each attempt of a call; long polling comes on top.
+    - `retry_seconds`: how long a call is tried while nobody answers, or the server is busy. A restart of the broker
+      takes less than the 30 seconds, so programs do not notice it. 0: one attempt.
+    - `credentials` sign every call; without `tls` the connection is plaintext.
+    - `namespace`: topics and groups of different namespaces have nothing to do with each other.
+    - `hooks` run around sends and handlers.
 
     InvalidEndpointError if that is no endpoint, ConfigurationError for a TLS file that cannot be read. Whether somebody
     answers there shows with the first call.
     """
-    return Client(endpoint, request_timeout_seconds=request_timeout_seconds, credentials=credentials, tls=tls)
+    return Client(
+        endpoint,
+        request_timeout_seconds=request_timeout_seconds,
+        retry=Retry(seconds=retry_seconds),
+        credentials=credentials,
+        tls=tls,
+        namespace=namespace,
+        hooks=hooks,
+    )

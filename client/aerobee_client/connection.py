@@ -1,18 +1,17 @@
-"""One channel to one endpoint: headers, deadlines, retries, and errors that say what to do.
+"""The channels to the endpoints of a client: headers, deadlines, retries, and errors that say what to do.
 
-All calls go to the endpoint that was given, never to an address from a route: an address that is advertised wrongly
-cannot hurt. One broker, or a RocketMQ proxy in front of a cluster, is all that needs.
+Calls go to the endpoints that were given, never to an address from a route, so an address that is advertised wrongly
+cannot hurt. One endpoint is in use at a time. When it does not answer, the next one takes over for all calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
+import logging
 import os
-import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -20,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import grpc
 import grpc.aio
 
+from aerobee_client.endpoints import parse_endpoint, split_endpoints
 from aerobee_client.errors import (
+    BadRequestError,
     ClientError,
     DeadlineError,
     InternalServerError,
-    InvalidEndpointError,
     TooManyRequestsError,
     UnavailableError,
     UnsupportedError,
@@ -35,14 +35,15 @@ from aerobee_client.security import Credentials, Tls
 from aerobee_proto import admin_v1, v2
 
 if TYPE_CHECKING:
-    from grpc.aio import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
+    from grpc.aio import StreamStreamMultiCallable, UnaryStreamMultiCallable, UnaryUnaryMultiCallable
+
+_log = logging.getLogger(__name__)
 
 try:
     VERSION = version("aerobee")
 except PackageNotFoundError:  # the source tree, used without being installed
     VERSION = "0"
 
-_ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 _client_number = itertools.count()
 
 _CHANNEL_OPTIONS = [
@@ -64,36 +65,51 @@ Metadata = tuple[tuple[str, str], ...]
 AnswerT = TypeVar("AnswerT", bound=_Answer)
 RequestT = TypeVar("RequestT")
 ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a call is tried, and the waits between. The defaults are what RocketMQ tells its producers."""
+    """How long a call is tried, and the waits between its attempts, in seconds.
 
-    max_attempts: int = 3
+    No connection, no answer, and a server that is busy: until `seconds` have passed since the first attempt. A server
+    that answers with a failure of its own: `max_attempts` times within the same time. 0 seconds: one attempt.
+    """
+
+    seconds: float = 30.0
+    max_attempts: int = 3  # the waits and this number are what RocketMQ tells its producers
     initial_seconds: float = 0.01
     max_seconds: float = 1.0
     multiplier: float = 2.0
 
     def delay_seconds(self, attempt: int) -> float:
         """The wait after attempt number `attempt` (from 1) failed."""
-        return float(min(self.initial_seconds * self.multiplier ** (attempt - 1), self.max_seconds))
+        return float(min(self.initial_seconds * self.multiplier ** min(attempt - 1, 64), self.max_seconds))
+
+    def gives_up(self, error: ClientError, attempt: int, seconds: float) -> bool:
+        """Whether `error`, after `attempt` attempts and `seconds`, is the last word."""
+        if not may_help(error) or seconds >= self.seconds:
+            return True
+        return isinstance(error, InternalServerError) and attempt >= self.max_attempts
 
 
-def parse_endpoint(endpoint: str) -> v2.Endpoints:
-    """`HOST:PORT` or `[IPV6]:PORT`. InvalidEndpointError if it is neither."""
-    match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 1 <= int(match["port"]) <= 65535:
-        raise InvalidEndpointError(f"the endpoint {endpoint!r} is not HOST:PORT; give one such as 127.0.0.1:8081")
-    host = match["v6"] or match["host"]
-    try:
-        six = ipaddress.ip_address(host).version == 6
-        scheme = v2.AddressScheme.IPv6 if six else v2.AddressScheme.IPv4
-    except ValueError:
-        if match["v6"]:
-            raise InvalidEndpointError(f"{host!r} in the endpoint {endpoint!r} is not an IPv6 address") from None
-        scheme = v2.AddressScheme.DOMAIN_NAME
-    return v2.Endpoints(scheme=scheme, addresses=[v2.Address(host=host, port=int(match["port"]))])
+class Stubs:
+    """The services of one endpoint."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.messaging = v2.MessagingServiceStub(channel)
+        self.admin = v2.AdminStub(channel)
+        self.aerobee_admin = admin_v1.AdminServiceStub(channel)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One endpoint and the channel to it."""
+
+    endpoint: str
+    endpoints: v2.Endpoints  # the same, for the wire
+    channel: grpc.aio.Channel
+    stubs: Stubs
 
 
 def new_client_id() -> str:
@@ -101,93 +117,175 @@ def new_client_id() -> str:
     return f"{socket.gethostname()}@{os.getpid()}@{next(_client_number)}@{os.urandom(6).hex()}"
 
 
-def headers(client_id: str) -> Metadata:
+def headers(client_id: str, namespace: str = "") -> Metadata:
     """What every call of a client carries."""
-    return (
+    common = (
         ("x-mq-client-id", client_id),
         ("x-mq-language", "PYTHON"),
         ("x-mq-protocol", "v2"),
         ("x-mq-client-version", VERSION),
     )
+    return (*common, ("x-mq-namespace", namespace)) if namespace else common
 
 
 class Connection:
-    """A channel and its stubs. Must be made inside of a running event loop. Plaintext unless there is `tls`."""
+    """Channels and stubs. Must be made inside of a running event loop. Plaintext unless there is `tls`."""
 
     def __init__(
         self,
-        endpoint: str,
+        endpoints: str | Sequence[str],
         *,
         request_timeout_seconds: float,
         retry: Retry,
         credentials: Credentials | None = None,
         tls: Tls | None = None,
+        namespace: str = "",
     ) -> None:
-        self.endpoints = parse_endpoint(endpoint)
-        self.endpoint = endpoint
+        names = split_endpoints(endpoints)
         self.request_timeout_seconds = request_timeout_seconds
         self.retry = retry
+        self.namespace = namespace
         self._credentials = credentials
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
-        self.messaging = v2.MessagingServiceStub(self._channel)
-        self.admin = v2.AdminStub(self._channel)
-        self.aerobee_admin = admin_v1.AdminServiceStub(self._channel)
+        self.peers = [_dial(name, tls) for name in names]
+        self._current = 0
+        self._aerobee: bool | None = None
+        self._outage = False  # whether somebody was told that nobody answers
+
+    @property
+    def peer(self) -> Peer:
+        """The endpoint in use."""
+        return self.peers[self._current]
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use, as it was given."""
+        return self.peer.endpoint
+
+    def headers(self, client_id: str) -> Metadata:
+        """What every call of the client `client_id` carries, but for the signature."""
+        return headers(client_id, self.namespace)
+
+    async def is_aerobee(self) -> bool:
+        """Whether the server is Aerobee. It is asked once."""
+        if self._aerobee is None:
+            metadata = self.headers(new_client_id())
+            try:
+                await self.call(
+                    lambda stubs: stubs.aerobee_admin.GetBrokerStatus, admin_v1.GetBrokerStatusRequest(), metadata
+                )
+            except UnsupportedError:
+                self._aerobee = False
+            except BadRequestError:  # refused, but known
+                self._aerobee = True
+            else:
+                self._aerobee = True
+        return self._aerobee
 
     async def call(
         self,
-        method: UnaryUnaryMultiCallable[RequestT, AnswerT],
+        select: Callable[[Stubs], UnaryUnaryMultiCallable[RequestT, AnswerT]],
         request: RequestT,
         metadata: Metadata,
         *,
         check: Callable[[AnswerT], ClientError | None] = lambda answer: status_error(answer.status),
+        timeout_seconds: float | None = None,
+        retry: Retry | None = None,
+        choose: Callable[[int], Peer] | None = None,
     ) -> AnswerT:
-        """The answer of `method`, tried again while `check`'s error says that another attempt may help.
+        """The answer of the method that `select` names, tried again while `check`'s error says that it may help.
 
-        Raises the last error. Cancelling leaves it open whether the server did what was asked.
+        `timeout_seconds` bounds one attempt. `choose` gives the peer for attempt number n, from 1; by default the one
+        in use, and after a failure the next. Raises the last error. Cancelling leaves it open whether the server did
+        what was asked.
         """
-        attempt = 1
-        while True:
-            error: ClientError | None
+
+        async def attempt(number: int) -> AnswerT:
+            peer = choose(number) if choose else self.peers[(self._current + number - 1) % len(self.peers)]
             try:
-                answer = await method(request, timeout=self.request_timeout_seconds, metadata=self.signed(metadata))
-                error = check(answer)
-                if error is None:
-                    return answer
+                answer = await select(peer.stubs)(
+                    request, timeout=timeout_seconds or self.request_timeout_seconds, metadata=self.signed(metadata)
+                )
             except grpc.RpcError as rpc:
-                error = rpc_error(rpc, self.endpoint)
-            if attempt >= self.retry.max_attempts or not may_help(error):
+                raise self.failed(peer, rpc) from None
+            self._outage = False
+            if error := check(answer):
                 raise error
-            await asyncio.sleep(self.retry.delay_seconds(attempt))
-            attempt += 1
+            if number > 1 and choose is None:
+                self._current = self.peers.index(peer)
+            return answer
+
+        return await self.retrying(attempt, retry)
+
+    async def retrying(self, attempt: Callable[[int], Awaitable[ResultT]], retry: Retry | None = None) -> ResultT:
+        """The result of `attempt`, which gets its number from 1, repeated while its ClientError allows it."""
+        retry = retry or self.retry
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for number in itertools.count(1):
+            try:
+                return await attempt(number)
+            except ClientError as error:
+                rounds = -(-number // len(self.peers))
+                delay = 0.0 if number % len(self.peers) else retry.delay_seconds(rounds)
+                if retry.gives_up(error, rounds, loop.time() - began + delay):
+                    raise
+                if isinstance(error, UnavailableError) and not self._outage:
+                    self._outage = True
+                    _log.warning("%s; trying again for up to %g s", error, retry.seconds)
+            await asyncio.sleep(delay)
+        raise AssertionError("the loop above has no end")
 
     async def stream(
         self,
-        method: UnaryStreamMultiCallable[RequestT, ItemT],
+        select: Callable[[Stubs], UnaryStreamMultiCallable[RequestT, ItemT]],
         request: RequestT,
         metadata: Metadata,
         *,
-        timeout_seconds: float,
+        timeout_seconds: float | None,
     ) -> AsyncGenerator[ItemT, None]:
         """The items of a stream, tried once."""
-        call = method(request, timeout=timeout_seconds, metadata=self.signed(metadata))
+        peer = self.peer
+        call = select(peer.stubs)(request, timeout=timeout_seconds, metadata=self.signed(metadata))
         try:
             async for item in cast("AsyncIterator[ItemT]", call):
                 yield item
         except grpc.RpcError as rpc:
-            raise rpc_error(rpc, self.endpoint) from None
+            raise self.failed(peer, rpc) from None
         finally:
             cast("Any", call).cancel()  # no effect on a call that is done
+
+    async def exchange(
+        self,
+        select: Callable[[Stubs], StreamStreamMultiCallable[RequestT, ItemT]],
+        requests: AsyncIterator[RequestT],
+        metadata: Metadata,
+    ) -> AsyncGenerator[ItemT, None]:
+        """The items that answer a stream of requests, tried once and without a deadline."""
+        peer = self.peer
+        call = select(peer.stubs)(cast("Any", requests), metadata=self.signed(metadata))
+        try:
+            async for item in cast("AsyncIterator[ItemT]", call):
+                yield item
+        except grpc.RpcError as rpc:
+            raise self.failed(peer, rpc) from None
+        finally:
+            cast("Any", call).cancel()
+
+    def failed(self, peer: Peer, rpc: grpc.RpcError) -> ClientError:
+        """The error for a call to `peer` without an answer. If nobody answers there, the next endpoint takes over."""
+        error = rpc_error(rpc, peer.endpoint)
+        if isinstance(error, UnavailableError) and len(self.peers) > 1 and peer is self.peer:
+            self._current = (self._current + 1) % len(self.peers)
+            _log.warning("%s; going on with %s", error, self.endpoint)
+        return error
 
     def signed(self, metadata: Metadata) -> Metadata:
         """The headers of a call that is made now: `metadata`, and the signature of who has credentials."""
         return metadata if self._credentials is None else (*metadata, *self._credentials.headers())
 
     async def close(self) -> None:
-        """Close the channel; calls under way end as cancelled."""
-        await self._channel.close(None)
+        """Close the channels; calls under way end as cancelled."""
+        await asyncio.gather(*(peer.channel.close(None) for peer in self.peers))
 
 
 def may_help(error: ClientError) -> bool:
@@ -195,3 +293,13 @@ def may_help(error: ClientError) -> bool:
     if isinstance(error, UnsupportedError):
         return False
     return isinstance(error, UnavailableError | DeadlineError | TooManyRequestsError | InternalServerError)
+
+
+def _dial(endpoint: str, tls: Tls | None) -> Peer:
+    """A channel, which connects with its first call."""
+    parsed = parse_endpoint(endpoint)
+    if tls is None:
+        channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
+    return Peer(endpoint, parsed, channel, Stubs(channel))

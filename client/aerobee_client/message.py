@@ -8,10 +8,10 @@ import os
 import socket
 import time
 import uuid
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from aerobee_client.compression import Compression, CorruptedBodyError, compress, inflate
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
@@ -20,10 +20,6 @@ _ID_EPOCH = 1609459200  # 2021-01-01T00:00:00Z, from which the seconds in a mess
 _HOST = socket.gethostname()
 _MAC = uuid.getnode().to_bytes(6, "big")
 _id_counter = itertools.count()
-
-# What a compressed body may grow to: 16 times the largest body that a broker takes by default. A bound, so that a few
-# bytes from the wire cannot fill the memory.
-INFLATED_SIZE_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +33,9 @@ class Message:
     properties: Mapping[str, str] = field(default_factory=dict)
     message_group: str | None = None  # messages of one group are kept in order; the topic must accept FIFO
     delivery_timestamp: int | None = None  # not delivered before; the topic must accept DELAY
+    priority: int | None = None  # 0 or more, higher ones first; the topic must accept PRIORITY
+    lite_topic: str | None = None  # a sub-stream of a topic that accepts LITE
+    trace_context: str | None = None  # any text for who traces; delivered as it is
     message_id: str | None = None  # the producer makes one if there is none; a repeated send must keep it
 
 
@@ -47,6 +46,7 @@ class SendResult:
     message_id: str
     queue_offset: int
     recall_handle: str = ""  # of a delayed message
+    transaction_id: str = ""  # of a message that is held back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,9 @@ class StoredMessage:
     born_host: str
     store_timestamp: int
     delivery_timestamp: int | None
+    priority: int | None = None
+    lite_topic: str | None = None
+    trace_context: str | None = None
     corrupted: bool = False
 
 
@@ -93,21 +96,39 @@ def new_message_id() -> str:
     return number.hex().upper()
 
 
-def to_wire(message: Message) -> v2.Message:
-    """The wire form of `message`, with a message id and the time of now."""
+def to_wire(
+    message: Message, *, compression: Compression | None = None, compress_above: int = 0, transactional: bool = False
+) -> v2.Message:
+    """The wire form of `message`, with a message id and the time of now.
+
+    A body of more than `compress_above` bytes is compressed, if that makes it smaller; the protocol has a name for zlib
+    only.
+    """
     kind = v2.MessageType.NORMAL
-    if message.message_group is not None:
+    if transactional:
+        kind = v2.MessageType.TRANSACTION
+    elif message.message_group is not None:
         kind = v2.MessageType.FIFO
     elif message.delivery_timestamp is not None:
         kind = v2.MessageType.DELAY
+    elif message.lite_topic is not None:
+        kind = v2.MessageType.LITE
+    elif message.priority is not None:
+        kind = v2.MessageType.PRIORITY
+    body, encoding = message.body, v2.Encoding.IDENTITY
+    if compression == "zlib" and len(body) > compress_above and len(smaller := compress(body, "zlib")) < len(body):
+        body, encoding = smaller, v2.Encoding.GZIP
     properties = v2.SystemProperties(
         tag=message.tag,
         keys=message.keys,
         message_id=message.message_id or new_message_id(),
-        body_encoding=v2.Encoding.IDENTITY,
+        body_encoding=encoding,
         message_type=kind,
         born_host=_HOST,
         message_group=message.message_group,
+        lite_topic=message.lite_topic,
+        priority=message.priority,
+        trace_context=message.trace_context,
     )
     properties.born_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
     if message.delivery_timestamp is not None:
@@ -116,7 +137,7 @@ def to_wire(message: Message) -> v2.Message:
         topic=v2.Resource(name=message.topic),
         user_properties=message.properties,
         system_properties=properties,
-        body=message.body,
+        body=body,
     )
 
 
@@ -126,7 +147,7 @@ def stored_message(wire: v2.Message) -> StoredMessage:
     body, corrupted = wire.body, False
     try:
         body = _decoded(wire.body, properties.body_encoding)
-    except _CorruptedError as error:
+    except CorruptedBodyError as error:
         corrupted = True
         _log.error("message is corrupted topic=%s id=%s: %s", wire.topic.name, properties.message_id, error)
     delayed = properties.HasField("delivery_timestamp")
@@ -144,6 +165,9 @@ def stored_message(wire: v2.Message) -> StoredMessage:
         born_host=properties.born_host,
         store_timestamp=properties.store_timestamp.ToMilliseconds(),
         delivery_timestamp=properties.delivery_timestamp.ToMilliseconds() if delayed else None,
+        priority=properties.priority if properties.HasField("priority") else None,
+        lite_topic=properties.lite_topic if properties.HasField("lite_topic") else None,
+        trace_context=properties.trace_context if properties.HasField("trace_context") else None,
         corrupted=corrupted,
     )
 
@@ -158,25 +182,9 @@ def received_message(wire: v2.Message) -> ReceivedMessage:
     )
 
 
-class _CorruptedError(Exception):
-    """Why a body cannot be decoded."""
-
-
 def _decoded(body: bytes, encoding: v2.Encoding.ValueType) -> bytes:
     if encoding == v2.Encoding.GZIP:
-        return _inflated(body)
+        return inflate(body)
     if encoding in (v2.Encoding.IDENTITY, v2.Encoding.ENCODING_UNSPECIFIED):
         return body
-    raise _CorruptedError(f"its body has the encoding {encoding}, which this client does not know")
-
-
-def _inflated(body: bytes) -> bytes:
-    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib by the first bytes, as the official clients
-    try:
-        inflated = stream.decompress(body, INFLATED_SIZE_MAX)
-    except zlib.error as error:
-        raise _CorruptedError(f"its body is marked as compressed but cannot be decompressed: {error}") from error
-    if not stream.eof:
-        reason = "is truncated" if not stream.unconsumed_tail else f"grows beyond {INFLATED_SIZE_MAX} bytes"
-        raise _CorruptedError(f"its body is marked as compressed but {reason}")
-    return inflated
+    raise CorruptedBodyError(f"its body has the encoding {encoding}, which this client does not know")

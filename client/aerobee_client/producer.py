@@ -3,94 +3,338 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import inspect
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
 
-from aerobee_client.connection import Connection
-from aerobee_client.errors import BatchError, ClientError, status_error
-from aerobee_client.message import Message, SendResult, to_wire
+from aerobee_client.bounds import Room
+from aerobee_client.checks import BODY_SIZE_MAX, check, check_name
+from aerobee_client.compression import COMPRESS_ABOVE, Compression, require
+from aerobee_client.connection import Connection, Peer
+from aerobee_client.errors import (
+    BadRequestError,
+    BatchError,
+    ClientError,
+    ConfigurationError,
+    status_error,
+)
+from aerobee_client.gathering import Entry, Gathering
+from aerobee_client.hooks import Hooks, after_send, before_send
+from aerobee_client.latency import LatencyAvoidance
+from aerobee_client.message import Message, SendResult, stored_message, to_wire
 from aerobee_client.telemetry import Telemetry
+from aerobee_client.transaction import WIRE_RESOLUTIONS, Resolution, Transaction, TransactionChecker
 from aerobee_proto import v2
 
-# One request carries messages of one topic: as many as these allow, and at least one.
-_REQUEST_COUNT_MAX = 256
-_REQUEST_SIZE_MAX = 4 << 20
-_REQUESTS_AT_ONCE_MAX = 16
+_log = logging.getLogger(__name__)
+
+REQUEST_COUNT_MAX = 500
+REQUEST_SIZE_MAX = 4 << 20
+WAITING_SIZE_MAX = 64 << 20
+WAITING_COUNT_MAX = 100_000
 
 
 class Producer:
-    """Sends messages. Safe to share between tasks; `Client.producer` makes one.
+    """Sends messages. Safe to share between tasks; `Client.producer` makes one and explains its options.
 
     A send that failed in a way that may pass (no connection, no answer, a failure of the server) is tried again under
-    the same message id, three times in all. So a message may be stored twice, which is what consumers of RocketMQ
-    have to expect.
+    the same message id. So a message may be stored twice, which is what consumers of RocketMQ have to expect.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        topics: Iterable[str] = (),
+        linger_seconds: float = 0.0,
+        request_count_max: int = REQUEST_COUNT_MAX,
+        request_size_max: int = REQUEST_SIZE_MAX,
+        max_in_flight: int = 4,
+        waiting_size_max: int = WAITING_SIZE_MAX,
+        waiting_count_max: int = WAITING_COUNT_MAX,
+        compression: Compression | None = None,
+        compress_above: int = COMPRESS_ABOVE,
+        avoid_slow_endpoints: bool = False,
+        transaction_checker: TransactionChecker | None = None,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        if compression is not None:
+            require(compression)
+            if compression != "zlib":
+                raise ConfigurationError(
+                    f"compression {compression!r}: the protocol of SendMessage has a name for zlib only; use "
+                    f"compression='zlib' here"
+                )
         self._connection = connection
-        settings = v2.Settings(client_type=v2.ClientType.PRODUCER, publishing=v2.Publishing(validate_message_type=True))
-        self._telemetry = Telemetry(connection, settings)
+        self._max_in_flight = max_in_flight
+        self._request_count_max = request_count_max
+        self._compression = compression
+        self._compress_above = compress_above
+        self._checker = transaction_checker
+        self._hooks = hooks
+        self._topics = set(topics)
+        self._publishing = v2.Publishing(
+            topics=[v2.Resource(name=topic) for topic in sorted(self._topics)], validate_message_type=True
+        )
+        self._settings = v2.Settings(client_type=v2.ClientType.PRODUCER, publishing=self._publishing)
+        self._telemetry = Telemetry(connection, self._settings, on_command=self._obey)
+        self._avoidance: LatencyAvoidance | None = None
+        if avoid_slow_endpoints and len(connection.peers) > 1:
+            self._avoidance = LatencyAvoidance(asyncio.get_running_loop().time)
+        self._gathering = Gathering(
+            self._send_request,
+            Room(waiting_size_max, waiting_count_max),
+            size_max=request_size_max,
+            linger_seconds=linger_seconds,
+        )
 
     async def send(self, message: Message) -> SendResult:
         """Return once the broker has stored the message as safely as it promises.
 
-        Raises NotFoundError if there is no such topic, BadRequestError if the message breaks a limit, and
-        UnavailableError, DeadlineError or InternalServerError after the last attempt. After the last two, and after
-        cancelling, the message may be stored nevertheless.
+        Sends of several tasks at the same time share requests. Raises NotFoundError if there is no such topic,
+        BadRequestError if the message breaks a limit, and UnavailableError, DeadlineError or InternalServerError after
+        the last attempt. After the last two, and after cancelling, the message may be stored nevertheless.
         """
-        outcome = (await self._send([to_wire(message)]))[0]
-        if isinstance(outcome, ClientError):
-            raise outcome
-        return outcome
+        return await (await self.submit(message))
+
+    async def submit(self, message: Message) -> asyncio.Future[SendResult]:
+        """Return once there is room in memory for the message, with a future for the result of sending it.
+
+        Messages of one message group are stored in the order in which they are submitted; others of one topic, too, if
+        the producer has `max_in_flight=1` and no attempt had to be repeated. Cancelling the future before the message
+        has left takes it back. Raises BadRequestError if it breaks a limit.
+        """
+        await self._telemetry.ready()
+        return await self._put(message)
 
     async def send_many(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages in few requests; the results have the order of `messages`.
 
-        Messages of one topic are stored in the order given, unless an attempt had to be repeated. Raises BatchError if
-        some failed: its `outcomes` tell which, with a SendResult for those that are stored.
+        Raises BatchError if some failed: its `outcomes` tell which, with a SendResult for those that are stored. Order
+        in the broker as for `submit`.
         """
-        outcomes: list[SendResult | ClientError] = [ClientError("not sent")] * len(messages)
-        wire = [to_wire(message) for message in messages]
-        by_topic: dict[str, list[int]] = {}
-        for index, message in enumerate(messages):
-            by_topic.setdefault(message.topic, []).append(index)
-        gate = asyncio.Semaphore(_REQUESTS_AT_ONCE_MAX)
-
-        async def send_topic(indices: list[int]) -> None:
-            async with gate:
-                for chunk in _chunks(indices, wire):
-                    for index, outcome in zip(chunk, await self._send([wire[i] for i in chunk]), strict=True):
-                        outcomes[index] = outcome
-
-        async with asyncio.TaskGroup() as tasks:
-            for indices in by_topic.values():
-                tasks.create_task(send_topic(indices))
+        if not messages:
+            return []
+        await self._telemetry.ready()
+        outcomes: list[SendResult | ClientError] = []
+        futures: list[asyncio.Future[SendResult] | ClientError] = []
+        try:
+            for message in messages:
+                try:
+                    futures.append(await self._put(message))
+                except ClientError as error:
+                    futures.append(error)
+            for future in futures:
+                try:
+                    outcomes.append(future if isinstance(future, ClientError) else await future)
+                except ClientError as error:
+                    outcomes.append(error)
+        except asyncio.CancelledError:
+            for future in futures:
+                if isinstance(future, asyncio.Future):
+                    future.cancel()
+            raise
         results = [outcome for outcome in outcomes if isinstance(outcome, SendResult)]
         if len(results) < len(outcomes):
             raise BatchError(outcomes)
         return results
 
-    async def close(self) -> None:
-        """Say goodbye to the broker."""
-        await self._telemetry.close()
+    async def send_one_way(self, message: Message) -> None:
+        """Return once there is room in memory for the message, and do not hear what became of it.
 
-    async def _send(self, wire: list[v2.Message]) -> list[SendResult | ClientError]:
-        """One outcome a message. A request that failed as a whole is tried again, single messages of it are not."""
+        A failure is logged, at the level of debugging. `flush` and `close` wait for it.
+        """
+        (await self.submit(message)).add_done_callback(_forget)
+
+    def transaction(self) -> Transaction:
+        """Messages that are held back until something else has happened: see `Transaction`.
+
+        ConfigurationError without a `transaction_checker`: the broker must be able to ask what became of it.
+        """
+        if self._checker is None:
+            raise ConfigurationError(
+                "a transaction needs the producer's transaction_checker: the broker asks it when a program dies"
+            )
+        return Transaction(self)
+
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Take back a delayed message that is not due yet; its message id. `SendResult.recall_handle` is its handle.
+
+        Raises NotFoundError if it was delivered or recalled before.
+        """
+        check_name(topic)
+        await self._telemetry.ready()
+        request = v2.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=recall_handle)
+        answer = await self._connection.call(
+            lambda stubs: stubs.messaging.RecallMessage, request, self._telemetry.metadata
+        )
+        return answer.message_id
+
+    async def flush(self) -> None:
+        """Return when every message that was submitted is stored or has failed."""
+        await self._gathering.flush()
+
+    async def close(self) -> None:
+        """Send what was submitted, and say goodbye to the broker."""
+        if self._telemetry.closed:
+            return
         try:
-            await self._telemetry.ready()
+            await self._gathering.flush()
+        finally:
+            await self._gathering.close()
+            await self._telemetry.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- What a Transaction uses ------------------------------------------------------------------------------
+
+    async def send_half(self, message: Message) -> SendResult:
+        """Store a message that is held back until `end_half`."""
+        message = before_send(self._hooks, message)
+        check(message, self._telemetry.settings.publishing.max_body_size or BODY_SIZE_MAX)
+        if message.message_group is not None or message.delivery_timestamp is not None:
+            raise BadRequestError(
+                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                "a message of a transaction cannot have a message group or a delivery timestamp",
+            )
+        if message.topic not in self._topics:  # the broker asks producers of the topic
+            self._topics.add(message.topic)
+            self._settings.publishing.topics.add().name = message.topic
+            self._telemetry.resync()
+        await self._telemetry.ready()
+        wire = to_wire(message, compression=self._compression, compress_above=self._compress_above, transactional=True)
+        outcome = (await self._request([wire]))[0]
+        after_send(self._hooks, message, outcome)
+        if isinstance(outcome, ClientError):
+            raise outcome
+        return outcome
+
+    async def end_half(self, topic: str, half: SendResult, resolution: Resolution) -> None:
+        """Let consumers have a message, or discard it."""
+        await self._end_transaction(topic, half.message_id, half.transaction_id, resolution, checked=False)
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    async def _put(self, message: Message) -> asyncio.Future[SendResult]:
+        message = before_send(self._hooks, message)
+        check(message, self._telemetry.settings.publishing.max_body_size or BODY_SIZE_MAX)
+        wire = to_wire(message, compression=self._compression, compress_above=self._compress_above)
+        outcome: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        entry = Entry(message, wire, wire.ByteSize(), outcome, self._finished)
+        kind = wire.system_properties.message_type
+        key: object = (message.topic, kind)
+        in_flight_max, count_max = self._max_in_flight, self._request_count_max
+        if kind != v2.MessageType.NORMAL and not await self._connection.is_aerobee():
+            # RocketMQ looks at the message group of a lone message only, and delays only lone ones.
+            count_max = 1
+            if kind == v2.MessageType.FIFO:
+                key = (message.topic, message.message_group)
+        if kind == v2.MessageType.FIFO:
+            in_flight_max = 1
+        await self._gathering.put(key, entry, in_flight_max=in_flight_max, count_max=count_max)
+        return outcome
+
+    def _finished(self, entry: Entry, outcome: SendResult | ClientError) -> None:
+        if self._hooks:
+            after_send(self._hooks, entry.message, outcome)
+
+    async def _send_request(self, entries: Sequence[Entry]) -> list[SendResult | ClientError]:
+        """One outcome an entry. A request that the broker refuses as a whole for the fault of one message is sent
+        again message by message, in order: nothing of it was stored."""
+        outcomes = await self._request([entry.wire for entry in entries])
+        refused = all(isinstance(each, BadRequestError) for each in outcomes)
+        if len(entries) == 1 or not refused or outcomes[0] is not outcomes[-1]:
+            return outcomes
+        return [(await self._request([entry.wire]))[0] for entry in entries]
+
+    async def _request(self, wire: Sequence[v2.Message]) -> list[SendResult | ClientError]:
+        """One outcome a message. A request that failed as a whole is tried again, single messages of it are not."""
+        request = v2.SendMessageRequest(messages=wire)
+        choice = None if self._avoidance is None else _Choice(self._avoidance, self._connection.peers)
+        try:
             answer = await self._connection.call(
-                self._connection.messaging.SendMessage,
-                v2.SendMessageRequest(messages=wire),
+                lambda stubs: stubs.messaging.SendMessage,
+                request,
                 self._telemetry.metadata,
                 check=_request_error,
+                choose=choice,
             )
         except ClientError as error:
             return [error] * len(wire)
+        if choice is not None:
+            choice.succeeded()
         entries = list(answer.entries)
         if len(entries) == 1:  # RocketMQ's own server answers a batch with one entry for all
             entries *= len(wire)
         if len(entries) != len(wire):
             return [ClientError(f"the broker answered {len(wire)} messages with {len(entries)} results")] * len(wire)
         return [_outcome(message, entry) for message, entry in zip(wire, entries, strict=True)]
+
+    async def _obey(self, command: v2.TelemetryCommand) -> v2.TelemetryCommand | None:
+        """The broker asks what became of a transaction."""
+        if not command.HasField("recover_orphaned_transaction_command") or self._checker is None:
+            return None
+        orphan = command.recover_orphaned_transaction_command
+        message = stored_message(orphan.message)
+        try:
+            found = self._checker(message)
+            resolution = await found if inspect.isawaitable(found) else found
+        except Exception:  # whatever the application's checker raises: the broker asks again
+            _log.exception("the transaction checker failed topic=%s id=%s", message.topic, message.message_id)
+            return None
+        await self._end_transaction(message.topic, message.message_id, orphan.transaction_id, resolution, checked=True)
+        return None
+
+    async def _end_transaction(
+        self, topic: str, message_id: str, transaction_id: str, resolution: Resolution, *, checked: bool
+    ) -> None:
+        source = v2.TransactionSource.SOURCE_SERVER_CHECK if checked else v2.TransactionSource.SOURCE_CLIENT
+        request = v2.EndTransactionRequest(
+            topic=v2.Resource(name=topic),
+            message_id=message_id,
+            transaction_id=transaction_id,
+            resolution=WIRE_RESOLUTIONS[resolution],
+            source=source,
+        )
+        await self._connection.call(lambda stubs: stubs.messaging.EndTransaction, request, self._telemetry.metadata)
+
+
+class _Choice:
+    """The peers for the attempts of one request: those that are fast, and another one for each attempt."""
+
+    def __init__(self, avoidance: LatencyAvoidance, peers: Sequence[Peer]) -> None:
+        self._avoidance = avoidance
+        self._peers = {peer.endpoint: peer for peer in peers}
+        self._last: str | None = None
+        self._began = 0.0
+
+    def __call__(self, attempt: int) -> Peer:
+        if self._last is not None:
+            self._avoidance.record(self._last, self._took(), failed=True)
+        self._last = self._avoidance.choose(list(self._peers), last=self._last)
+        self._began = asyncio.get_running_loop().time()
+        return self._peers[self._last]
+
+    def succeeded(self) -> None:
+        """The last attempt did it."""
+        assert self._last is not None, "a request was sent"
+        self._avoidance.record(self._last, self._took())
+
+    def _took(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+
+def _forget(outcome: asyncio.Future[SendResult]) -> None:
+    if not outcome.cancelled() and (error := outcome.exception()) is not None:
+        _log.debug("a one-way message was not stored: %s", error)
 
 
 def _request_error(answer: v2.SendMessageResponse) -> ClientError | None:
@@ -102,18 +346,6 @@ def _outcome(message: v2.Message, entry: v2.SendResultEntry) -> SendResult | Cli
     error = status_error(entry.status)
     if error is not None:
         return error
-    return SendResult(message.system_properties.message_id, entry.offset, entry.recall_handle)
-
-
-def _chunks(indices: list[int], wire: list[v2.Message]) -> Iterator[list[int]]:
-    chunk: list[int] = []
-    size = 0
-    for index in indices:
-        message_size = wire[index].ByteSize()
-        if chunk and (len(chunk) == _REQUEST_COUNT_MAX or size + message_size > _REQUEST_SIZE_MAX):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(index)
-        size += message_size
-    if chunk:
-        yield chunk
+    system = message.system_properties
+    half = system.message_type == v2.MessageType.TRANSACTION
+    return SendResult(system.message_id, entry.offset, entry.recall_handle, entry.transaction_id if half else "")

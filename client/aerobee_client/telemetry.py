@@ -1,7 +1,8 @@
-"""The Telemetry stream of one producer or consumer: settings both ways, heartbeats, and a goodbye.
+"""The Telemetry stream of one producer or consumer: settings both ways, commands of the broker, heartbeats, a goodbye.
 
 RocketMQ's own server refuses receives of a client whose settings it has not seen, so a client opens its stream and
-waits for the answer before its first call. Afterwards nothing depends on the stream: it is opened again when it ends.
+waits for the answer before its first call. Afterwards nothing depends on the stream: it is opened again when it ends,
+at the endpoint that is in use then.
 """
 
 from __future__ import annotations
@@ -11,26 +12,41 @@ import contextlib
 import logging
 import platform
 import socket
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
 
 import grpc
 
-from aerobee_client.connection import VERSION, Connection, headers, new_client_id
-from aerobee_client.errors import ClientError, DeadlineError, rpc_error, status_error
+from aerobee_client.connection import VERSION, Connection, Peer, new_client_id
+from aerobee_client.errors import ClientError, DeadlineError, status_error
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0  # as the official clients; a broker forgets a client after 120
 REOPEN_SECONDS = 1.0
+RESYNC_SECONDS = 300.0  # how often settings are exchanged again, as the official clients
+_REPLIES_MAX = 64  # what waits to be written; a command beyond that stays unanswered
+_COMMANDS_AT_ONCE_MAX = 64
+
+CommandHandler = Callable[[v2.TelemetryCommand], Coroutine[Any, Any, v2.TelemetryCommand | None]]
+"""What to do about a command of the broker; the result is sent back. None: nothing to send."""
 
 
 class Telemetry:
-    """`settings` is what the client asks for until the broker answered, and what the broker said from then on."""
+    """`settings` is what the client asks for until the broker answered, and what the broker said from then on.
 
-    def __init__(self, connection: Connection, settings: v2.Settings, group: str | None = None) -> None:
-        settings.access_point.CopyFrom(connection.endpoints)
+    `on_command` runs for each command of the broker, in a task of its own.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: v2.Settings,
+        group: str | None = None,
+        on_command: CommandHandler | None = None,
+    ) -> None:
         settings.request_timeout.FromMilliseconds(int(connection.request_timeout_seconds * 1000))
         settings.user_agent.CopyFrom(
             v2.UA(
@@ -41,55 +57,77 @@ class Telemetry:
             )
         )
         self.client_id = new_client_id()
-        self.metadata = headers(self.client_id)
+        self.metadata = connection.headers(self.client_id)
         self.settings = settings
         self._asked = settings
         self._group = v2.Resource(name=group) if group is not None else None
+        self._on_command = on_command
         self._connection = connection
         self._stream: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._answered: asyncio.Future[None] | None = None
+        self._replies: asyncio.Queue[v2.TelemetryCommand] = asyncio.Queue(_REPLIES_MAX)
+        self._commands: set[asyncio.Task[None]] = set()
+        self._reopen = asyncio.Event()
         self._close = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._close.is_set()
 
     async def ready(self) -> None:
         """Return once the broker has answered the settings. The first call opens the stream.
 
-        Raises UnavailableError if nobody answers, DeadlineError after the request time-out, ServerError if the broker
-        refuses the settings. The next call tries again.
+        Tried again like a call. Raises UnavailableError if nobody answers, DeadlineError if a server does not answer
+        the settings, ServerError if the broker refuses them. The next call tries again.
         """
         if self._close.is_set():
             raise ClientError("this producer or consumer is closed; make a new one")
-        if self._answered is None or (self._answered.done() and self._answered.exception() is not None):
-            # Without an await in between, so that of several callers one opens the stream. A task that failed is over.
-            self._answered = asyncio.get_running_loop().create_future()
-            self._stream = asyncio.create_task(self._follow(self._answered), name=f"telemetry {self.client_id}")
-            self._heartbeat = self._heartbeat or asyncio.create_task(self._beat(), name=f"heartbeat {self.client_id}")
-        if self._answered.done():
+        if self._answered is not None and self._answered.done() and self._answered.exception() is None:
             return
-        try:
-            async with asyncio.timeout(self._connection.request_timeout_seconds):
-                await asyncio.shield(self._answered)
-        except TimeoutError:
-            raise DeadlineError(
-                f"{self._connection.endpoint} did not answer the client's settings in time; is it RocketMQ 5 gRPC?"
-            ) from None
+        await self._connection.retrying(self._open)
+
+    def resync(self) -> None:
+        """Send the settings again, because they have changed. No effect before the stream is open, or while it is
+        not read: the next stream begins with them anyway."""
+        if self._answered is not None and not self._close.is_set():
+            with contextlib.suppress(asyncio.QueueFull):
+                self._replies.put_nowait(v2.TelemetryCommand(settings=self._asked))
 
     async def close(self) -> None:
         """Say goodbye and end the stream. Never raises because of the broker."""
         if self._close.is_set():
             return
         self._close.set()
+        tasks = [task for task in (self._stream, self._heartbeat, *self._commands) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Last, so that no settings or heartbeat after it bring the client back to life.
         if self._answered is not None and self._answered.done() and self._answered.exception() is None:
             request = v2.NotifyClientTerminationRequest(group=self._group)
-            stub = self._connection.messaging
+            stub = self._connection.peer.stubs.messaging
             with contextlib.suppress(grpc.RpcError):
                 await stub.NotifyClientTermination(
                     request, timeout=1.0, metadata=self._connection.signed(self.metadata)
                 )
-        tasks = [task for task in (self._stream, self._heartbeat) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _open(self, attempt: int) -> None:
+        """One attempt to have the settings answered, shared by all who wait."""
+        answered = self._answered
+        if answered is None or (answered.done() and answered.exception() is not None):
+            # Without an await in between, so that of several callers one opens the stream. A task that failed is over.
+            answered = self._answered = asyncio.get_running_loop().create_future()
+            self._stream = asyncio.create_task(self._follow(answered), name=f"telemetry {self.client_id}")
+            self._heartbeat = self._heartbeat or asyncio.create_task(self._beat(), name=f"heartbeat {self.client_id}")
+        try:
+            async with asyncio.timeout(self._connection.request_timeout_seconds):
+                await asyncio.shield(answered)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{self._connection.endpoint} did not answer the client's settings in time; is it RocketMQ 5 gRPC?"
+            ) from None
 
     async def _follow(self, answered: asyncio.Future[None]) -> None:
         """Keep a stream open. Before the first answer an error is final and goes to those who wait in `ready`."""
@@ -98,44 +136,73 @@ class Telemetry:
             try:
                 await self._one_stream(answered)
                 error = ClientError(f"{self._connection.endpoint} ended the Telemetry stream")
-            except grpc.RpcError as rpc:
-                error = rpc_error(rpc, self._connection.endpoint)
-            except ClientError as refused:
-                error = refused
+            except ClientError as ended:
+                error = ended
             if not answered.done():
                 answered.set_exception(error)
                 answered.exception()  # seen: those who wait may have been cancelled
                 return
             _log.info("telemetry stream ended client_id=%s error=%s", self.client_id, error)
-            await asyncio.sleep(REOPEN_SECONDS)
+            if not self._reopen.is_set():
+                await asyncio.sleep(REOPEN_SECONDS)
 
     async def _one_stream(self, answered: asyncio.Future[None]) -> None:
-        async def requests() -> AsyncIterator[v2.TelemetryCommand]:
-            yield v2.TelemetryCommand(settings=self._asked)
-            await self._close.wait()
-
-        call = self._connection.messaging.Telemetry(requests(), metadata=self._connection.signed(self.metadata))
-        try:
-            async for command in cast("AsyncIterator[v2.TelemetryCommand]", call):
+        self._reopen.clear()
+        peer = self._connection.peer
+        self._asked.access_point.CopyFrom(peer.endpoints)
+        requests = self._requests(peer)
+        metadata = self.metadata
+        async with aclosing(
+            self._connection.exchange(lambda stubs: stubs.messaging.Telemetry, requests, metadata)
+        ) as commands:
+            async for command in commands:
                 if command.HasField("status") and (error := status_error(command.status)) is not None:
                     raise error
-                if command.HasField("settings"):  # other commands need a listener, which this client does not have
+                if command.HasField("settings"):
                     self.settings = command.settings
                     if not answered.done():
                         answered.set_result(None)
-        finally:
-            cast("Any", call).cancel()
+                elif command.HasField("reconnect_endpoints_command"):
+                    self._reopen.set()
+                    return
+                elif self._on_command is not None and len(self._commands) < _COMMANDS_AT_ONCE_MAX:
+                    task = asyncio.create_task(self._obey(command))
+                    self._commands.add(task)
+                    task.add_done_callback(self._commands.discard)
+
+    async def _requests(self, peer: Peer) -> AsyncIterator[v2.TelemetryCommand]:
+        """The settings at once and then every few minutes; answers to commands; the end when the client closes, or
+        another endpoint has taken over."""
+        yield v2.TelemetryCommand(settings=self._asked)
+        while not self._close.is_set() and self._connection.peer is peer:
+            try:
+                command = await asyncio.wait_for(self._replies.get(), RESYNC_SECONDS)
+            except TimeoutError:
+                command = v2.TelemetryCommand(settings=self._asked)
+            yield command
+
+    async def _obey(self, command: v2.TelemetryCommand) -> None:
+        assert self._on_command is not None, "the caller has looked"
+        try:
+            reply = await self._on_command(command)
+        except ClientError as error:
+            _log.warning("a command of the broker failed client_id=%s error=%s", self.client_id, error)
+            return
+        if reply is not None:
+            with contextlib.suppress(asyncio.QueueFull):
+                self._replies.put_nowait(reply)
 
     async def _beat(self) -> None:
         request = v2.HeartbeatRequest(group=self._group, client_type=self._asked.client_type)
-        stub = self._connection.messaging
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
+            peer = self._connection.peer
             try:
                 timeout = self._connection.request_timeout_seconds
-                answer = await stub.Heartbeat(request, timeout=timeout, metadata=self._connection.signed(self.metadata))
+                metadata = self._connection.signed(self.metadata)
+                answer = await peer.stubs.messaging.Heartbeat(request, timeout=timeout, metadata=metadata)
             except grpc.RpcError as rpc:
-                _log.info("heartbeat failed client_id=%s error=%s", self.client_id, rpc_error(rpc, "broker"))
+                _log.info("heartbeat failed client_id=%s error=%s", self.client_id, self._connection.failed(peer, rpc))
             else:
                 if (error := status_error(answer.status)) is not None:
                     _log.info("heartbeat refused client_id=%s error=%s", self.client_id, error)

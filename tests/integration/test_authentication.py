@@ -105,7 +105,7 @@ async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(brok
         async with connect(broker.endpoint, credentials=SHOP) as thief:
             with pytest.raises(ForbiddenError, match="may not be a consumer of group 'auditors'"):
                 await thief.simple_consumer("auditors", "orders").receive(wait_seconds=1)
-            stub: Any = thief._connection.messaging
+            stub: Any = thief._connection.peer.stubs.messaging
             metadata = thief._connection.signed((("x-mq-client-id", client_id),))
             answer = await stub.NotifyClientTermination(v2.NotifyClientTerminationRequest(), metadata=metadata)
             assert answer.status.code == v2.Code.FORBIDDEN

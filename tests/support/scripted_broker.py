@@ -39,6 +39,8 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         self.endpoint = ""
         self._streams_end = asyncio.Event()
         self._call = asyncio.Event()
+        self._held: dict[str, asyncio.Event] = {}
+        self._commands: asyncio.Queue[v2.TelemetryCommand] = asyncio.Queue()
 
     def requests(self, method: str) -> list[Any]:
         """The requests to one method, in order."""
@@ -48,6 +50,18 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         """End every Telemetry stream that is open now."""
         self._streams_end.set()
         self._streams_end = asyncio.Event()
+
+    def hold(self, method: str) -> None:
+        """Answer no call to a method before `release`."""
+        self._held[method] = asyncio.Event()
+
+    def release(self, method: str) -> None:
+        """Answer what waits, and whatever comes."""
+        self._held.pop(method).set()
+
+    def command(self, command: v2.TelemetryCommand) -> None:
+        """Send this on a Telemetry stream that is open."""
+        self._commands.put_nowait(command)
 
     async def called(self, method: str, times: int) -> None:
         """Return once a method was called so many times."""
@@ -59,18 +73,38 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         self.calls.append((method, request))
         self._call.set()
         self.metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
+        if held := self._held.get(method):
+            await held.wait()
         answer = self.answers[method].pop(0) if self.answers[method] else otherwise()
         if isinstance(answer, _FailureError):
             await context.abort(answer.code, "as the test wants it")
         return answer
 
     async def Telemetry(self, request_iterator: Any, context: Any) -> AsyncIterator[v2.TelemetryCommand]:
-        command = await anext(aiter(request_iterator))
+        commands = aiter(request_iterator)
+        command = await anext(commands)
         ended = self._streams_end
         yield await self._answer(
             "Telemetry", command, context, lambda: v2.TelemetryCommand(status=OK, settings=command.settings)
         )
-        await ended.wait()
+        ending = asyncio.create_task(ended.wait())
+        sending = asyncio.create_task(self._commands.get())
+        reading = asyncio.create_task(anext(commands, None))
+        try:
+            while not ended.is_set():
+                await asyncio.wait((ending, sending, reading), return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    yield sending.result()
+                    sending = asyncio.create_task(self._commands.get())
+                if reading.done():
+                    if reading.result() is None:
+                        return
+                    self.calls.append(("Telemetry reply", reading.result()))
+                    self._call.set()
+                    reading = asyncio.create_task(anext(commands, None))
+        finally:
+            for task in (ending, sending, reading):
+                task.cancel()
 
     async def QueryRoute(self, request: Any, context: Any) -> Answer:
         queue = v2.MessageQueue(
@@ -82,7 +116,12 @@ class ScriptedBroker(v2.MessagingServiceServicer):
 
     async def SendMessage(self, request: Any, context: Any) -> Answer:
         entries = [
-            v2.SendResultEntry(status=OK, message_id=message.system_properties.message_id, offset=offset)
+            v2.SendResultEntry(
+                status=OK,
+                message_id=message.system_properties.message_id,
+                transaction_id=message.system_properties.message_id,
+                offset=offset,
+            )
             for offset, message in enumerate(request.messages)
         ]
         return await self._answer(
@@ -108,6 +147,12 @@ class ScriptedBroker(v2.MessagingServiceServicer):
     async def ChangeInvisibleDuration(self, request: Any, context: Any) -> Answer:
         answer = v2.ChangeInvisibleDurationResponse(status=OK, receipt_handle="second")
         return await self._answer("ChangeInvisibleDuration", request, context, lambda: answer)
+
+    async def EndTransaction(self, request: Any, context: Any) -> Answer:
+        return await self._answer("EndTransaction", request, context, lambda: v2.EndTransactionResponse(status=OK))
+
+    async def RecallMessage(self, request: Any, context: Any) -> Answer:
+        return await self._answer("RecallMessage", request, context, lambda: v2.RecallMessageResponse(status=OK))
 
     async def NotifyClientTermination(self, request: Any, context: Any) -> Answer:
         answer = v2.NotifyClientTerminationResponse(status=OK)

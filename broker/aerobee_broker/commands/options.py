@@ -108,7 +108,11 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
 
     async def connected() -> T:
         async with connect(
-            arguments.endpoint, request_timeout_seconds=arguments.timeout, credentials=credentials, tls=tls
+            arguments.endpoint,
+            request_timeout_seconds=arguments.timeout,
+            retry_seconds=1.0,  # a person, or a script, decides whether to wait longer
+            credentials=credentials,
+            tls=tls,
         ) as client:
             return await work(client)
 

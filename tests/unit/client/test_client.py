@@ -27,7 +27,6 @@ from aerobee_client import (
     ServerError,
     SimpleConsumer,
     SqlFilter,
-    TooManyRequestsError,
     UnavailableError,
     UnsupportedError,
     connect,
@@ -121,7 +120,8 @@ class TestProducer:
         """RocketMQ refuses clients that it does not know, so the settings are answered before anything is sent."""
         producer = client.producer()
         await asyncio.gather(*(producer.send(MESSAGE) for _ in range(5)))
-        assert [name for name, _ in broker.calls] == ["Telemetry"] + ["SendMessage"] * 5
+        assert [name for name, _ in broker.calls] == ["Telemetry", "SendMessage"]
+        assert len(broker.requests("SendMessage")[0].messages) == 5  # what is sent at once travels together
         assert broker.requests("Telemetry")[0].settings.client_type == v2.ClientType.PRODUCER
         assert broker.metadata["x-mq-client-id"]
         assert broker.metadata["x-mq-language"] == "PYTHON"
@@ -186,9 +186,9 @@ class TestProducer:
             await client.producer().send(MESSAGE)
 
     async def test_no_answer_is_a_deadline(self, broker: ScriptedBroker) -> None:
-        """A server that accepts and says nothing is given up after the request time-out, each attempt."""
-        broker.answers["SendMessage"] = [failure(grpc.StatusCode.DEADLINE_EXCEEDED)] * 3
-        async with connect(broker.endpoint) as client:
+        """A server that accepts and says nothing is given up when the time for retries is over."""
+        broker.answers["SendMessage"] = [failure(grpc.StatusCode.DEADLINE_EXCEEDED)] * 100
+        async with connect(broker.endpoint, retry_seconds=0.1) as client:
             with pytest.raises(DeadlineError, match="did not answer in time"):
                 await client.producer().send(MESSAGE)
 
@@ -201,7 +201,7 @@ class TestProducer:
         sent = {}
         for request in broker.requests("SendMessage"):
             assert len({message.topic.name for message in request.messages}) == 1
-            assert len(request.messages) <= 256
+            assert len(request.messages) <= 500
             sent.update({message.body: message.system_properties.message_id for message in request.messages})
         assert [result.message_id for result in results] == [sent[message.body] for message in messages]
 
@@ -239,39 +239,51 @@ class TestProducer:
 
 class TestConnection:
     async def test_nobody_answers(self) -> None:
-        """The error names the endpoint and what to do, at once."""
+        """The error names the endpoint and what to do; at once, if no time is given to retries."""
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{taken.getsockname()[1]}"  # bound, not listening: refused
-            async with connect(endpoint) as client:
+            async with connect(endpoint, retry_seconds=0) as client:
                 with pytest.raises(UnavailableError, match=rf"no broker answers at {endpoint}; start one"):
                     await client.producer().send(MESSAGE)
 
-    async def test_it_connects_once_a_broker_is_there(self) -> None:
-        """A producer whose first send found nobody works when somebody comes."""
+    async def test_it_waits_for_a_broker(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A send that finds nobody goes on trying, and says so once; it works when somebody comes."""
         async with scripted_broker() as gone:
             endpoint = gone.endpoint
         async with connect(endpoint) as client:
-            producer = client.producer()
-            with pytest.raises(UnavailableError):
-                await producer.send(MESSAGE)
+            sending = asyncio.create_task(client.producer().send(MESSAGE))
+            while not caplog.records:  # noqa: ASYNC110  # a log has no event
+                await asyncio.sleep(0.01)
             server = grpc.aio.server()
             v2.add_MessagingServiceServicer_to_server(new_scripted_broker(), server)
             server.add_insecure_port(endpoint)
             await server.start()
             try:
-                async with asyncio.timeout(10):
-                    while True:
-                        try:
-                            await producer.send(MESSAGE)
-                            break
-                        except UnavailableError:  # gRPC waits a little between its attempts to connect
-                            await asyncio.sleep(0.05)
+                await sending
             finally:
                 await server.stop(None)
+        (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert line.startswith(f"no broker answers at {endpoint}")
+        assert line.endswith("trying again for up to 30 s")
+
+    @pytest.mark.parametrize("joined", [True, False])
+    async def test_another_endpoint_takes_over(self, broker: ScriptedBroker, joined: bool) -> None:
+        """With several endpoints, calls go to one that answers, and stay there."""
+        async with scripted_broker() as gone:
+            endpoints = [gone.endpoint, broker.endpoint]
+        async with connect(";".join(endpoints) if joined else endpoints, retry_seconds=5) as client:
+            producer = client.producer()
+            await producer.send(MESSAGE)
+            assert client.endpoint == broker.endpoint
+            await producer.send(MESSAGE)
+        assert len(broker.requests("SendMessage")) == 2
+        assert broker.requests("Telemetry")[0].settings.access_point.addresses[0].port == int(
+            endpoints[1].split(":")[1]
+        )
 
     @pytest.mark.parametrize(
-        "endpoint", ["", "localhost", "localhost:", "host:0", "host:65536", "::1:80", "http://h:1"]
+        "endpoint", ["", ";", "127.0.0.1:1;", "localhost", "localhost:", "host:0", "host:65536", "::1:80", "http://h:1"]
     )
     async def test_what_is_no_endpoint(self, endpoint: str) -> None:
         """A wrong endpoint is refused before anything is sent, with an example of a right one."""
@@ -288,7 +300,7 @@ class TestConnection:
     )
     def test_kinds_of_endpoints(self, endpoint: str, scheme: v2.AddressScheme.ValueType, host: str) -> None:
         """The scheme on the wire fits the host."""
-        from aerobee_client.connection import parse_endpoint
+        from aerobee_client.endpoints import parse_endpoint
 
         parsed = parse_endpoint(endpoint)
         assert (parsed.scheme, parsed.addresses[0].host, parsed.addresses[0].port) == (scheme, host, 8081)
@@ -355,15 +367,13 @@ class TestSimpleConsumer:
         assert message.store_timestamp == 1_700_000_000_123
         assert (message.message_group, message.delivery_timestamp) == (None, None)
 
-    @pytest.mark.parametrize("topics", [{"a": "*", "b": SqlFilter("x > 1")}])
-    async def test_topics_take_turns(self, broker: ScriptedBroker, client: Client, topics: dict[str, str]) -> None:
-        """Each receive asks for the next of the subscribed topics, with its own filter."""
-        consumer = client.simple_consumer("billing", topics)
-        for _ in range(4):
-            await consumer.receive(wait_seconds=0)
-        requests = broker.requests("ReceiveMessage")
-        assert [request.message_queue.topic.name for request in requests] == ["a", "b", "a", "b"]
-        assert requests[1].filter_expression == v2.FilterExpression(type=v2.FilterType.SQL, expression="x > 1")
+    async def test_all_topics_are_asked_at_once(self, broker: ScriptedBroker, client: Client) -> None:
+        """Each receive asks for every subscribed topic, with its own filter."""
+        consumer = client.simple_consumer("billing", {"a": "*", "b": SqlFilter("x > 1")})
+        assert await consumer.receive(wait_seconds=0) == []
+        requests = {each.message_queue.topic.name: each for each in broker.requests("ReceiveMessage")}
+        assert set(requests) == {"a", "b"}
+        assert requests["b"].filter_expression == v2.FilterExpression(type=v2.FilterType.SQL, expression="x > 1")
 
     async def test_compressed_bodies_arrive_as_they_were(self, broker: ScriptedBroker, client: Client) -> None:
         """A body that another client compressed is decompressed."""
@@ -416,8 +426,6 @@ class TestSimpleConsumer:
         """An ordered group answers a repeated attempt with the same messages; after an answer a new attempt begins."""
         consumer = client.simple_consumer("billing", "orders")
         broker.answers["ReceiveMessage"] = [[failure(grpc.StatusCode.UNAVAILABLE)]]
-        with pytest.raises(UnavailableError):
-            await consumer.receive(wait_seconds=0)
         await consumer.receive(wait_seconds=0)
         await consumer.receive(wait_seconds=0)
         first, second, third = (request.attempt_id for request in broker.requests("ReceiveMessage"))
@@ -425,10 +433,16 @@ class TestSimpleConsumer:
 
     async def test_a_refused_receive(self, broker: ScriptedBroker, client: Client) -> None:
         """The status of the stream becomes the error; "no message" is none."""
-        status = v2.Status(code=v2.Code.TOO_MANY_REQUESTS, message="polling full")
+        status = v2.Status(code=v2.Code.ILLEGAL_FILTER_EXPRESSION, message="no such operator")
         broker.answers["ReceiveMessage"] = [[v2.ReceiveMessageResponse(status=status)]]
-        with pytest.raises(TooManyRequestsError, match="polling full"):
+        with pytest.raises(BadRequestError, match="no such operator"):
             await client.simple_consumer("billing", "orders").receive(wait_seconds=0)
+
+    async def test_a_busy_server_is_asked_again(self, broker: ScriptedBroker, client: Client) -> None:
+        """ "Polling full" passes; who waits for messages does not want to hear of it."""
+        status = v2.Status(code=v2.Code.TOO_MANY_REQUESTS, message="polling full")
+        broker.answers["ReceiveMessage"] = [[v2.ReceiveMessageResponse(status=status)], [RECEIVED_OK, delivered()]]
+        assert (await received(client.simple_consumer("billing", "orders"))).body == b"hello"
 
     async def test_a_topic_that_cannot_be_read(self, broker: ScriptedBroker, client: Client) -> None:
         """Without a readable queue there is nothing to ask."""

@@ -1,0 +1,85 @@
+"""What a message must be before it is sent, by the limits of RocketMQ's protocol.
+
+Checked here, a mistake is an error of the call that made it, without a round trip, and cannot fail the other messages
+of a request. The server has the last word: its limits may be lower.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aerobee_client.errors import BadRequestError
+from aerobee_client.message import Message
+from aerobee_proto import v2
+
+TOPIC_LENGTH_MAX = 127
+PROPERTIES_MAX = 128
+PROPERTIES_SIZE_MAX = 16_384  # names, values, tag and keys, in UTF-8 bytes
+MESSAGE_GROUP_SIZE_MAX = 63
+BODY_SIZE_MAX = 4 << 20  # what a broker takes unless its settings say otherwise
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def check_name(topic: str) -> None:
+    """BadRequestError unless `topic` can be the name of a topic."""
+    if len(topic) > TOPIC_LENGTH_MAX or not _NAME.fullmatch(topic):
+        raise BadRequestError(
+            v2.Code.ILLEGAL_TOPIC,
+            f"topic {topic!r}: a name has 1 to {TOPIC_LENGTH_MAX} of the characters a-z A-Z 0-9 _ - % |",
+        )
+
+
+def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
+    """BadRequestError, with the code that the server would give, if `message` breaks a limit."""
+    check_name(message.topic)
+    if not message.body:
+        raise BadRequestError(v2.Code.MESSAGE_BODY_EMPTY, "the body is empty; a message needs at least one byte")
+    if len(message.body) > body_size_max:
+        raise BadRequestError(
+            v2.Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(message.body)} bytes; at most {body_size_max} are taken"
+        )
+    if (tag := message.tag) and (not tag.strip() or "|" in tag or _CONTROL.search(tag)):
+        raise BadRequestError(
+            v2.Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r}: only blanks, or has a | or a control character"
+        )
+    for key in message.keys:
+        if not key.strip() or _CONTROL.search(key):
+            raise BadRequestError(v2.Code.ILLEGAL_MESSAGE_KEY, f"key {key!r}: only blanks, or has a control character")
+    if (group := message.message_group) is not None and (
+        not group.strip() or len(group.encode()) > MESSAGE_GROUP_SIZE_MAX or _CONTROL.search(group)
+    ):
+        raise BadRequestError(
+            v2.Code.ILLEGAL_MESSAGE_GROUP,
+            f"message group {group!r}: only blanks, over {MESSAGE_GROUP_SIZE_MAX} bytes, or has a control character",
+        )
+    kinds = (message.message_group, message.delivery_timestamp, message.priority, message.lite_topic)
+    if sum(kind is not None for kind in kinds) > 1:
+        raise BadRequestError(
+            v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            "give one of message_group, delivery_timestamp, priority and lite_topic",
+        )
+    if message.properties or message.tag or message.keys:
+        _check_properties(message)
+
+
+def _check_properties(message: Message) -> None:
+    if len(message.properties) > PROPERTIES_MAX:
+        raise BadRequestError(
+            v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"the message has {len(message.properties)} properties; at most {PROPERTIES_MAX} are taken",
+        )
+    size = len((message.tag or "").encode()) + sum(len(key.encode()) for key in message.keys)
+    for name, value in message.properties.items():
+        if not name or _CONTROL.search(name) or _CONTROL.search(value):
+            raise BadRequestError(
+                v2.Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                f"property {name!r}: the name is empty, or name or value have a control character",
+            )
+        size += len(name.encode()) + len(value.encode())
+    if size > PROPERTIES_SIZE_MAX:
+        raise BadRequestError(
+            v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"properties, tag and keys have {size} bytes together; at most {PROPERTIES_SIZE_MAX} are taken",
+        )

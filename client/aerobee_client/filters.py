@@ -1,0 +1,45 @@
+"""What to receive of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aerobee_proto import v2
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """A filter over properties, such as `amount > 100 AND region = 'north'`. The server must support it."""
+
+    expression: str
+
+
+Filter = str | SqlFilter
+"""What to receive of a topic: tags such as `"paid || refunded"`, `"*"` for all, or SQL over the properties."""
+
+Subscriptions = str | Mapping[str, Filter]
+"""One topic, or topics with their filters: `{"orders": "paid || refunded", "stock": SqlFilter("amount > 100")}`."""
+
+
+def wire_filters(subscriptions: Subscriptions) -> dict[str, v2.FilterExpression]:
+    """The filters by topic. ValueError if there is no topic."""
+    if isinstance(subscriptions, str):
+        subscriptions = {subscriptions: "*"}
+    if not subscriptions:
+        raise ValueError("subscriptions is empty; name at least one topic")
+    return {topic: _wire_filter(expression) for topic, expression in subscriptions.items()}
+
+
+def wire_subscription(group: str, filters: Mapping[str, v2.FilterExpression]) -> v2.Subscription:
+    """How a consumer of `group` introduces itself."""
+    entries = [v2.SubscriptionEntry(topic=v2.Resource(name=t), expression=f) for t, f in filters.items()]
+    subscription = v2.Subscription(group=v2.Resource(name=group), subscriptions=entries)
+    subscription.long_polling_timeout.FromSeconds(20)
+    return subscription
+
+
+def _wire_filter(expression: Filter) -> v2.FilterExpression:
+    if isinstance(expression, SqlFilter):
+        return v2.FilterExpression(type=v2.FilterType.SQL, expression=expression.expression)
+    return v2.FilterExpression(type=v2.FilterType.TAG, expression=expression)

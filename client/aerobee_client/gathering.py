@@ -1,0 +1,151 @@
+"""Messages that are sent at the same time travel in few requests.
+
+A line holds messages of one topic in the order in which they were given. Whatever is in a line when a request may go
+goes with it, as far as count and bytes allow. While as many requests of the line are under way as may be, its messages
+gather: the slower the broker, the larger the requests, and with a fast one nobody waits. `linger_seconds` makes the
+first message of a request wait for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from aerobee_client.bounds import Room
+from aerobee_client.errors import ClientError
+from aerobee_client.message import Message, SendResult
+from aerobee_proto import v2
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message on its way, and what becomes of it."""
+
+    message: Message
+    wire: v2.Message
+    size: int  # bytes on the wire
+    outcome: asyncio.Future[SendResult]
+    finished: Callable[[Entry, SendResult | ClientError], None]
+
+    def finish(self, outcome: SendResult | ClientError) -> None:
+        """Tell who waits, if somebody still does."""
+        self.finished(self, outcome)
+        if self.outcome.done():
+            return
+        if isinstance(outcome, ClientError):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+Send = Callable[[Sequence[Entry]], Awaitable[list[SendResult | ClientError]]]
+"""Sends one request and returns one outcome an entry; raises nothing but what cancels it."""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Messages of one topic in order, and the requests of them that are under way."""
+
+    in_flight_max: int
+    count_max: int  # messages a request
+    entries: deque[Entry] = field(default_factory=deque)
+    in_flight: int = 0
+    timer: asyncio.Handle | None = None
+
+
+class Gathering:
+    """The lines of one producer. `send` is called for each request, in a task of its own."""
+
+    def __init__(self, send: Send, room: Room, *, size_max: int, linger_seconds: float) -> None:
+        self._send = send
+        self._room = room
+        self._size_max = size_max
+        self._linger_seconds = linger_seconds
+        self._lines: dict[object, Line] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def put(self, key: object, entry: Entry, *, in_flight_max: int, count_max: int) -> None:
+        """Add `entry` to the line `key` once there is room for it."""
+        await self._room.enter(entry.size)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(in_flight_max, count_max)
+        line.entries.append(entry)
+        self._idle.clear()
+        full = self._linger_seconds > 0 and len(line.entries) >= line.count_max
+        if line.timer is None or full:
+            loop = asyncio.get_running_loop()
+            if line.timer is not None:
+                line.timer.cancel()
+            # A call at the end of this turn of the loop, not now: who else sends in this turn comes along.
+            wait = 0.0 if full else self._linger_seconds
+            line.timer = loop.call_later(wait, self._go, key, line) if wait else loop.call_soon(self._go, key, line)
+
+    async def flush(self) -> None:
+        """Return when nothing is waiting or under way; what lingers goes at once."""
+        for key, line in list(self._lines.items()):
+            if line.timer is not None:
+                line.timer.cancel()
+                self._go(key, line)
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """End what is under way; its messages may be stored nevertheless."""
+        for line in self._lines.values():
+            if line.timer is not None:
+                line.timer.cancel()
+            for entry in line.entries:
+                entry.finish(ClientError("the producer was closed before the message was sent"))
+                self._room.leave(entry.size)
+            line.entries.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _go(self, key: object, line: Line) -> None:
+        line.timer = None
+        while line.entries and line.in_flight < line.in_flight_max:
+            request = self._next_request(line)
+            if request:
+                line.in_flight += 1
+                task = asyncio.create_task(self._one_request(key, line, request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        if not line.entries and not line.in_flight:
+            self._lines.pop(key, None)
+        if not self._lines:
+            self._idle.set()
+
+    def _next_request(self, line: Line) -> list[Entry]:
+        """The first messages of the line, without those that nobody waits for any more."""
+        request: list[Entry] = []
+        size = 0
+        while line.entries and len(request) < line.count_max:
+            entry = line.entries[0]
+            if request and size + entry.size > self._size_max:
+                break
+            line.entries.popleft()
+            if entry.outcome.cancelled():
+                self._room.leave(entry.size)
+                continue
+            request.append(entry)
+            size += entry.size
+        return request
+
+    async def _one_request(self, key: object, line: Line, request: list[Entry]) -> None:
+        outcomes: Sequence[SendResult | ClientError] = ()
+        try:
+            outcomes = await self._send(request)
+        finally:
+            for index, entry in enumerate(request):
+                lost = ClientError("the producer was closed while the message was sent; it may be stored")
+                entry.finish(outcomes[index] if index < len(outcomes) else lost)
+                self._room.leave(entry.size)
+            line.in_flight -= 1
+            if line.timer is None:
+                self._go(key, line)

@@ -1,0 +1,55 @@
+"""Which endpoints to leave alone for a while, because they were slow or failed.
+
+RocketMQ's rule ("latency fault tolerance"): the time that a send took says for how long its endpoint is avoided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+# A send that took at least so many seconds -> its endpoint is avoided for so many. As RocketMQ 4.
+AVOIDANCE: Final = (
+    (15.0, 600.0),
+    (3.0, 180.0),
+    (2.0, 120.0),
+    (1.0, 60.0),
+    (0.55, 30.0),
+    (0.1, 0.0),
+    (0.05, 0.0),
+)
+FAILED_SECONDS: Final = 30.0  # what a send that failed counts as
+
+
+def avoid_seconds(latency_seconds: float) -> float:
+    """For how long an endpoint is avoided after a send that took `latency_seconds`."""
+    return next((avoided for least, avoided in AVOIDANCE if latency_seconds >= least), 0.0)
+
+
+class LatencyAvoidance:
+    """What is known of endpoints by their names. `now` gives seconds that never go back."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._avoided_until: dict[str, float] = {}
+        self._turn = 0
+
+    def record(self, name: str, latency_seconds: float, *, failed: bool = False) -> None:
+        """A send to `name` took so long, or failed."""
+        self._avoided_until[name] = self._now() + avoid_seconds(FAILED_SECONDS if failed else latency_seconds)
+
+    def available(self, name: str) -> bool:
+        """Whether `name` is not avoided."""
+        return self._now() >= self._avoided_until.get(name, 0.0)
+
+    def choose(self, names: Sequence[str], *, last: str | None = None) -> str:
+        """The next of the available `names` in turn, another than `last` if there is one.
+
+        If all are avoided: the one whose time ends first.
+        """
+        self._turn += 1
+        turned = [names[(self._turn + index) % len(names)] for index in range(len(names))]
+        available = [name for name in turned if self.available(name)]
+        if not available:
+            available = sorted(turned, key=lambda name: self._avoided_until.get(name, 0.0))
+        return next((name for name in available if name != last), available[0])

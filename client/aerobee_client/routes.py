@@ -1,0 +1,64 @@
+"""Which queues a topic has, remembered for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aerobee_client.connection import Connection, Metadata
+from aerobee_client.errors import ClientError, ForbiddenError, NotFoundError
+from aerobee_proto import v2
+
+_log = logging.getLogger(__name__)
+
+ROUTE_SECONDS = 30.0  # how long a route is used before it is asked again, as the official clients
+_READABLE = (v2.Permission.READ, v2.Permission.READ_WRITE)
+_WRITABLE = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
+
+
+class Routes:
+    """The routes of one producer or consumer. A refresh that fails keeps what is known."""
+
+    def __init__(self, connection: Connection, metadata: Metadata) -> None:
+        self._connection = connection
+        self._metadata = metadata
+        self._known: dict[str, tuple[float, list[v2.MessageQueue]]] = {}
+
+    async def queues(self, topic: str) -> list[v2.MessageQueue]:
+        """All queues of `topic`, of masters only. NotFoundError if there is no such topic."""
+        now = asyncio.get_running_loop().time()
+        known = self._known.get(topic)
+        if known is not None and now < known[0]:
+            return known[1]
+        request = v2.QueryRouteRequest(topic=v2.Resource(name=topic), endpoints=self._connection.peer.endpoints)
+        try:
+            answer = await self._connection.call(lambda stubs: stubs.messaging.QueryRoute, request, self._metadata)
+        except ClientError as error:
+            if known is None or isinstance(error, NotFoundError):
+                self._known.pop(topic, None)
+                raise
+            _log.info("route refresh failed topic=%s error=%s", topic, error)
+            return known[1]
+        queues = [queue for queue in answer.message_queues if queue.broker.id == 0]  # 0 is the master
+        self._known[topic] = (now + ROUTE_SECONDS, queues)
+        return queues
+
+    async def readable(self, topic: str) -> list[v2.MessageQueue]:
+        """The queues that consumers may read. ForbiddenError if there is none."""
+        queues = [queue for queue in await self.queues(topic) if queue.permission in _READABLE]
+        if not queues:
+            self.forget(topic)
+            raise ForbiddenError(v2.Code.FORBIDDEN, f"topic {topic!r} has no readable queue; check its permission")
+        return queues
+
+    async def writable(self, topic: str) -> list[v2.MessageQueue]:
+        """The queues that producers may write. ForbiddenError if there is none."""
+        queues = [queue for queue in await self.queues(topic) if queue.permission in _WRITABLE]
+        if not queues:
+            self.forget(topic)
+            raise ForbiddenError(v2.Code.FORBIDDEN, f"topic {topic!r} has no writable queue; check its permission")
+        return queues
+
+    def forget(self, topic: str) -> None:
+        """Ask for the route again with the next use."""
+        self._known.pop(topic, None)

@@ -1,0 +1,265 @@
+"""Receiving and acknowledging messages one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from aerobee_client.acknowledgement import Acknowledgement
+from aerobee_client.connection import Connection, Retry
+from aerobee_client.errors import BatchError, ClientError, status_error
+from aerobee_client.filters import Filter, wire_filters, wire_subscription
+from aerobee_client.message import ReceivedMessage, received_message
+from aerobee_client.routes import Routes
+from aerobee_client.telemetry import Telemetry
+from aerobee_proto import v2
+
+_ROCKETMQ_WAIT_SECONDS_MIN = 5.0  # RocketMQ's server waits this long whatever was asked, and refuses shorter deadlines
+_ONE_ATTEMPT = Retry(seconds=0)
+
+
+class SimpleConsumer:
+    """Receives for a consumer group and acknowledges when told to. `Client.simple_consumer` makes one.
+
+    Every message reaches one consumer of the group. It stays hidden from the others for the time given to `receive`,
+    and comes back, to any of them, unless it is acknowledged before. Not to be received from in two tasks at once.
+    """
+
+    def __init__(self, connection: Connection, group: str, subscriptions: str | Mapping[str, Filter]) -> None:
+        self._filters = wire_filters(subscriptions)
+        self.group = group
+        self._connection = connection
+        settings = v2.Settings(
+            client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=wire_subscription(group, self._filters)
+        )
+        self._telemetry = Telemetry(connection, settings, group)
+        self._acknowledgement = Acknowledgement(connection, self._telemetry, group)
+        self._routes = Routes(connection, self._telemetry.metadata)
+        self._turns = itertools.count()
+        self._attempt_ids = {topic: _new_attempt_id() for topic in self._filters}
+        self._polls: dict[str, asyncio.Task[list[tuple[float, ReceivedMessage]]]] = {}
+        self._waiting: deque[tuple[float, ReceivedMessage]] = deque()  # until when they are ours, in loop time
+
+    async def receive(
+        self, max_count: int = 16, *, invisible_seconds: float = 30.0, wait_seconds: float = 10.0
+    ) -> list[ReceivedMessage]:
+        """Up to `max_count` (1 to 32) messages of the subscribed topics, which are all asked at once.
+
+        Returns as soon as there is one; empty if there was none within `wait_seconds` (0 to 20: the server limits
+        it). Messages of further topics that arrive in the same moment are kept for the next call, as long as they are
+        hidden from others. One whose body cannot be decompressed is among them, `corrupted` and with its body as the
+        broker has it: it keeps nobody from the others. Messages of a call that is cancelled come back when their
+        `invisible_seconds` are over. A broker that does not answer is tried again, as in every call. Raises
+        NotFoundError if a topic or, where groups must be created, the group does not exist; UnavailableError if a
+        connection breaks while the broker has the request.
+        """
+        await self._telemetry.ready()
+        loop = asyncio.get_running_loop()
+        topics = list(self._filters)
+        first = next(self._turns) % len(topics)
+        until = loop.time() + wait_seconds
+        new = []
+        for topic in topics[first:] + topics[:first]:
+            if topic not in self._polls:
+                poll = self._poll(topic, max_count, invisible_seconds, wait_seconds)
+                self._polls[topic] = asyncio.create_task(poll, name=f"receive {topic}")
+                new.append(topic)
+        try:
+            while not (received := self._taken(max_count)):
+                # Polls of earlier calls may wait longer than this call wants to; its own end by themselves.
+                own = [self._polls[topic] for topic in new if topic in self._polls]
+                if (not own and loop.time() >= until) or not self._polls:
+                    return []
+                timeout = None if own else until - loop.time()
+                done, _ = await asyncio.wait(self._polls.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                await self._collect(done)
+        except BaseException:
+            await self._stop_polls()
+            raise
+        return received
+
+    async def ack(self, messages: ReceivedMessage | Sequence[ReceivedMessage]) -> None:
+        """Say that messages are done with; they are not delivered to the group again.
+
+        Raises BadRequestError if the invisible time of a single message was over, BatchError if some of several
+        failed: its `outcomes` are in the order of `messages`, None for those that are acknowledged.
+        """
+        batch = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
+        outcomes = await self._acknowledgement.ack(batch)
+        if len(outcomes) == 1 and outcomes[0] is not None:
+            raise outcomes[0]
+        if any(outcomes):
+            raise BatchError(outcomes)
+
+    async def change_invisible(self, message: ReceivedMessage, invisible_seconds: float) -> ReceivedMessage:
+        """Hide a delivered message for `invisible_seconds` (0 to 12 hours) from now; 0 gives it back at once.
+
+        Returns the message with its new receipt handle; the old one is spent. Raises BadRequestError if the invisible
+        time was over.
+        """
+        return await self._acknowledgement.change_invisible(message, invisible_seconds)
+
+    async def nack(self, message: ReceivedMessage, delay_seconds: float = 0.0) -> None:
+        """Give a message back to the group, which gets it again after `delay_seconds`, one attempt on."""
+        await self._acknowledgement.change_invisible(message, delay_seconds)
+
+    @asynccontextmanager
+    async def keep_invisible(
+        self, message: ReceivedMessage, invisible_seconds: float = 30.0
+    ) -> AsyncIterator[ReceivedMessage]:
+        """Hide a message for as long as the block runs, then acknowledge it; if the block raises, it is given back.
+
+            for message in await consumer.receive():
+                async with consumer.keep_invisible(message):
+                    await takes_minutes(message.body)
+
+        The time is renewed every third of `invisible_seconds`, so that is how long a process that dies withholds the
+        message from others. A renewal that fails is logged and left to the next one.
+        """
+        held = message
+
+        async def renew() -> None:
+            nonlocal held
+            while True:
+                with contextlib.suppress(ClientError):
+                    held = await self._acknowledgement.change_invisible(held, invisible_seconds, retry=_ONE_ATTEMPT)
+                await asyncio.sleep(invisible_seconds / 3)
+
+        renewal = asyncio.create_task(renew(), name=f"keep invisible {message.message_id}")
+        try:
+            yield message
+        except BaseException:
+            await _cancelled(renewal)
+            with contextlib.suppress(ClientError):
+                await self.nack(held)
+            raise
+        await _cancelled(renewal)
+        await self.ack(held)
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Messages without end, each acknowledged when the next one is asked for:
+
+            async for message in consumer:
+                print(message.body)
+
+        The one at hand when the loop is left by `break` or an error is not acknowledged: it comes back.
+        """
+        while True:
+            for message in await self.receive():
+                yield message
+                await self.ack(message)
+
+    async def close(self) -> None:
+        """Give back what was received and not handed out, and say goodbye to the broker.
+
+        Messages handed out and not acknowledged come back when their invisible time is over.
+        """
+        await self._stop_polls()
+        waiting = [message for _, message in self._waiting]
+        self._waiting.clear()
+        if waiting and not self._telemetry.closed:
+            backs = (self._acknowledgement.change_invisible(each, 0, retry=_ONE_ATTEMPT) for each in waiting)
+            await asyncio.gather(*backs, return_exceptions=True)
+        await self._telemetry.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _taken(self, max_count: int) -> list[ReceivedMessage]:
+        """What waits here and is still ours."""
+        now = asyncio.get_running_loop().time()
+        taken: list[ReceivedMessage] = []
+        while self._waiting and len(taken) < max_count:
+            until, message = self._waiting.popleft()
+            if now < until:
+                taken.append(message)
+        return taken
+
+    async def _collect(self, done: set[asyncio.Task[list[tuple[float, ReceivedMessage]]]]) -> None:
+        """Keep what these polls brought. An error is raised unless another poll brought messages."""
+        errors = []
+        for topic in [topic for topic, poll in self._polls.items() if poll in done]:
+            poll = self._polls.pop(topic)
+            if error := poll.exception():
+                errors.append(error)
+            else:
+                self._waiting.extend(poll.result())
+        if errors and not self._waiting:
+            raise errors[0]
+
+    async def _stop_polls(self) -> None:
+        polls = list(self._polls.values())
+        self._polls.clear()
+        await _cancelled(*polls)
+
+    async def _poll(
+        self, topic: str, max_count: int, invisible_seconds: float, wait_seconds: float
+    ) -> list[tuple[float, ReceivedMessage]]:
+        """One receive of one topic."""
+        brokers = {queue.broker.name: queue for queue in await self._routes.readable(topic)}
+        queue = v2.MessageQueue()
+        queue.CopyFrom(list(brokers.values())[next(self._turns) % len(brokers)])
+        queue.id = -1  # any queue of the broker
+        request = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=self.group),
+            message_queue=queue,
+            filter_expression=self._filters[topic],
+            batch_size=max_count,
+            attempt_id=self._attempt_ids[topic],
+        )
+        request.invisible_duration.FromMilliseconds(int(invisible_seconds * 1000))
+        request.long_polling_timeout.FromMilliseconds(int(wait_seconds * 1000))
+        deadline = max(wait_seconds, _ROCKETMQ_WAIT_SECONDS_MIN) + self._connection.request_timeout_seconds
+        loop = asyncio.get_running_loop()
+
+        async def attempt(number: int) -> list[tuple[float, ReceivedMessage]]:
+            received: list[tuple[float, ReceivedMessage]] = []
+            status: v2.Status | None = None
+            try:
+                stream = self._connection.stream(
+                    lambda stubs: stubs.messaging.ReceiveMessage,
+                    request,
+                    self._telemetry.metadata,
+                    timeout_seconds=deadline,
+                )
+                async with aclosing(stream) as items:
+                    async for item in items:
+                        if item.HasField("message"):
+                            received.append((loop.time() + invisible_seconds, received_message(item.message)))
+                        elif item.HasField("status"):
+                            status = item.status
+            except ClientError:
+                if not received:
+                    raise  # the next attempt has the same id: an ordered group delivers the same messages again
+            self._attempt_ids[topic] = _new_attempt_id()
+            if not received and status is not None and status.code != v2.Code.MESSAGE_NOT_FOUND:
+                error = status_error(status)
+                if error is not None:
+                    self._routes.forget(topic)
+                    raise error
+            return received
+
+        return await self._connection.retrying(attempt)
+
+
+async def _cancelled(*tasks: asyncio.Task[object]) -> None:
+    """End tasks and forget how they ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _new_attempt_id() -> str:
+    return str(uuid.uuid4())
