@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +18,15 @@ from typing import Final, Literal, ParamSpec, Protocol, Self, TypeVar
 from aerobee_store.clock import Clock, SystemClock
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import DiskFileSystem, FileSystem, Lock
-from aerobee_store.disk.store_directory import lock_directory, open_error, put_back, sync_names
+from aerobee_store.disk.store_directory import (
+    ABORT,
+    lock_directory,
+    mark_in_use,
+    open_error,
+    put_back,
+    sync_names,
+    writes_may_be_lost,
+)
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
 from aerobee_store.durability.recovery import Recovery, RecoveryReport
@@ -85,7 +92,7 @@ class MessageStore:
         self.recovery = RecoveryReport(clean=True)
         self._lock = lock
         directory = config.directory
-        self._abort_path = directory / "abort"
+        self._abort_path = directory / ABORT
         self.checkpoint = Checkpoint(file_system, directory / "checkpoint")
         self._log_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
@@ -246,6 +253,7 @@ class MessageStore:
             self.checkpoint,
             self._deleted,
             clean=clean,
+            writes_may_be_lost=writes_may_be_lost(self.file_system, self.config.directory),
             record_size_max=max(self.config.record_size_max, self.config.segment_size),
             now_ms=self.clock.now_ms,
             multi_dispatch=MultiDispatch(self.config.light_queues, self.config.multi_dispatch),
@@ -262,8 +270,7 @@ class MessageStore:
         self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
         self._flush_derived.flush()
         sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
-        self.file_system.write_new(self._abort_path, str(os.getpid()).encode())
-        self.file_system.sync_directory(self.config.directory)
+        mark_in_use(self.file_system, self.config.directory)
 
     async def run(self) -> None:
         """Run the services: group commit, flushes, retention, scrub. Raises what kills one of them."""

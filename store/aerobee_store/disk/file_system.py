@@ -18,6 +18,7 @@ import resource
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +44,11 @@ _TOGETHER_MIN = 256
 # Linux 5.8. Others, overlays among them, may stay silent.
 _SYNCFS_REPORTS = frozenset({0xEF53, 0x58465342, 0x9123683E})
 _WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATFS_SIZE = 256  # struct statfs takes 120 bytes on 64-bit Linux
+# A look at a lock takes the one of the directory for a moment; an attempt to lock it waits that long.
+_LOCK_ATTEMPTS = 5
+_LOCK_PAUSE_SECONDS = 0.05
 _c_library = ctypes.CDLL(None, use_errno=True)
 _limit_lock = threading.Lock()
 
@@ -153,6 +158,9 @@ class FileSystem(Protocol):
 
     def will_need(self, memory: memoryview) -> None:
         """Say that all of a map of a file will be used soon."""
+
+    def boot_id(self) -> str:
+        """Names the time since the machine started: while it is the same, no write has been lost. "" if unknown."""
 
 
 class DiskFile:
@@ -279,26 +287,32 @@ class DiskFile:
 
 
 class DiskLock:
-    """A lock on byte 0 of a file, as RocketMQ takes it."""
+    """A lock on byte 0 of a file, as RocketMQ takes it, and one on the directory of that file.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    The file can be removed and made anew while it is locked; the directory cannot, with what it holds.
+    """
+
+    def __init__(self, descriptor: int, directory: int | None) -> None:
+        """`directory`: the locked descriptor of the directory; None where the file system has no such locks."""
+        self._descriptors = [descriptor] if directory is None else [descriptor, directory]
         status = os.fstat(descriptor)
-        self._identity = status.st_dev, status.st_ino
+        self._device = status.st_dev
+        self._identities = {_identity(os.fstat(each)) for each in self._descriptors}
         self._reports = _syncfs_reports(descriptor)
-        _held_locks.add(self._identity)
+        _held_locks.update(self._identities)
 
     def release(self) -> None:
-        _held_locks.discard(self._identity)
-        os.close(self._descriptor)
+        _held_locks.difference_update(self._identities)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
     def sync_together(self, files: Sequence[File]) -> bool:
         # The descriptor is older than all that was written: none of the errors can have been reported to others only.
         if len(files) < _TOGETHER_MIN or not self._reports:
             return False
-        if any(not isinstance(file, DiskFile) or file.device != self._identity[0] for file in files):
+        if any(not isinstance(file, DiskFile) or file.device != self._device for file in files):
             return False
-        _check(_c_library.syncfs(self._descriptor))
+        _check(_c_library.syncfs(self._descriptors[0]))
         for file in files:
             file.unsynced_levels = 0
         return True
@@ -310,15 +324,17 @@ _FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, whence, 
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process, this one included, holds the lock on this file. Takes no lock and creates no file.
+    """Whether a process, this one included, holds the lock on this file or on its directory. Creates no file.
 
     Raises OSError (PermissionError) if the file must not be read.
     """
+    if _directory_is_locked(path.parent):
+        return True
     try:
         status = path.stat()
     except FileNotFoundError:
         return False
-    if (status.st_dev, status.st_ino) in _held_locks:
+    if _identity(status) in _held_locks:
         return True
     descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -327,6 +343,69 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _lock_directory(path: Path) -> int | None:
+    """Lock a directory with `flock`, which needs no right to write; return the descriptor that holds the lock.
+
+    None where the file system has no such locks. BlockingIOError if another process holds it for longer than a look
+    (`is_locked`) takes.
+    """
+    descriptor = _open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for left in range(_LOCK_ATTEMPTS - 1, -1, -1):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                if not left:
+                    raise
+                time.sleep(_LOCK_PAUSE_SECONDS)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # network file systems have their own view of directories
+        os.close(descriptor)
+    return None
+
+
+def _directory_is_locked(path: Path) -> bool:
+    try:
+        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    try:
+        if _identity(os.fstat(descriptor)) in _held_locks:
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def find_bytes(memory: memoryview, wanted: bytes, start: int, end: int) -> int:
+    """Where `wanted` first lies within [start, end) of `memory`, or -1. `memory` is all of a map, or of a bytearray.
+
+    Searches at memory speed. CPython up to 3.11.2 (Debian 12) looks at one byte behind the stretch that `mmap.find` is
+    given, which at the end of a mapping kills the process; so the last bytes of a mapping are searched in a copy.
+    """
+    whole = memory.obj
+    assert isinstance(whole, (mmap.mmap, bytearray, bytes)), "all of them search at memory speed"
+    safe_end = end if not isinstance(whole, mmap.mmap) else min(end, len(whole) - 1)
+    found = whole.find(wanted, start, safe_end)
+    if found < 0 and safe_end < end:
+        tail = max(start, safe_end - len(wanted) + 1)
+        in_tail = bytes(memory[tail:end]).find(wanted)
+        found = tail + in_tail if in_tail >= 0 else -1
+    return found
 
 
 class DiskFileSystem:
@@ -464,12 +543,14 @@ class DiskFileSystem:
     def lock(self, path: Path, content: bytes) -> Lock:
         """Take the lock or raise BlockingIOError. `content` is written into a file that is new."""
         with suppress(FileNotFoundError):
-            status = os.stat(path)
-            if (status.st_dev, status.st_ino) in _held_locks:  # to open and close it would already drop the lock
+            if _identity(os.stat(path)) in _held_locks:  # to open and close it would already drop the lock
                 raise BlockingIOError(errno.EAGAIN, "the lock is held by this process", str(path))
+        if _identity(os.stat(path.parent)) in _held_locks:
+            raise BlockingIOError(errno.EAGAIN, "the directory is locked by this process", str(path.parent))
         descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            directory = _lock_directory(path.parent)
             if os.fstat(descriptor).st_size == 0:
                 os.pwrite(descriptor, content, 0)
         except OSError as error:
@@ -477,7 +558,7 @@ class DiskFileSystem:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise BlockingIOError(error.errno, "the lock is held by another process", str(path)) from error
             raise
-        return DiskLock(descriptor)
+        return DiskLock(descriptor, directory)
 
     def usage(self, path: Path) -> DiskUsage:
         status = os.statvfs(path)
@@ -496,6 +577,12 @@ class DiskFileSystem:
         mapping = memory.obj
         if isinstance(mapping, mmap.mmap):
             mapping.madvise(mmap.MADV_WILLNEED)
+
+    def boot_id(self) -> str:
+        try:
+            return _BOOT_ID.read_text().strip()
+        except OSError:
+            return ""
 
 
 def _open_descriptor(path: Path, flags: int, mode: int = 0o644) -> int:

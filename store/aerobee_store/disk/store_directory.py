@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ _STORE_NAMES: Final = frozenset(
 )
 
 
+ABORT: Final = "abort"
+"""Is there while a store is in use, and after a stop that was not orderly."""
 REBUILD_OLD: Final = "rebuild.old"
 """Where a rebuild (tools/rebuild.py) moves what it replaces, until it is done."""
 REBUILT_NAMES: Final = ("consumequeue", "batchconsumequeue", "index")
@@ -71,6 +74,26 @@ def put_back(file_system: FileSystem, directory: Path) -> bool:
         file_system.sync_directory(directory / REBUILD_OLD)
         file_system.sync_directory(directory)
     return bool(moved)
+
+
+def mark_in_use(file_system: FileSystem, directory: Path) -> None:
+    """Write the file `abort`, which an orderly stop removes: process id and boot id, a line each. OSError."""
+    content = f"{os.getpid()}\n{file_system.boot_id()}\n"
+    file_system.write_new(directory / ABORT, content.encode())
+    file_system.sync_directory(directory)
+
+
+def writes_may_be_lost(file_system: FileSystem, directory: Path) -> bool:
+    """Whether the machine may have stopped since a process left the store in use, and with it writes that were not
+    synced. OSError.
+
+    The death of the process alone takes no write. An empty `abort` is a tool's, which has synced what it wrote.
+    """
+    try:
+        lines = file_system.read_bytes(directory / ABORT).decode("ascii", "replace").split()
+    except FileNotFoundError:
+        return False
+    return bool(lines) and (len(lines) < 2 or lines[1] != file_system.boot_id())
 
 
 def sync_names(file_system: FileSystem, directories: Iterable[Path]) -> None:

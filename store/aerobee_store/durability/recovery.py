@@ -25,6 +25,9 @@ The log is the only truth; queues and index are compared with it and completed f
     anything else, and no valid record behind it                 the log ends here (a torn last write)
     anything else, or a missing segment, with valid records      the range is damaged: noted, reported, stepped over;
     behind it                                                    what follows is kept
+    the same, if the machine may have stopped and all of it      the log ends here (a torn tail: of the writes that were
+    lies behind the checkpoint's synced offset                   not synced, later ones have reached the disk); what
+                                                                 follows is set aside in `quarantine`
     a unit that names another place than the record's            put right
     an end of a queue that has more behind it                    the log is read from there, whatever the stop
     a gap in a queue's offsets                                   filler units
@@ -39,6 +42,11 @@ The log is the only truth; queues and index are compared with it and completed f
     a whole segment behind the end without any valid record      set aside in `quarantine`, if it holds anything
 
 Nothing that still parses is ever deleted.
+
+A torn tail and damage look alike; the checkpoint's offset tells them apart. What lies before it was synced. What lies
+behind it may have been synced by the last sync or not: if the machine has stopped since, a hole there is nearly always
+a write that the power cut took, and what follows it was written later and so was not synced either. If only the process
+has died, no write is lost, and a hole is damage wherever it lies (`store_directory.writes_may_be_lost`).
 """
 
 from __future__ import annotations
@@ -67,12 +75,16 @@ _log = logging.getLogger(__name__)
 
 _SEARCH_STEP = 1 << 20
 
+TORN_TAIL = "torn-tail-"
+"""How the names of files in `quarantine` begin that hold a torn tail: the place in the log follows."""
+
 
 @dataclass(slots=True)
 class RecoveryReport:
     """What opening found and did. Sizes in bytes, `begin` and `end` are physical offsets.
 
     `torn`: the log ends in something that is no record. `lost`: bytes behind its end that the checkpoint calls synced.
+    `torn_tail`: bytes behind its end, with valid records among them, that were not synced and are set aside.
     """
 
     clean: bool
@@ -85,6 +97,7 @@ class RecoveryReport:
     last_timestamp: int = 0
     torn: bool = False
     lost: int = 0
+    torn_tail: int = 0
     damaged: list[DamagedRange] = field(default_factory=list)
     quarantined: list[Path] = field(default_factory=list)
 
@@ -106,6 +119,7 @@ class Recovery:
         deleted: DeletedTopics,
         *,
         clean: bool,
+        writes_may_be_lost: bool,
         record_size_max: int,
         now_ms: Callable[[], int],
         multi_dispatch: MultiDispatch,
@@ -122,12 +136,14 @@ class Recovery:
         self._checkpoint = checkpoint
         self._deleted = deleted
         self._clean = clean
+        self._writes_may_be_lost = writes_may_be_lost
         self._whole_log = whole_log
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._now_ms = now_ms
         self._multi_dispatch = multi_dispatch
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
+        self._keeps_tail = False  # what is behind the end holds records, and is set aside
 
     def run(self) -> RecoveryReport:
         """Bring log, queues and index to one state. Blocking; OSError passes through."""
@@ -287,6 +303,10 @@ class Recovery:
             if isinstance(found, RecordBatch):
                 self._take(found)
             elif isinstance(found, DamagedRange):
+                if self._is_torn_tail(found):
+                    self._report.torn = True
+                    self._keeps_tail = True
+                    return found.start
                 _log.error(
                     "log is damaged from=%d to=%d reason=%r; the records behind it are kept",
                     found.start,
@@ -300,6 +320,10 @@ class Recovery:
                     self._report.torn = True
                 return found.position
         raise AssertionError("a walk ends with the end of the log")
+
+    def _is_torn_tail(self, damaged: DamagedRange) -> bool:
+        synced = self._checkpoint.derived_offset
+        return self._writes_may_be_lost and synced is not None and damaged.start >= synced
 
     def _is_record(self, physical_offset: int) -> bool:
         file = self._log.files.find(physical_offset)
@@ -390,6 +414,8 @@ class Recovery:
                 position = end - file.start_offset
                 data_end = file.file.data_end(position)
                 if _any_data(file.view[position:data_end]):
+                    if self._keeps_tail:
+                        self._copy_tail(file, position, data_end)
                     file.file.zero(position, data_end - position)
                     file.file.sync()
         expected = (
@@ -406,19 +432,45 @@ class Recovery:
                 expected = file.end_offset
 
     def _set_aside(self, file: MappedFile) -> None:
+        if self._keeps_tail:
+            target = self._quarantine(file, f"{TORN_TAIL}{file.path.name}")
+            self._report.torn_tail += file.file.data_end(0)
+            _log.warning("segment behind a torn tail set aside path=%s target=%s", file.path, target)
+        else:
+            target = self._quarantine(file, f"commitlog-{file.path.name}")
+            _log.error("segment without a valid record set aside path=%s target=%s", file.path, target)
+        self._log.files.drop([file])
+        self._file_system.rename(file.path, target)
+        self._file_system.sync_directory(target.parent)
+        self._file_system.sync_directory(file.path.parent)
+        self._report.quarantined.append(target)
+
+    def _copy_tail(self, file: MappedFile, position: int, data_end: int) -> None:
+        """Copy what is behind the end of the log, before it is zeroed."""
+        tail = bytes(file.view[position:data_end]).rstrip(b"\0")
+        target = self._quarantine(file, f"{TORN_TAIL}{file.start_offset + position:020d}")
+        self._file_system.write_new(target, tail)
+        self._file_system.sync_directory(target.parent)
+        self._report.quarantined.append(target)
+        self._report.torn_tail += len(tail)
+        _log.warning(
+            "log tail torn by a power cut offset=%d bytes=%d target=%s; it was behind the last confirmed sync, and the "
+            "log goes on in its place",
+            file.start_offset + position,
+            len(tail),
+            target,
+        )
+
+    def _quarantine(self, file: MappedFile, name: str) -> Path:
+        """A path in `quarantine`, which is there, that nothing has yet."""
         quarantine = file.path.parent.parent / "quarantine"  # of several disks of the log, on the same one
         self._file_system.make_directory(quarantine)
-        target = quarantine / f"commitlog-{file.path.name}"
+        target = quarantine / name
         number = 0
         while self._file_system.exists(target):
             number += 1
-            target = quarantine / f"commitlog-{file.path.name}-{number}"
-        _log.error("segment without a valid record set aside path=%s target=%s", file.path, target)
-        self._log.files.drop([file])
-        self._file_system.rename(file.path, target)
-        self._file_system.sync_directory(quarantine)
-        self._file_system.sync_directory(file.path.parent)
-        self._report.quarantined.append(target)
+            target = quarantine / f"{name}-{number}"
+        return target
 
     def _cut_queues(self, end: int) -> int:
         """Drop units behind the end of the log; answer from where on the log must be read to replace damaged ones."""

@@ -17,12 +17,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from mmap import mmap
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_store.disk.file_system import find_bytes
 from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, NOT_COMPACTED, BatchUnits
@@ -161,11 +161,9 @@ class LogScan:
 
     def _search(self, file: MappedFile, begin: int) -> int | None:
         data_end = file.file.data_end(begin)
-        haystack = file.view.obj
-        assert isinstance(haystack, (mmap, bytearray)), "both search at memory speed"
         position = begin + 4
         while True:
-            position = haystack.find(_MAGIC_PREFIX, position, data_end)
+            position = find_bytes(file.view, _MAGIC_PREFIX, position, data_end)
             if position < 0:
                 return None
             header = self.peek(file, position - 4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from mmap import mmap
 
+from aerobee_store.disk.file_system import find_bytes
 from aerobee_store.log.log_scan import LogScan
 from aerobee_store.message_store import MessageStore
 from aerobee_store.records.record import Record
@@ -26,8 +26,7 @@ def marked_records(store: MessageStore, mark: bytes, begin: int) -> Iterator[Rec
         if not isinstance(part, RecordBatch):
             continue
         first, end = int(part.start[0]), int(part.start[-1]) + int(part.size[-1])
-        haystack = part.buffer.obj if isinstance(part.buffer, memoryview) else part.buffer
-        if isinstance(haystack, (bytes, bytearray, mmap)) and haystack.find(mark, first, end) < 0:
+        if find_bytes(memoryview(part.buffer), mark, first, end) < 0:
             continue
         for row in range(len(part)):
             found = part.record(row)

@@ -195,6 +195,8 @@ class MemoryFileSystem:
         self.locked: set[Path] = set()
         self.may_lock_memory = True
         self.together_min = together_min
+        self.boots = 1
+        """How often the machine was started: once more after each `crash`."""
         self._clock = clock or ManualClock()
         self._root = Directory()
         self._name_changes: list[NameChange] = []
@@ -213,7 +215,9 @@ class MemoryFileSystem:
             self._note_stores()
             for path, inode in self.files():
                 inode.check_holes(path)
-            return self._successor(tree_after_crash(self._root, self._name_changes, source))
+            disk = self._successor(tree_after_crash(self._root, self._name_changes, source))
+            disk.boots += 1
+            return disk
 
     def kill(self) -> MemoryFileSystem:
         """The disk as the next process finds it after `kill -9`: everything written is there, durable or not."""
@@ -458,6 +462,9 @@ class MemoryFileSystem:
     def will_need(self, memory: memoryview) -> None:
         """All of it is at hand."""
 
+    def boot_id(self) -> str:
+        return f"boot-{self.boots}"
+
     # --- inside -----------------------------------------------------------------------------------------------
 
     def begin(self, name: str, path: Path) -> None:
@@ -591,6 +598,7 @@ class MemoryFileSystem:
     def _successor(self, root: Directory) -> MemoryFileSystem:
         disk = MemoryFileSystem(capacity=self.capacity, clock=self._clock, together_min=self.together_min)
         disk._root = root
+        disk.boots = self.boots
         disk._sequence = self._sequence
         disk._used_blocks = sum(len(inode.blocks) for inode in {id(inode): inode for _, inode in disk.files()}.values())
         return disk

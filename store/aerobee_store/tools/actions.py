@@ -116,6 +116,8 @@ def locked(directory: Path, *, create: bool) -> Iterator[None]:
     path = directory / "lock"
     error = StoreLockedError(f"{directory}: a process has this store open; stop it first, or work on a backup of it")
     if not create and not path.exists():
+        if is_locked(path):  # by its directory: the file was removed
+            raise error
         yield
         return
     try:

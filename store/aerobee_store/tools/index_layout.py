@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from aerobee_store.disk.file_system import File
+from aerobee_store.disk.file_system import File, find_bytes
 from aerobee_store.queues.index_file import ENTRY_DTYPE, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE
 
 _SAMPLE: Final = 4096  # entries whose chains are looked at
@@ -137,9 +136,7 @@ class IndexFileReader:
                     yield IndexCounts(words - 5 * entries, entries)
             return
         wanted = self.header.end_offset.to_bytes(8, "big")
-        haystack = self._view.obj
-        assert isinstance(haystack, (mmap, bytearray)), "both search at memory speed"
-        position = haystack.find(wanted, HEADER_SIZE)
+        position = find_bytes(self._view, wanted, HEADER_SIZE, self.size)
         while position >= 0:
             # The physical offset stands 4 bytes into the last entry; entry 0, unused, is `used` entries before it.
             entries_position = position - 4 - ENTRY_SIZE * used
@@ -147,7 +144,7 @@ class IndexFileReader:
             entries, uneven = divmod(self.size - entries_position, ENTRY_SIZE)
             if slots > 0 and not rest and not uneven:
                 yield IndexCounts(slots, entries)
-            position = haystack.find(wanted, position + 1)
+            position = find_bytes(self._view, wanted, position + 1, self.size)
 
 
 @dataclass(frozen=True, slots=True)

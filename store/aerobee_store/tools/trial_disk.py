@@ -280,3 +280,6 @@ class TrialDisk:
     def unlock_memory(self, memory: memoryview) -> None: ...
 
     def will_need(self, memory: memoryview) -> None: ...
+
+    def boot_id(self) -> str:
+        return self._real.boot_id()

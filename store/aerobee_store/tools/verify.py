@@ -8,7 +8,8 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     segment-file            both      a file of the log with an odd name, size or place
     segment-missing         error     a hole between two segments, with messages on both sides
     log-damaged             error     bytes that are no record, with valid records behind them
-    log-torn                error     the log ends in a record that was not written completely
+    log-torn                error     the log ends in a record that was not written completely, or in what a power cut
+                                      has torn; the next start cuts it off
     log-bytes-behind-end    error     bytes behind the end of the log, none of them a record
     checksum-damaged        error     a record whose own checksum is not recognised any more; its body is right
     store-time              warning   store times go back by seconds: look-ups by time are not exact there
@@ -36,7 +37,7 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     configuration-changed   warning   a table in config has another checksum than was saved: edited, or damaged
     checkpoint              both      a checkpoint that cannot be, or says that more was synced than there is
     timer-...               both      the files of the timer: timer_check.py
-    quarantine              warning   segments that a recovery has set aside
+    quarantine              warning   segments that a recovery has set aside; torn tails are not counted
 
 Most errors of queues, index and log end heal when a broker opens the store, which then completes and cuts them; what is
 lost for good is `log-damaged`, `segment-missing` and `queue-offset-gap`. In a store that is being written to, what is
@@ -51,11 +52,14 @@ from typing import Final
 
 import numpy as np
 
+from aerobee_store.disk.store_directory import writes_may_be_lost
+from aerobee_store.durability.recovery import TORN_TAIL
+from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.commit_log import DamagedRange
 from aerobee_store.log.log_scan import LogEnd
-from aerobee_store.records.record import PROPERTY_CRC_NAME, PROPERTY_CRC_SIZE
+from aerobee_store.records.record import PROPERTY_CRC_NAME, PROPERTY_CRC_SIZE, ScanStop, StopReason
 from aerobee_store.records.record_batch import RecordBatch
-from aerobee_store.tools.checkpoint_check import check_checkpoint
+from aerobee_store.tools.checkpoint_check import check_checkpoint, load_checkpoint
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import FINDINGS_MAX, Finding, Findings
 from aerobee_store.tools.index_check import IndexCheck
@@ -183,6 +187,7 @@ class _Verification:
         self._index = IndexCheck(files, self._log, counts, self._damage, self._log_findings)
         self._timer = TimerCheck(files, self._damage, self._log_findings)
         self._total = sum(segment.file.data_end(0) for segment in files.segments) if progress else 0
+        self._torn_tail_from = _torn_tail_from(files)
         self._records = self._bytes = 0
         self._latest = 0
         self._steps_back = 0
@@ -215,7 +220,8 @@ class _Verification:
             self._findings.add(finding)
         for finding in check_checkpoint(self._files, self._latest, end.position):
             self._findings.add(finding)
-        aside = self._files.disk.list(self._files.directory / "quarantine")
+        quarantined = self._files.disk.list(self._files.directory / "quarantine")
+        aside = [name for name in quarantined if not name.startswith(TORN_TAIL)]  # of those nothing was promised
         if aside:
             self._findings.add(
                 Finding(
@@ -253,6 +259,9 @@ class _Verification:
             if isinstance(found, RecordBatch):
                 position = self._take(found)
             elif isinstance(found, DamagedRange):
+                if self._torn_tail_from is not None and found.start >= self._torn_tail_from:
+                    why = "a power cut tore what was not synced; the next start sets it aside"
+                    return LogEnd(found.start, ScanStop(StopReason.CORRUPT, 0, found.start, detail=why))
                 self._damage.ranges.append(found)
                 position = found.end
             else:
@@ -302,3 +311,13 @@ class _Verification:
                     queue_offset=int(batch.queue_offset[row]),
                 )
             )
+
+
+def _torn_tail_from(files: StoreFiles) -> int | None:
+    """From where on a hole in the log is no damage, but what a power cut took (recovery.py); None: nowhere."""
+    if files.state != "crashed" or not writes_may_be_lost(files.disk, files.directory):
+        return None
+    try:
+        return load_checkpoint(files).derived_offset
+    except StoreDirectoryError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import tempfile
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_store.disk.file_system import DiskFileSystem, File
+from aerobee_store.disk.file_system import DiskFileSystem, File, find_bytes
+from aerobee_store.log.log_scan import LogEnd, LogScan
+from aerobee_store.log.mapped_file import MappedFile
 
 
 def test_no_more_descriptors_than_allowed(tmp_path: Path) -> None:
@@ -133,3 +136,39 @@ def test_a_directory_that_is_made_without_a_sync(tmp_path: Path) -> None:
     file.unsynced_levels = 3
     (tmp_path / "a" / "b" / "file").unlink()
     file.sync()  # nothing is left that could be lost
+
+
+class StrictMap(mmap.mmap):
+    """A mapping whose search looks at one byte behind the stretch that it is given, as that of CPython 3.11.2."""
+
+    def find(self, sub: object, start: int = 0, end: int | None = None) -> int:
+        assert end is not None
+        assert end < len(self), "the search would read behind the mapping, which kills the process"
+        return super().find(sub, start, end)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2000, 4092, 4093])
+def test_a_search_never_gets_the_last_byte_of_a_mapping(place: int) -> None:
+    """What lies there is found all the same, and nothing outside of the stretch is."""
+    memory = memoryview(StrictMap(-1, 4096))
+    memory[place : place + 3] = b"abc"
+    assert find_bytes(memory, b"abc", 0, 4096) == place
+    assert find_bytes(memory, b"abc", place, 4096) == place
+    assert find_bytes(memory, b"abc", place + 1, 4096) == -1
+    assert find_bytes(memory, b"abc", 0, place + 2) == -1
+    assert find_bytes(memory, b"xyz", 0, 4096) == -1
+
+
+def test_a_log_with_data_up_to_the_end_of_its_segment_is_searched(tmp_path: Path) -> None:
+    """As a start after a power cut does, with rubbish up to the last byte of the segment."""
+    disk = DiskFileSystem()
+    file = disk.create(tmp_path / f"{0:020d}", 4096)
+    file.write([b"\x01" * 4096], 0)
+    segment = MappedFile(disk, tmp_path / f"{0:020d}", 0, 4096, file)
+    strict = memoryview(StrictMap(-1, 4096))
+    strict[:] = segment.view
+    segment._view = strict
+    found = list(LogScan([segment], record_size_max=4096).walk(0, zeros_end=None))
+    assert [type(each) for each in found] == [LogEnd]
+    segment._view = None
+    segment.close()
