@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-java-store bench bench-broker bench-store clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-java-store test-spark bench bench-broker bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -22,6 +22,12 @@ help: ## list the targets
 
 .venv/.dev: pyproject.toml .venv/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples]'
+	@touch $@
+
+.venv/.spark: pyproject.toml .venv/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
+	@$(BIN)/python -c 'from aerobee_pipeline import jre; jre.ensure()' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark,spark-jre]'
 	@touch $@
 
 setup: .venv/.dev ## create .venv with all that development needs
@@ -45,7 +51,7 @@ lint: .venv/.dev ## style, imports, spelling, generated code
 	$(BIN)/python -m aerobee_proto.generate --check
 
 type: .venv/.dev ## strict type check of packages and tests
-	$(BIN)/mypy store broker client proto tests examples
+	$(BIN)/mypy store broker client pipeline proto tests examples
 
 proto: .venv/.dev ## regenerate the code beside the .proto files
 	$(BIN)/python -m aerobee_proto.generate
@@ -64,6 +70,9 @@ test-chaos: .venv/.dev ## an hour of producers, consumers and disturbances, chec
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CHAOS_SECONDS=$${AEROBEE_CHAOS_SECONDS:-3600} $(BIN)/python -m pytest -q -s tests/chaos
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
 		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py
+
+test-spark: .venv/.spark ## the Spark pipeline; installs PySpark, and Java if there is none (some 500 MB the first time)
+	AEROBEE_SPARK=1 $(BIN)/python -m pytest -q -W default --timeout=300 tests/spark
 
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store

@@ -134,6 +134,15 @@ class LogScan:
         file = self._segments[number - 1] if number else None
         return file if file is not None and physical_offset < file.end_offset else None
 
+    def first_record(self, physical_offset: int) -> int | None:
+        """Where the first valid record at or behind an offset begins, in the segment that holds the offset.
+
+        For readers of a part of a segment. A body may contain a record with just this place in it, if somebody guessed
+        the place: compare the answer with where the records before it end.
+        """
+        file = self.find(physical_offset)
+        return None if file is None else self._search(file, physical_offset - file.start_offset)
+
     def peek(self, file: MappedFile, position: int) -> record.RecordHeader | ScanStop:
         """What lies at a position of a segment; every checksum is verified."""
         return record.peek(

@@ -126,6 +126,11 @@ class PropertyPairs:
             rows, record = rows[last], record[last]
         return record, self._separator[rows] + 1, self._end[rows]
 
+    def all(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+        """Of every pair, in stored order: its record, start and end of its name, start and end of its value."""
+        record = self._split() if self._record is None else self._record
+        return record, self._separator - self._name_size, self._separator, self._separator + 1, self._end
+
     def _find_common(self, name: bytes) -> tuple[Integers, Integers, Integers]:
         assert self._common is not None
         place = self._common.get(name)

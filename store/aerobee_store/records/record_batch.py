@@ -26,6 +26,7 @@ from aerobee_store.records.record_columns import (
     I64,
     PACKED_DIGITS,
     Booleans,
+    Bytes,
     Integers,
     Source,
     all_true,
@@ -36,11 +37,13 @@ from aerobee_store.records.record_columns import (
     find_starts,
     put_items,
     sliceable,
+    windows,
 )
 
 _HOST_V4_SIZE: Final = 8
 _HOST_V4: Final = np.dtype("V8")
 _HOST_V6: Final = np.dtype("V20")
+_RECONSUME_TIMES_BEFORE_BODY: Final = 16  # four bytes; then prepared_transaction_offset and body_size
 # Of records that are in no queue, or whose fields lie elsewhere.
 _UNUSUAL_FLAGS: Final = (
     record_codec.SYS_FLAG_PREPARED | record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_STORE_HOST_V6
@@ -169,6 +172,30 @@ class RecordBatch:
     def body_crc(self) -> Integers:
         return self._head["body_crc"].astype(np.int64)
 
+    @property
+    def reconsume_times(self) -> Integers:
+        return self._numbers_before_body(_RECONSUME_TIMES_BEFORE_BODY)
+
+    def _numbers_before_body(self, distance: int) -> Integers:
+        """The 32-bit numbers that many bytes before each body, where fields lie alike for all kinds of hosts."""
+        if not len(self):
+            return np.zeros(0, np.int64)
+        found = windows(self.buffer, 4)[self.body_start - distance].view(">i4").astype(np.int64)
+        return np.asarray(found, np.int64)
+
+    def store_hosts(self, wide: bool) -> tuple[Integers, Bytes]:
+        """The records with an IPv6 store host (`wide`) or an IPv4 one: their numbers and, a row each, their hosts.
+
+        A host is encoded as `properties.encode_host` does: 20 or 8 bytes.
+        """
+        is_wide = (self.sys_flag & record_codec.SYS_FLAG_STORE_HOST_V6) != 0
+        rows = np.flatnonzero(is_wide if wide else ~is_wide)
+        width = _HOST_V6.itemsize if wide else _HOST_V4_SIZE
+        if not len(rows):
+            return rows, np.zeros((0, width), np.uint8)
+        start = self.body_start[rows] - (_RECONSUME_TIMES_BEFORE_BODY + width)
+        return rows, windows(self.buffer, width)[start].view(np.uint8).reshape(-1, width)
+
     def any_has(self, flags: int) -> bool:
         """Whether a record has one of these bits in its system flags."""
         return bool(np.count_nonzero((self.sys_flag[:1] if self._same_layout else self.sys_flag) & flags))
@@ -227,6 +254,19 @@ class RecordBatch:
     def property_strings(self, name: str) -> list[str | None]:
         """As `property_bytes`, decoded as `properties.decode_properties` does."""
         return [None if value is None else value.decode("utf-8", "replace") for value in self.property_bytes(name)]
+
+    def property_places(self, name: str) -> tuple[bytes, Integers, Integers, Integers]:
+        """Where the values of one property lie: a text, the records that have it (ascending), starts, ends."""
+        pairs = self._property_pairs()
+        return pairs.text, *pairs.find(name)
+
+    def all_property_places(self) -> tuple[bytes, Integers, Integers, Integers, Integers, Integers]:
+        """Where all pairs lie, in stored order: a text, record, start and end of the name, start and end of the value.
+
+        A name may stand several times in a record; the last one counts.
+        """
+        pairs = self._property_pairs()
+        return pairs.text, *pairs.all()
 
     def tags_codes(self) -> Integers:
         """`properties.tags_code` of every record's TAGS; 0 without. Units of delayed messages hold a time instead."""

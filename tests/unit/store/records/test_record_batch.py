@@ -408,6 +408,38 @@ def test_batches_from_a_mapping(tmp_path: Path) -> None:
         mapping.close()  # nothing but the batch, which is gone, kept the mapping alive
 
 
+def test_where_properties_lie() -> None:
+    """One property, or all of them: the text at the places is what decoding says, in its order."""
+    messages = [raw(b"a\x01b\x02KEYS\x01k\x01l\x02a\x01c"), raw(b""), raw(b"\x01x\x02y\x01\x02KEYS\x01m\x02")]
+    batch = RecordBatch.parse(log_of(messages), base_physical_offset=0)
+    text, rows, starts, ends = batch.property_places("KEYS")
+    values = [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    assert (rows.tolist(), values) == ([0, 2], [b"k\x01l", b"m"])
+    text, *columns = batch.all_property_places()
+    pairs = [
+        (row, text[a:b], text[c:d]) for row, a, b, c, d in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    assert pairs == [(0, b"a", b"b"), (0, b"KEYS", b"k\x01l"), (0, b"a", b"c"), (2, b"KEYS", b"m")]
+
+
+def test_hosts_and_deliveries_of_all_kinds_of_records() -> None:
+    """The fields that lie elsewhere for IPv6 hosts are those that decoding finds."""
+    log = log_of([Message("t", 0, b"x", reconsume_times=3)])
+    for born in (("10.0.0.1", 1), ("2001:db8::1", 2)):
+        for host in (("10.0.0.2", 3), ("2001:db8::2", 4)):
+            message = Message("t", 0, b"x", born_host=born, store_host=host, reconsume_times=host[1])
+            log += record.encode(
+                message, queue_offset=0, physical_offset=len(log), store_timestamp=1, store_host=host, property_crc=True
+            )
+    batch = RecordBatch.parse(log, base_physical_offset=0)
+    records = [batch.record(row) for row in range(5)]
+    assert batch.reconsume_times.tolist() == [item.reconsume_times for item in records] == [3, 3, 4, 3, 4]
+    for wide in (False, True):
+        rows, hosts = batch.store_hosts(wide)
+        assert [properties.decode_host(host.tobytes()) for host in hosts] == [records[row].store_host for row in rows]
+        assert rows.tolist() == ([2, 4] if wide else [0, 1, 3])
+
+
 def test_thousands_of_records() -> None:
     """More rows than any inner chunk; every hash equals the scalar one."""
     messages = [

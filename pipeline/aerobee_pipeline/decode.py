@@ -1,0 +1,290 @@
+"""Stored records to Arrow: one decoder for the store's files and for the raw records of a broker's stream.
+
+`RecordBatch` of the store's codec finds and checks the records as numpy columns. Here those columns become Arrow
+arrays, without a Python object for any record: numbers by conversion, text and bodies by `gather`, which lets Arrow
+copy them. Only what is rare goes one by one: compressed bodies, text that is not UTF-8, the messages of an inner
+batch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aerobee_pipeline.errors import RecordDecodeError
+from aerobee_pipeline.schema import MAP, TIMESTAMP, arrow_schema
+from aerobee_store.records import inner_batch, properties, record
+from aerobee_store.records.record_batch import RecordBatch
+
+Rows = npt.NDArray[np.int64]
+"""Numbers of records in their batch, ascending."""
+
+# What Spark can show as a timestamp: the years 1 to 9999. A record may hold any 64-bit number; others become null.
+_TIME_MIN_MS: Final = -62_135_596_800_000
+_TIME_MAX_MS: Final = 253_402_300_799_999
+# As far as a compressed body may grow: a bound, so that a few bytes cannot fill the memory of a worker.
+INFLATED_SIZE_MAX: Final = 64 << 20
+_HEX: Final = np.frombuffer("".join(f"{value:02X}" for value in range(256)).encode(), np.uint16)
+_LZ4: Final = 0x100
+_ZSTD: Final = 0x200
+
+
+class Decoder:
+    """Turns records into rows of the asked columns, in the order of `names`.
+
+    `decompress`: bodies that the sender compressed become what the application gave it. A body that cannot be
+    decompressed raises RecordDecodeError with topic, queue and offset; `decompress=False` returns bodies as stored.
+    """
+
+    def __init__(self, names: Sequence[str], *, broker_name: str = "", decompress: bool = True) -> None:
+        self.schema: pa.Schema = arrow_schema(names)
+        self._names = list(names)
+        self._broker_name = broker_name
+        self._decompress = decompress
+        self._columns: dict[str, Callable[[RecordBatch, Rows | None], pa.Array]] = {
+            "topic": self._topic,
+            "brokerName": self._broker,
+            "queueId": lambda batch, rows: _numbers(batch.queue_id, rows, np.int32),
+            "queueOffset": lambda batch, rows: _numbers(batch.queue_offset, rows, np.int64),
+            "msgId": self._message_id,
+            "keys": lambda batch, rows: _property(batch, rows, properties.KEYS),
+            "tags": lambda batch, rows: _property(batch, rows, properties.TAGS),
+            "body": self._body,
+            "bornTimestamp": lambda batch, rows: _times(batch.born_timestamp, rows),
+            "storeTimestamp": lambda batch, rows: _times(batch.store_timestamp, rows),
+            "properties": _property_map,
+            "flag": lambda batch, rows: _numbers(batch.flag, rows, np.int32),
+            "sysFlag": lambda batch, rows: _numbers(batch.sys_flag, rows, np.int32),
+            "reconsumeTimes": lambda batch, rows: _numbers(batch.reconsume_times, rows, np.int32),
+            "physicalOffset": lambda batch, rows: _numbers(batch.physical_offset, rows, np.int64),
+            "storeSize": lambda batch, rows: _numbers(batch.size, rows, np.int32),
+            "bodyCrc": lambda batch, rows: _numbers(batch.body_crc, rows, np.int64),
+        }
+
+    def decode(self, batch: RecordBatch, rows: Rows | None = None) -> pa.RecordBatch:
+        """The rows of these records, or of all. The result does not keep the batch's buffer alive."""
+        count = len(batch) if rows is None else len(rows)
+        if count == 0 or not self._names:
+            arrays = [pa.array([], field.type) for field in self.schema]
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        if rows is not None and count == len(batch):
+            rows = None
+        arrays = [self._columns[name](batch, rows) for name in self._names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _topic(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
+        index = batch.topic_index if rows is None else batch.topic_index[rows]
+        return pa.array(batch.topics, pa.string()).take(pa.array(index))
+
+    def _broker(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
+        return pa.repeat(self._broker_name, len(batch) if rows is None else len(rows))
+
+    def _message_id(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
+        """The client's unique key; the record's offset message id where there is none."""
+        found = _property(batch, rows, properties.UNIQ_KEY)
+        if found.null_count == 0:
+            return found
+        return pc.coalesce(found, _offset_ids(batch, rows))
+
+    def _body(self, batch: RecordBatch, rows: Rows | None) -> pa.Array:
+        start, size = _chosen(batch.body_start, rows), _chosen(batch.body_size, rows)
+        bodies = gather(pa.py_buffer(batch.buffer), start, start + size)
+        if not self._decompress or not batch.any_has(record.SYS_FLAG_COMPRESSED):
+            return bodies
+        compressed = np.flatnonzero(_chosen(batch.sys_flag, rows) & record.SYS_FLAG_COMPRESSED)
+        values = bodies.to_pylist() if len(compressed) * 2 > len(bodies) else None
+        inflated = [
+            _decompressed(batch, int(row if rows is None else rows[row]), (values or bodies)[int(row)])
+            for row in compressed
+        ]
+        return pc.replace_with_mask(bodies, _mask(len(bodies), compressed), pa.array(inflated, pa.binary()))
+
+
+def expanded(batch: RecordBatch, rows: Rows) -> Iterator[tuple[RecordBatch, Rows]]:
+    """The messages of these records, in order: ordinary ones as they are, those of an inner batch each for itself.
+
+    An inner batch is one record with many messages in its body. Each becomes a batch of records that have their own
+    offset, body, flag and properties, and the place of the record that holds them.
+    """
+    inner = (batch.sys_flag[rows] & record.SYS_FLAG_INNER_BATCH) != 0
+    if not inner.any():
+        yield batch, rows
+        return
+    begin = 0
+    for position in [*np.flatnonzero(inner).tolist(), len(rows)]:
+        if begin < position:
+            yield batch, rows[begin:position]
+        if position < len(rows):
+            messages = _unpacked(batch, int(rows[position]))
+            yield messages, np.arange(len(messages))
+        begin = position + 1
+
+
+def _unpacked(batch: RecordBatch, row: int) -> RecordBatch:
+    encoded = b"".join(
+        record.encode(
+            record.Message(
+                topic=item.topic,
+                queue_id=item.queue_id,
+                body=item.body,
+                raw_properties=item.raw_properties,
+                flag=item.flag,
+                sys_flag=item.sys_flag,
+                born_timestamp=item.born_timestamp,
+                born_host=item.born_host,
+                reconsume_times=item.reconsume_times,
+            ),
+            queue_offset=item.queue_offset,
+            physical_offset=item.physical_offset,
+            store_timestamp=item.store_timestamp,
+            store_host=item.store_host,
+            property_crc=True,
+        )
+        for item in inner_batch.unpack(batch.record(row))
+    )
+    return RecordBatch.parse(encoded, base_physical_offset=None, check_crc=False)
+
+
+def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) -> pa.Array:
+    """The stretches [start, end) of a buffer as a binary array. They must be in order and not overlap.
+
+    The buffer is seen as a binary array whose values are, in turn, a stretch and the gap behind it, of which every
+    other one is taken: Arrow copies them in C++. `rows`: which stretch each value is, -1 for null; None: all in order.
+    """
+    count = len(start)
+    index: Any = np.arange(0, 2 * count, 2, dtype=np.int64)
+    if rows is not None:
+        positions = np.where(rows < 0, 0, rows * 2)
+        index = pa.array(positions, mask=rows < 0)
+    if count == 0:
+        return pa.nulls(0 if rows is None else len(rows), pa.binary())
+    base = int(start[0])
+    bounds = np.empty(2 * count, np.int64)
+    bounds[0::2], bounds[1::2] = start - base, end - base
+    assert bounds[-1] < 1 << 31, "a segment, or what a call reads, has fewer than 2 GiB"
+    offsets = pa.py_buffer(bounds.astype(np.int32))
+    data = buffer.slice(base, int(bounds[-1]))
+    values = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, offsets, data])
+    return values.take(index if isinstance(index, pa.Array) else pa.array(index))
+
+
+def text(values: pa.Array) -> pa.Array:
+    """Binary values as strings. Bytes that are not UTF-8 become U+FFFD, as in every RocketMQ reader."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(
+            [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string()
+        )
+
+
+def _chosen(column: npt.NDArray[Any], rows: Rows | None) -> npt.NDArray[Any]:
+    return column if rows is None else column[rows]
+
+
+def _numbers(column: npt.NDArray[Any], rows: Rows | None, kind: Any) -> pa.Array:
+    # Contiguous, because columns of one value for all records are views that take the room of one.
+    return pa.array(np.ascontiguousarray(_chosen(column, rows), kind))
+
+
+def _times(column: npt.NDArray[Any], rows: Rows | None) -> pa.Array:
+    ms = np.ascontiguousarray(_chosen(column, rows), np.int64)
+    outside = (ms < _TIME_MIN_MS) | (ms > _TIME_MAX_MS)
+    if outside.any():
+        return pa.array(np.where(outside, 0, ms) * 1000, mask=outside).cast(TIMESTAMP)
+    return pa.array(ms * 1000).cast(TIMESTAMP)
+
+
+def _property(batch: RecordBatch, rows: Rows | None, name: str) -> pa.Array:
+    source, having, start, end = batch.property_places(name)
+    if len(having) == len(batch) and rows is None:
+        return text(gather(pa.py_buffer(source), start, end))
+    place = np.full(len(batch), -1, np.int64)
+    place[having] = np.arange(len(having))
+    return text(gather(pa.py_buffer(source), start, end, _chosen(place, rows)))
+
+
+def _property_map(batch: RecordBatch, rows: Rows | None) -> pa.Array:
+    source, owner, name_start, name_end, value_start, value_end = batch.all_property_places()
+    buffer = pa.py_buffer(source)
+    names = text(gather(buffer, name_start, name_end)).dictionary_encode()
+    code = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    keep = code != names.dictionary.index(properties.CRC32).as_py()  # it belongs to the record, not to the message
+    keep &= _last_of_name(owner, code, len(names.dictionary))
+    if rows is not None:
+        wanted = np.zeros(len(batch), np.bool_)
+        wanted[rows] = True
+        keep &= wanted[owner]
+    kept = np.flatnonzero(keep)
+    values = text(gather(buffer, value_start, value_end, kept))
+    counts = np.bincount(owner[kept], minlength=len(batch))
+    bounds = np.concatenate(([0], np.cumsum(_chosen(counts, rows)))).astype(np.int32)
+    keys = names.dictionary.take(pa.array(code[kept]))
+    return pa.MapArray.from_arrays(pa.array(bounds), keys, values).cast(MAP)
+
+
+def _last_of_name(owner: Rows, code: Rows, name_count: int) -> npt.NDArray[np.bool_]:
+    """Which pairs are the last of their name in their record: a map has each key once."""
+    key = owner * max(name_count, 1) + code
+    last = np.ones(len(key), np.bool_)
+    unique, first_from_end = np.unique(key[::-1], return_index=True)
+    if len(unique) < len(key):
+        last[:] = False
+        last[len(key) - 1 - first_from_end] = True
+    return last
+
+
+def _offset_ids(batch: RecordBatch, rows: Rows | None) -> pa.Array:
+    """`properties.offset_message_id` of every record: store host and physical offset in hex."""
+    ids = pa.nulls(len(batch), pa.string())
+    offsets = np.ascontiguousarray(batch.physical_offset).astype(">i8").view(np.uint8).reshape(-1, 8)
+    for wide in (False, True):
+        owners, hosts = batch.store_hosts(wide)
+        if len(owners):
+            encoded = np.concatenate((hosts, offsets[owners]), axis=1)
+            digits = _HEX[encoded].view(np.uint8)
+            width = digits.shape[1]
+            bounds = np.arange(0, (len(owners) + 1) * width, width, dtype=np.int32)
+            made = pa.Array.from_buffers(
+                pa.string(), len(owners), [None, pa.py_buffer(bounds), pa.py_buffer(np.ascontiguousarray(digits))]
+            )
+            ids = made if len(owners) == len(batch) else pc.replace_with_mask(ids, _mask(len(batch), owners), made)
+    return ids if rows is None else ids.take(pa.array(rows))
+
+
+def _mask(count: int, rows: npt.NDArray[Any]) -> pa.Array:
+    mask = np.zeros(count, np.bool_)
+    mask[rows] = True
+    return pa.array(mask)
+
+
+def _decompressed(batch: RecordBatch, row: int, body: Any) -> bytes:
+    stored = body if isinstance(body, bytes) else body.as_py()
+    try:
+        return _inflate(stored, int(batch.sys_flag[row]) & record.SYS_FLAG_COMPRESSION_TYPE)
+    except (zlib.error, OSError, pa.ArrowInvalid, ValueError) as error:
+        raise RecordDecodeError(
+            f"topic {batch.topic(row)!r}, queue {int(batch.queue_id[row])}, offset {int(batch.queue_offset[row])}: the "
+            f"body is marked as compressed and cannot be decompressed ({error}); option decompress=false returns "
+            f"bodies as they are stored"
+        ) from error
+
+
+def _inflate(body: bytes, kind: int) -> bytes:
+    if kind in (_LZ4, _ZSTD):
+        with pa.input_stream(pa.BufferReader(body), compression="lz4" if kind == _LZ4 else "zstd") as stream:
+            inflated: bytes = stream.read(INFLATED_SIZE_MAX + 1)
+        if len(inflated) > INFLATED_SIZE_MAX:
+            raise ValueError(f"it grows beyond {INFLATED_SIZE_MAX} bytes")
+        return inflated
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    inflated = stream.decompress(body, INFLATED_SIZE_MAX)
+    if not stream.eof:
+        raise ValueError(f"it ends early or grows beyond {INFLATED_SIZE_MAX} bytes")
+    return inflated

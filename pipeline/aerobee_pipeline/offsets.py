@@ -1,0 +1,242 @@
+"""Offsets of many queues: what users write, what a checkpoint holds, and the algebra between two triggers.
+
+What users write, in two depths; -2 is the earliest, -1 the latest:
+
+    {"orders": {"0": 23, "1": -2}}                          one broker
+    {"orders": {"broker-a": {"0": 23, "1": -1}}}            several
+
+What a checkpoint holds, with sorted keys, because Spark compares offsets as text:
+
+    {"q": {topic: {broker: {queue: next}}}, "v": 1}
+    "from"     in the same shape: where the queues begin that the offset before this one did not have
+    "initial"  true in the offset that a query begins with, which Spark does not store
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from aerobee_pipeline.errors import DataLossError, OptionError
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+VERSION: Final = 1
+
+
+class Queue(NamedTuple):
+    """Which queue of which broker."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        broker = f" of broker {self.broker!r}" if self.broker else ""
+        return f"topic {self.topic!r}, queue {self.queue_id}{broker}"
+
+
+Offsets = dict[Queue, int]
+
+
+class Range(NamedTuple):
+    """Messages [start, end) of a queue."""
+
+    queue: Queue
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The first and the next queue offset of a queue as its broker has them."""
+
+    start: int
+    end: int
+
+
+def nested(offsets: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, int]]]:
+    """Topic -> broker -> queue -> offset, with sorted keys."""
+    tree: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        tree.setdefault(queue.topic, {}).setdefault(queue.broker, {})[str(queue.queue_id)] = offsets[queue]
+    return tree
+
+
+def flat(tree: Any) -> Offsets:
+    """The reverse of `nested`. OptionError for another shape."""
+    found: Offsets = {}
+    try:
+        for topic, brokers in tree.items():
+            for broker, queues in brokers.items():
+                for queue_id, offset in queues.items():
+                    found[Queue(topic, broker, int(queue_id))] = int(offset)
+    except (AttributeError, TypeError, ValueError):
+        raise OptionError(
+            f"offsets {json.dumps(tree)[:200]}: topic, broker, queue id and a number are expected"
+        ) from None
+    return found
+
+
+def parse_user_offsets(option: str, text: str, brokers: Iterable[str]) -> Offsets:
+    """The offsets of an option's JSON. OptionError if it is none, or lacks the names of several brokers."""
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{option}: {text[:200]!r} is neither earliest, latest nor JSON ({error})") from None
+    names = list(brokers)
+    if not isinstance(tree, dict):
+        raise OptionError(f'{option}: an object like {{"orders": {{"0": 23, "1": -2}}}} is expected')
+    full: dict[str, Any] = {}
+    for topic, value in tree.items():
+        if not isinstance(value, dict):
+            raise OptionError(f"{option}: topic {topic!r} needs an object of queue ids and offsets")
+        if all(isinstance(inner, dict) for inner in value.values()):
+            full[topic] = value
+        elif len(names) == 1:
+            full[topic] = {names[0]: value}
+        else:
+            raise OptionError(
+                f"{option}: there are {len(names)} brokers, so topic {topic!r} needs the broker's name too"
+            )
+    offsets = flat(full)
+    for queue, offset in offsets.items():
+        if offset < EARLIEST:
+            raise OptionError(f"{option}: {queue}: {offset} is no offset; -2 is the earliest, -1 the latest")
+        if queue.broker not in names:
+            raise OptionError(f"{option}: there is no broker {queue.broker!r}, but {', '.join(names)}")
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An offset of a streaming query: the next message of each queue. `start`: see the module's text."""
+
+    next: Mapping[Queue, int]
+    start: Mapping[Queue, int] = field(default_factory=dict)
+    initial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored in the checkpoint."""
+        content: dict[str, Any] = {}
+        if self.start:
+            content["from"] = nested(self.start)
+        if self.initial:
+            content["initial"] = True
+        content["q"] = nested(self.next)
+        content["v"] = VERSION
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Position:
+        """OptionError for a version that this release does not know."""
+        version = content.get("v")
+        if version != VERSION:
+            raise OptionError(
+                f"the checkpoint's offset has version {version!r}, this release reads version {VERSION}: resume the "
+                f"query with the release that wrote it, or begin with a new checkpoint directory"
+            )
+        return cls(flat(content.get("q", {})), flat(content.get("from", {})), bool(content.get("initial")))
+
+
+def next_position(
+    start: Position, bounds: Mapping[Queue, Bounds], *, rows_max: int | None = None
+) -> tuple[Position, Offsets]:
+    """Where a trigger ends that begins at `start`, and how many messages are there in all beyond it, queue by queue.
+
+    A queue that `start` does not have is new and begins at its earliest message. `rows_max` is shared out by backlog;
+    each queue with a backlog gets at least one message.
+    """
+    begins = dict(start.start) if start.initial else {}
+    if start.initial:
+        begins = dict(start.next)
+    for queue, found in bounds.items():
+        if queue not in start.next:
+            begins[queue] = found.start
+    froms = {**start.next, **begins}
+    ends = {queue: max(bounds[queue].end, offset) if queue in bounds else offset for queue, offset in froms.items()}
+    if rows_max is not None:
+        shares = share_out({queue: ends[queue] - froms[queue] for queue in froms}, rows_max)
+        ends = {queue: froms[queue] + shares[queue] for queue in froms}
+    left = {queue: max(bounds[queue].end - ends[queue], 0) for queue in bounds}
+    return Position(ends, begins), left
+
+
+def share_out(backlogs: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
+    """How many messages of each queue a trigger of `rows_max` takes."""
+    total = sum(backlogs.values())
+    if total <= rows_max:
+        return dict(backlogs)
+    shares = {queue: min(count, max(1, rows_max * count // total)) if count else 0 for queue, count in backlogs.items()}
+    spare = rows_max - sum(shares.values())
+    for queue in sorted(backlogs):  # what rounding down has left
+        if spare <= 0:
+            break
+        more = min(spare, backlogs[queue] - shares[queue])
+        shares[queue] += more
+        spare -= more
+    return shares
+
+
+def ranges_between(start: Position, end: Position) -> list[Range]:
+    """What a micro-batch reads. A start in `end.start` counts before that in `start`: see the module's text."""
+    ranges = []
+    for queue in sorted(end.next):
+        first = end.start.get(queue, start.next.get(queue))
+        if first is None:
+            raise DataLossError(f"{queue}: the checkpoint does not say where it begins; use a new checkpoint directory")
+        if end.next[queue] != first:
+            ranges.append(Range(queue, first, end.next[queue]))
+    return ranges
+
+
+def checked_ranges(
+    ranges: Iterable[Range], bounds: Mapping[Queue, Bounds], *, fail_on_data_loss: bool
+) -> tuple[list[Range], list[str]]:
+    """The ranges that can be read, and what is lost of the others. DataLossError for the first loss, if asked to fail.
+
+    A start before the earliest message, a range that goes backwards and a queue that is gone are losses.
+    """
+    kept: list[Range] = []
+    losses: list[str] = []
+    for item in ranges:
+        found = bounds.get(item.queue)
+        start = item.start
+        loss = None
+        if found is None:
+            loss = f"{item.queue}: the queue is gone; messages {item.start} to {item.end} are lost"
+        elif item.end < item.start:
+            loss = f"{item.queue}: it ends at {item.end}, before offset {item.start}: the topic was deleted or reset"
+        elif item.start < found.start:
+            start = min(found.start, item.end)
+            loss = f"{item.queue}: messages {item.start} to {start} are gone; the earliest is {found.start}"
+        elif item.end > found.end:
+            loss = f"{item.queue}: message {item.end - 1} is asked for, but it ends at {found.end}: it was reset"
+        if loss is None:
+            kept.append(item)
+            continue
+        if fail_on_data_loss:
+            raise DataLossError(f"{loss}. Option failOnDataLoss=false goes on with what is there")
+        losses.append(loss)
+        if found is not None and start < (end := min(item.end, found.end)):
+            kept.append(Range(item.queue, start, end))
+    return kept, losses
+
+
+def cut(ranges: Iterable[Range], *, parts_min: int | None, rows_max: int) -> list[Range]:
+    """Cut long ranges evenly: no part is longer than `rows_max`, and there are about `parts_min` parts or more."""
+    whole = [item for item in ranges if item.end > item.start]
+    total = sum(item.end - item.start for item in whole)
+    cuts: list[Range] = []
+    for item in whole:
+        length = item.end - item.start
+        parts = -(-length // rows_max)
+        if parts_min:
+            parts = max(parts, round(length / total * parts_min))
+        parts = max(1, min(parts, length))
+        edges = [item.start + length * number // parts for number in range(parts + 1)]
+        cuts += [Range(item.queue, first, last) for first, last in pairwise(edges)]
+    return cuts

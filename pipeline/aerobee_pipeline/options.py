@@ -1,0 +1,379 @@
+"""The options of source and sink: checked and converted in one place. docs/pipeline.md has the tables.
+
+Spark hands over names in lower case and values as text. Names of other connectors are accepted where they
+mean the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.offsets import EARLIEST, LATEST, Offsets, Queue, parse_user_offsets
+
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_ALIASES: Final = {
+    "kafka.bootstrap.servers": "endpoint",
+    "nameserver": "endpoint",
+    "service.url": "endpoint",
+    "topics": "subscribe",
+    "topicspattern": "subscribepattern",
+    "kafka.group.id": "group",
+    "predefinedsubscription": "group",
+    "includeheaders": "includeproperties",
+    "pullbatchsize": "pullbytes",
+    "polltimeoutms": "pulltimeoutms",
+}
+_SOURCE: Final = [
+    "endpoint",
+    "mode",
+    "storePath",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "topic",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "splitBytes",
+    "failOnDataLoss",
+    "includeProperties",
+    "includeSystem",
+    "subExpression",
+    "pullBytes",
+    "pullTimeoutMs",
+    "retries",
+    "retryIntervalMs",
+    "group",
+    "pushdown",
+    "credentialsFile",
+    "tlsCa",
+    "readBy",
+    "decompress",
+    "path",
+]
+_SINK: Final = [
+    "endpoint",
+    "topic",
+    "delivery",
+    "batchBytes",
+    "maxInFlight",
+    "sendTimeoutMs",
+    "retries",
+    "jobId",
+    "dedupProperty",
+    "credentialsFile",
+    "tlsCa",
+    "path",
+]
+
+ReadBy = Literal["auto", "log", "queue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which topics, and of `assign` which of their queues."""
+
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    queues: Mapping[str, frozenset[int]] | None = None
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether any queue of a topic is asked for."""
+        if self.queues is not None:
+            return topic in self.queues
+        if self.topics is not None:
+            return topic in self.topics
+        return re.fullmatch(self.pattern or "", topic) is not None
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether this queue of a topic that is asked for is."""
+        return self.queues is None or queue_id in self.queues[topic]
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The topics that are asked for by name: a query of one that is not there fails."""
+        return self.topics or frozenset(self.queues or ())
+
+
+Place = Literal["earliest", "latest"] | Offsets
+"""Where to begin or end: everywhere alike, or by queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Where a query begins or ends: a time for all queues, times by queue, or a place. The first given one counts."""
+
+    place: Place
+    timestamp: int | None = None
+    timestamps: Offsets | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a query asks of the source."""
+
+    mode: Literal["grpc", "store"]
+    endpoint: str
+    stores: Mapping[str, Path]
+    """The stores of mode `store`: directory by broker name."""
+    subscription: Subscription
+    starting: Limit
+    ending: Limit
+    by_timestamp_strategy: Literal["error", "latest"]
+    offsets_per_trigger: int | None
+    bytes_per_trigger: int | None
+    partitions_min: int | None
+    split_bytes: int
+    fail_on_data_loss: bool
+    include_properties: bool
+    include_system: bool
+    tags: frozenset[str] | None
+    """None: all messages."""
+    read_by: ReadBy
+    decompress: bool
+    pull_bytes: int
+    pull_timeout_ms: int
+    retries: int
+    retry_interval_ms: int
+    group: str | None
+    pushdown: bool
+    credentials_file: str | None
+    tls_ca: str | None
+
+    @property
+    def brokers(self) -> list[str]:
+        """The names of the brokers, as far as they are known before one is asked."""
+        return list(self.stores) if self.mode == "store" else [""]
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+        """OptionError names the option, its value and what is expected. `streaming` is None where both are possible."""
+        options = _Given(given, _SOURCE)
+        mode = options.choice("mode", "store", "store")
+        stores: dict[str, Path] = {}
+        if mode == "store":
+            stores = _stores(options.text("storePath"))
+        elif options.has("storePath"):
+            raise OptionError("storePath: it belongs to mode=store; leave one of both out")
+        endpoint = options.text("endpoint") if mode == "grpc" else ""
+        brokers = list(stores) or [""]
+        starting = _limit(options, "starting", "latest" if streaming else "earliest", brokers)
+        ending = _limit(options, "ending", "latest", brokers)
+        if streaming is False and starting.timestamp is None and starting.timestamps is None:
+            _refuse(starting.place, LATEST, "latest", "startingOffsets")
+        if ending.timestamp is None and ending.timestamps is None:
+            _refuse(ending.place, EARLIEST, "earliest", "endingOffsets")
+        if streaming and any(options.has(f"ending{name}") for name in ("Offsets", "Timestamp", "OffsetsByTimestamp")):
+            raise OptionError(
+                "endingOffsets and endingTimestamp: a stream has no end; leave them out, or use batch reads"
+            )
+        if options.has("maxOffsetsPerTrigger") and options.has("maxBytesPerTrigger"):
+            raise OptionError("maxOffsetsPerTrigger and maxBytesPerTrigger: give one of both")
+        tags = options.optional("subExpression")
+        return cls(
+            mode="store" if mode == "store" else "grpc",
+            endpoint=endpoint,
+            stores=stores,
+            subscription=_subscription(options),
+            starting=starting,
+            ending=ending,
+            by_timestamp_strategy="latest"
+            if options.choice("startingOffsetsByTimestampStrategy", "error", "error", "latest") == "latest"
+            else "error",
+            offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
+            bytes_per_trigger=options.size("maxBytesPerTrigger"),
+            partitions_min=options.number("minPartitions"),
+            split_bytes=options.size("splitBytes", "128m") or 1,
+            fail_on_data_loss=options.flag("failOnDataLoss", True),
+            include_properties=options.flag("includeProperties", False),
+            include_system=options.flag("includeSystem", False),
+            tags=None if tags is None or tags.strip() == "*" else _tags(tags),
+            read_by=options.choice("readBy", "auto", "auto", "log", "queue"),  # type: ignore[arg-type]  # checked there
+            decompress=options.flag("decompress", True),
+            pull_bytes=options.size("pullBytes", "4m") or 1,
+            pull_timeout_ms=options.number("pullTimeoutMs", 30_000) or 1,
+            retries=options.number("retries", 3, least=0) or 0,
+            retry_interval_ms=options.number("retryIntervalMs", 200, least=0) or 0,
+            group=options.optional("group"),
+            pushdown=options.flag("pushdown", False),
+            credentials_file=options.optional("credentialsFile"),
+            tls_ca=options.optional("tlsCa"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a query asks of the sink. `topic` counts before a column of that name; None: the column is needed."""
+
+    endpoint: str
+    topic: str | None
+    batch_bytes: int
+    in_flight_max: int
+    send_timeout_ms: int
+    retries: int
+    job_id: str | None
+    dedup_property: str
+    credentials_file: str | None
+    tls_ca: str | None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> SinkOptions:
+        """OptionError names the option, its value and what is expected."""
+        options = _Given(given, _SINK)
+        options.choice("delivery", "at-least-once", "at-least-once")
+        return cls(
+            endpoint=options.text("endpoint"),
+            topic=options.optional("topic"),
+            batch_bytes=options.size("batchBytes", "1m") or 1,
+            in_flight_max=options.number("maxInFlight", 4) or 1,
+            send_timeout_ms=options.number("sendTimeoutMs", 60_000) or 1,
+            retries=options.number("retries", 3, least=0) or 0,
+            job_id=options.optional("jobId"),
+            dedup_property=options.optional("dedupProperty") or "SPARK_ID",
+            credentials_file=options.optional("credentialsFile"),
+            tls_ca=options.optional("tlsCa"),
+        )
+
+
+class _Given:
+    """Options as Spark hands them over."""
+
+    def __init__(self, given: Mapping[str, str], known: list[str]) -> None:
+        names = {name.lower(): name for name in known}
+        self._values: dict[str, str] = {}
+        for written, value in given.items():
+            name = _ALIASES.get(written.lower(), written.lower())
+            if name not in names:
+                raise OptionError(f"there is no option {written!r}; known are {', '.join(known)}")
+            self._values[name] = str(value)
+        if self._values.pop("path", None) is not None:
+            raise OptionError("load(path) and save(path) have no meaning here: leave the path out")
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def optional(self, name: str) -> str | None:
+        return self._values.get(name.lower()) or None
+
+    def text(self, name: str) -> str:
+        value = self.optional(name)
+        if value is None:
+            hints = {
+                "endpoint": 'the broker\'s address, such as .option("endpoint", "127.0.0.1:8081")',
+                "storePath": "the store's directory, which holds commitlog",
+            }
+            raise OptionError(f"option {name} is missing: {hints[name]}")
+        return value
+
+    def choice(self, name: str, default: str, *choices: str) -> str:
+        value = self.optional(name) or default
+        if value not in choices:
+            raise OptionError(f"{name}: {value!r} is none of {', '.join(choices)}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = (self.optional(name) or str(default)).lower()
+        if value not in ("true", "false"):
+            raise OptionError(f"{name}: {value!r} is neither true nor false")
+        return value == "true"
+
+    def number(self, name: str, default: int | None = None, *, least: int = 1) -> int | None:
+        value = self.optional(name)
+        if value is None:
+            return default
+        if not value.isdecimal() or int(value) < least:
+            raise OptionError(f"{name}: {value!r} is no number from {least} up")
+        return int(value)
+
+    def size(self, name: str, default: str | None = None) -> int | None:
+        value = self.optional(name) or default
+        if value is None:
+            return None
+        match = re.fullmatch(r"(\d+)\s*([bkmg]?)b?", value.lower())
+        if match is None or int(match[1]) < 1:
+            raise OptionError(f"{name}: {value!r} is no size; 64m or 1048576 would be one")
+        return int(match[1]) * _UNITS[match[2]]
+
+
+def _stores(text: str) -> dict[str, Path]:
+    if not text.lstrip().startswith("{"):
+        return {"": Path(text)}
+    tree = _json("storePath", text)
+    if not tree or not all(isinstance(path, str) for path in tree.values()):
+        raise OptionError('storePath: a directory is expected, or {"broker-a": "/stores/a", "broker-b": "/stores/b"}')
+    return {name: Path(path) for name, path in tree.items()}
+
+
+def _subscription(options: _Given) -> Subscription:
+    given = [name for name in ("subscribe", "subscribePattern", "assign", "topic") if options.has(name)]
+    if len(given) != 1:
+        raise OptionError(
+            f"give exactly one of subscribe, subscribePattern and assign; given are {', '.join(given) or 'none'}"
+        )
+    text = options.optional(given[0]) or ""
+    if given[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise OptionError(f"subscribePattern: {text!r} is no regular expression: {error}") from None
+        return Subscription(pattern=text)
+    if given[0] == "assign":
+        tree = _json("assign", text)
+        try:
+            return Subscription(queues={topic: frozenset(int(item) for item in ids) for topic, ids in tree.items()})
+        except (TypeError, ValueError):
+            raise OptionError('assign: queue ids are expected, as in {"orders": [0, 1]}') from None
+    topics = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not topics:
+        raise OptionError(f"{given[0]}: name one topic, or several separated by commas")
+    return Subscription(topics=topics)
+
+
+def _limit(options: _Given, side: str, default: Literal["earliest", "latest"], brokers: list[str]) -> Limit:
+    text = options.optional(f"{side}Offsets")
+    place: Place = default
+    if text in ("earliest", "latest"):
+        place = "earliest" if text == "earliest" else "latest"
+    elif text is not None:
+        place = parse_user_offsets(f"{side}Offsets", text, brokers)
+    by_queue = options.optional(f"{side}OffsetsByTimestamp")
+    timestamps = parse_user_offsets(f"{side}OffsetsByTimestamp", by_queue, brokers) if by_queue else None
+    return Limit(place, options.number(f"{side}Timestamp", least=0), timestamps)
+
+
+def _refuse(place: Place, number: int, word: str, option: str) -> None:
+    at: Queue | str | None = word if place == word else None
+    if isinstance(place, dict):
+        at = next((queue for queue, offset in place.items() if offset == number), None)
+    if at is not None:
+        raise OptionError(f"{option}: {word} ({number}) makes no sense here, given for {at}")
+
+
+def _tags(expression: str) -> frozenset[str]:
+    tags = frozenset(part.strip() for part in expression.split("||"))
+    if "" in tags:
+        raise OptionError(f"subExpression: {expression!r} is no tag expression; 'paid || refunded' would be one")
+    return tags
+
+
+def _json(option: str, text: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{option}: {text[:200]!r} is no JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise OptionError(f"{option}: a JSON object is expected, not {text[:200]!r}")
+    return tree

@@ -1,0 +1,114 @@
+"""What a query needs of queues, whoever has them: a running broker or the files of stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from aerobee_pipeline.decode import Rows
+from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.offsets import EARLIEST, LATEST, Bounds, Offsets, Queue, Range
+from aerobee_pipeline.options import Limit, SourceOptions, Subscription
+from aerobee_pipeline.store_queues import StoreQueues
+from aerobee_store.records.record_batch import RecordBatch
+
+
+class QueueAccess(Protocol):
+    """Queues and their messages."""
+
+    def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
+        """The queues that are asked for, with their first and next offsets as they are now."""
+
+    def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
+        """The first message stored at or after a time; None if there is none."""
+
+    def read(
+        self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
+    ) -> Iterator[tuple[RecordBatch, Rows]]:
+        """The messages of a range in order, perhaps with some that have none of the tags. DataLossError for a gap."""
+
+    def close(self) -> None:
+        """Give back connections and files."""
+
+
+class StoresAccess:
+    """The queues of several stores, by the name of their broker."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._stores = options.stores
+        self._open: dict[str, StoreQueues] = {}
+
+    def store(self, broker: str) -> StoreQueues:
+        """The queues of one broker's store."""
+        if broker not in self._open:
+            self._open[broker] = StoreQueues(broker, self._stores[broker])
+        return self._open[broker]
+
+    def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
+        self.close()  # queues and files may have come since
+        found: dict[Queue, Bounds] = {}
+        for broker in self._stores:
+            found.update(self.store(broker).bounds(subscription))
+        return found
+
+    def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
+        return self.store(queue.broker).offset_at(queue, bounds, timestamp_ms)
+
+    def read(
+        self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
+    ) -> Iterator[tuple[RecordBatch, Rows]]:
+        return self.store(item.queue.broker).read(item, tags, fail_on_data_loss=fail_on_data_loss)
+
+    def close(self) -> None:
+        for queues in self._open.values():
+            queues.close()
+        self._open.clear()
+
+
+def open_access(options: SourceOptions) -> QueueAccess:
+    """Access to what the options name."""
+    if options.mode == "grpc":
+        raise OptionError("mode: reading from a broker is not possible yet; give the storePath of its store")
+    return StoresAccess(options)
+
+
+def named_topics_exist(subscription: Subscription, bounds: Mapping[Queue, Bounds], where: str) -> None:
+    """OptionError for a topic that is asked for by name and has no queue."""
+    missing = subscription.named - {queue.topic for queue in bounds}
+    if missing:
+        raise OptionError(
+            f"topic {sorted(missing)[0]!r}: {where} has no queue of it; check the name, or send a message"
+        )
+    for topic, queue_ids in (subscription.queues or {}).items():
+        gone = queue_ids - {queue.queue_id for queue in bounds if queue.topic == topic}
+        if gone:
+            raise OptionError(f"assign: topic {topic!r} has no queue {min(gone)}")
+
+
+def offsets_at(
+    access: QueueAccess, limit: Limit, bounds: Mapping[Queue, Bounds], *, is_start: bool, strategy: str
+) -> Offsets:
+    """Where a limit lies in each queue. OptionError for a start after all messages, unless `strategy` is latest."""
+    found: Offsets = {}
+    for queue, its in bounds.items():
+        timestamp = limit.timestamp
+        if timestamp is None and limit.timestamps is not None:
+            timestamp = limit.timestamps.get(queue)
+        if timestamp is not None and timestamp >= 0:
+            at = access.offset_at(queue, its, timestamp)
+            if at is None and is_start and strategy == "error":
+                raise OptionError(
+                    f"{queue}: all its messages were stored before {timestamp}; "
+                    f"startingOffsetsByTimestampStrategy=latest begins at its end"
+                )
+            found[queue] = its.end if at is None else at
+            continue
+        offset = EARLIEST if limit.place == "earliest" else LATEST
+        if isinstance(limit.place, dict):
+            offset = limit.place.get(queue, EARLIEST if is_start else LATEST)
+        found[queue] = its.start if offset == EARLIEST else its.end if offset == LATEST else offset
+    if isinstance(limit.place, dict) and limit.timestamp is None:
+        unknown = set(limit.place) - set(bounds)
+        if unknown:
+            raise OptionError(f"{'startingOffsets' if is_start else 'endingOffsets'}: there is no {min(unknown)}")
+    return found

@@ -1,0 +1,137 @@
+"""Which records of a batch a query wants: topics, queues, tags, offsets, times, and filters that Spark pushed down."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aerobee_pipeline.decode import Rows, gather
+from aerobee_pipeline.offsets import EARLIEST, LATEST, Queue
+from aerobee_pipeline.options import Limit, SourceOptions, Subscription
+from aerobee_store.log.log_scan import rows_by_queue
+from aerobee_store.records import properties, record
+from aerobee_store.records.record_batch import RecordBatch
+
+Compare = Callable[[Any, Any], Any]
+OPERATORS: Final[dict[str, Compare]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NUMBERS: Final[dict[str, Callable[[RecordBatch], npt.NDArray[np.int64]]]] = {
+    "queueId": lambda batch: batch.queue_id,
+    "queueOffset": lambda batch: batch.queue_offset,
+    "physicalOffset": lambda batch: batch.physical_offset,
+    "storeTimestamp": lambda batch: batch.store_timestamp * 1000,
+    "storeSize": lambda batch: batch.size,
+}
+PUSHED_COLUMNS: Final = frozenset((*_NUMBERS, "topic"))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A filter on a column: one of `OPERATORS` with a value, or `in` with several. Times are microseconds."""
+
+    column: str
+    operator: str
+    value: Any
+
+    def holds(self, batch: RecordBatch, rows: Rows) -> npt.NDArray[np.bool_]:
+        """For which of the rows it is true."""
+        if self.column == "topic":
+            names = self.value if self.operator == "in" else (self.value,)
+            wanted = np.array([topic in names for topic in batch.topics], np.bool_)
+            return wanted[batch.topic_index[rows]]
+        column = _NUMBERS[self.column](batch)[rows]
+        if self.operator == "in":
+            return np.isin(column, np.array(list(self.value), np.int64))
+        return np.asarray(OPERATORS[self.operator](column, self.value), np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a task keeps of what it reads from a log."""
+
+    subscription: Subscription
+    broker: str
+    starting: Limit
+    ending: Limit
+    tags: frozenset[str] | None
+    conditions: tuple[Condition, ...] = field(default=())
+
+    @classmethod
+    def of(cls, options: SourceOptions, broker: str, conditions: tuple[Condition, ...] = ()) -> Selection:
+        """The selection of a query at one broker."""
+        return cls(options.subscription, broker, options.starting, options.ending, options.tags, conditions)
+
+    def rows(self, batch: RecordBatch) -> Rows:
+        """The wanted records. Half messages and rolled-back ones are in no queue and never wanted."""
+        wanted = np.array([self.subscription.has_topic(topic) for topic in batch.topics], np.bool_)
+        keep = wanted[batch.topic_index]
+        if batch.any_has(record.SYS_FLAG_PREPARED):
+            keep = keep & ((batch.sys_flag & record.SYS_FLAG_PREPARED) == 0)
+        rows = np.flatnonzero(keep)
+        if self.subscription.queues is not None and len(rows):
+            parts = [
+                part
+                for topic, queue_id, part in rows_by_queue(batch, rows)
+                if self.subscription.has_queue(topic, queue_id)
+            ]
+            rows = np.sort(np.concatenate(parts)) if parts else rows[:0]
+        return rows
+
+    def within(self, batch: RecordBatch, rows: Rows) -> Rows:
+        """Those of the rows, or of the messages that they were expanded to, that lie between start and end."""
+        for limit, is_start in ((self.starting, True), (self.ending, False)):
+            rows = _within(batch, rows, self.broker, limit, is_start)
+        return narrowed(batch, rows, self.tags, self.conditions)
+
+
+def narrowed(batch: RecordBatch, rows: Rows, tags: frozenset[str] | None, conditions: tuple[Condition, ...]) -> Rows:
+    """Those of the rows that have one of the tags and for which all conditions hold."""
+    for condition in conditions:
+        rows = rows[condition.holds(batch, rows)]
+    return rows if tags is None else _tagged(batch, rows, tags)
+
+
+def _within(batch: RecordBatch, rows: Rows, broker: str, limit: Limit, is_start: bool) -> Rows:
+    if limit.timestamp is not None:
+        times = batch.store_timestamp[rows]
+        return rows[times >= limit.timestamp if is_start else times < limit.timestamp]
+    by_queue: Mapping[Queue, int] | None = limit.timestamps
+    by_time = by_queue is not None
+    if by_queue is None:
+        if not isinstance(limit.place, dict):
+            return rows  # from the earliest, to the latest: all that the log has
+        by_queue = limit.place
+    parts = []
+    for topic, queue_id, part in rows_by_queue(batch, rows):
+        at = by_queue.get(Queue(topic, broker, queue_id), EARLIEST if is_start else LATEST)
+        if at >= 0 or by_time:
+            column = batch.store_timestamp[part] if by_time else batch.queue_offset[part]
+            if at >= 0:
+                part = part[column >= at if is_start else column < at]
+        parts.append(part)
+    return np.sort(np.concatenate(parts)) if parts else rows
+
+
+def _tagged(batch: RecordBatch, rows: Rows, tags: frozenset[str]) -> Rows:
+    codes = np.array([properties.tags_code(tag) for tag in tags], np.int64)
+    rows = rows[np.isin(batch.tags_codes()[rows], codes)]
+    if not len(rows):
+        return rows
+    text, having, start, end = batch.property_places(properties.TAGS)
+    place = np.full(len(batch), -1, np.int64)
+    place[having] = np.arange(len(having))
+    values = gather(pa.py_buffer(text), start, end, place[rows])
+    same = pc.is_in(values, pa.array([tag.encode() for tag in tags], pa.binary()))
+    return rows[same.to_numpy(zero_copy_only=False)]

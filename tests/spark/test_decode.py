@@ -1,0 +1,167 @@
+"""Stored records to Arrow, compared with what the store's own codec says, one record at a time."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from aerobee_pipeline.decode import Decoder, expanded, gather
+from aerobee_pipeline.errors import RecordDecodeError
+from aerobee_pipeline.schema import COLUMNS
+from aerobee_store.records import properties, record
+from aerobee_store.records.record import Message, Record
+from aerobee_store.records.record_batch import RecordBatch
+from tests.support import golden
+
+HOST = ("10.1.2.3", 8081)
+HOST_V6 = ("2001:db8::1", 8081)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def encoded(messages: list[Message], *, property_crc: bool = True) -> bytes:
+    data = b""
+    for number, message in enumerate(messages):
+        data += record.encode(
+            message,
+            queue_offset=number,
+            physical_offset=len(data),
+            store_timestamp=1_700_000_000_000 + number,
+            store_host=message.store_host or HOST,
+            property_crc=property_crc,
+        )
+    return data
+
+
+def decoded(messages: list[Message], **settings: Any) -> list[dict[str, Any]]:
+    batch = RecordBatch.parse(encoded(messages), base_physical_offset=0)
+    assert len(batch) == len(messages)
+    rows: list[dict[str, Any]] = Decoder(list(COLUMNS), broker_name="b", **settings).decode(batch).to_pylist()
+    return rows
+
+
+def expected(item: Record) -> dict[str, Any]:
+    values = dict(item.properties)
+    values.pop(properties.CRC32, None)
+    return {
+        "topic": item.topic,
+        "brokerName": "b",
+        "queueId": item.queue_id,
+        "queueOffset": item.queue_offset,
+        "msgId": item.unique_key or properties.offset_message_id(item.store_host, item.physical_offset),
+        "keys": item.properties.get("KEYS"),
+        "tags": item.properties.get("TAGS"),
+        "body": item.body,
+        "bornTimestamp": EPOCH + timedelta(milliseconds=item.born_timestamp),
+        "storeTimestamp": EPOCH + timedelta(milliseconds=item.store_timestamp),
+        "properties": list(values.items()),
+        "flag": item.flag,
+        "sysFlag": item.sys_flag,
+        "reconsumeTimes": item.reconsume_times,
+        "physicalOffset": item.physical_offset,
+        "storeSize": item.size,
+        "bodyCrc": item.body_crc,
+    }
+
+
+def sorted_properties(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "properties": sorted(row["properties"])}
+
+
+@pytest.mark.parametrize("name", golden.names())
+def test_every_record_of_the_golden_stores(name: str, tmp_path: Path) -> None:
+    """Every column of every record that Apache RocketMQ wrote, also where only some rows are asked for."""
+    case = golden.load(name, tmp_path)
+    decoder = Decoder(list(COLUMNS), broker_name="b", decompress=False)
+    for offset, data in case.segments().items():
+        batch = RecordBatch.parse(data, base_physical_offset=offset)
+        rows = [sorted_properties(row) for row in decoder.decode(batch).to_pylist()]
+        assert rows == [sorted_properties(expected(batch.record(number))) for number in range(len(batch))]
+        some = np.arange(0, len(batch), 3)
+        found = [sorted_properties(row) for row in decoder.decode(batch, some).to_pylist()]
+        assert found == [rows[number] for number in some]
+
+
+def test_odd_records() -> None:
+    """Empty and repeated properties, empty bodies, text beyond ASCII, hosts of both kinds, the largest sizes."""
+    messages = [
+        Message("t", 0, b""),
+        Message("größe", 1, b"x", {"KEYS": "ключ", "TAGS": "標籤"}, flag=-1, reconsume_times=7),
+        Message("t", 2, b"a" * (4 << 20), raw_properties=b"a\x01b\x02a\x01c\x02TAGS\x01\x02=\x02\x02KEYS\x01k\x01l"),
+        Message("t", 2, b"b", raw_properties=b"TAGS\x01\xff\xfe\x02"),
+        Message("v" * 200, 3, b"c", {"long": "v" * 30_000}, born_host=HOST_V6, store_host=HOST_V6),
+        Message("t", 0, b"d", born_host=HOST_V6, reconsume_times=3, born_timestamp=12),
+    ]
+    batch = RecordBatch.parse(encoded(messages), base_physical_offset=0)
+    rows = decoded(messages)
+    assert rows == [expected(batch.record(number)) for number in range(len(messages))]
+    assert rows[2]["properties"] == [("a", "c"), ("KEYS", "k\x01l")]
+    assert rows[3]["tags"] == "\ufffd\ufffd"
+
+
+def test_columns_come_in_the_order_that_was_asked_for_and_nothing_else_is_decoded() -> None:
+    """A narrow schema is the only column pruning that there is."""
+    batch = RecordBatch.parse(encoded([Message("t", 5, b"x")]), base_physical_offset=0)
+    table = Decoder(["body", "queueId"]).decode(batch)
+    assert table.schema == pa.schema([("body", pa.binary()), ("queueId", pa.int32())])
+    assert table.to_pylist() == [{"body": b"x", "queueId": 5}]
+
+
+def test_times_that_spark_cannot_show_are_null() -> None:
+    """A client may write any 64-bit number; it must not stop a query."""
+    rows = decoded([Message("t", 0, b"x", born_timestamp=value) for value in (0, 1 << 62, -(1 << 62))])
+    assert [row["bornTimestamp"] for row in rows] == [EPOCH, None, None]
+
+
+def test_compressed_bodies() -> None:
+    """What the sender compressed is what the application sent; asked to, it comes as it is stored."""
+    body = b"compressible " * 1000
+    lz4 = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(lz4, "lz4") as stream:
+        stream.write(body)
+    forms = [(0x0, body), (0x1, zlib.compress(body)), (0x101, lz4.getvalue().to_pybytes())]
+    forms.append((0x201, pa.compress(body, "zstd", asbytes=True)))
+    messages = [Message("t", 0, stored, sys_flag=flag) for flag, stored in forms]
+    assert [row["body"] for row in decoded(messages)] == [body] * 4
+    assert [row["body"] for row in decoded(messages, decompress=False)] == [stored for _, stored in forms]
+
+
+def test_a_body_that_cannot_be_decompressed_is_named() -> None:
+    """The error says topic, queue and offset, and how to read the body nevertheless."""
+    messages = [Message("t", 0, b"x"), Message("orders", 3, b"nothing compressed", sys_flag=1)]
+    with pytest.raises(RecordDecodeError, match=r"topic 'orders', queue 3, offset 1.*decompress=false"):
+        decoded(messages)
+
+
+def test_a_compressed_body_has_a_bound() -> None:
+    """A few bytes cannot fill the memory of a worker."""
+    with pytest.raises(RecordDecodeError, match="grows beyond 67108864 bytes"):
+        decoded([Message("t", 0, zlib.compress(bytes(70 << 20)), sys_flag=1)])
+
+
+def test_messages_of_inner_batches(tmp_path: Path) -> None:
+    """Each message of an inner batch is a row with its own offset, body and properties."""
+    case = golden.load("batch-cq", tmp_path)
+    decoder = Decoder(["topic", "queueId", "queueOffset", "body", "keys"])
+    rows: list[dict[str, Any]] = []
+    count = 0
+    for offset, data in case.segments().items():
+        batch = RecordBatch.parse(data, base_physical_offset=offset)
+        count += len(batch)
+        for messages, numbers in expanded(batch, np.arange(len(batch))):
+            rows += decoder.decode(messages, numbers).to_pylist()
+    assert len(rows) > count
+    for topic, queue_id in {(row["topic"], row["queueId"]) for row in rows}:
+        offsets = [row["queueOffset"] for row in rows if (row["topic"], row["queueId"]) == (topic, queue_id)]
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+
+
+def test_gather_takes_stretches_and_nulls() -> None:
+    """Arrow copies the stretches; their buffer is not kept."""
+    values = gather(pa.py_buffer(b"0123456789"), np.array([1, 4, 8]), np.array([3, 4, 10]), np.array([2, -1, 0, 1]))
+    assert values.to_pylist() == [b"89", None, b"12", b""]

@@ -1,0 +1,107 @@
+"""`spark.readStream.format("aerobee")` on the files of a store that goes on being written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.stores import orders, write
+
+
+def stream(spark: Any, store: Path, **options: Any) -> Any:
+    reader = spark.readStream.format("aerobee").option("storePath", str(store)).option("subscribe", "orders")
+    return reader.options(**options).load().select("topic", "queueId", "queueOffset")
+
+
+def run(frame: Any, checkpoint: str, rows: list[tuple[Any, ...]], fail_at: int | None = None) -> list[int]:
+    """Run all that is available now; return the sizes of the micro-batches."""
+    sizes: list[int] = []
+
+    def take(batch: Any, number: int) -> None:
+        found = [tuple(row) for row in batch.collect()]
+        sizes.append(len(found))
+        if number == fail_at:
+            raise RuntimeError("the test stops here")
+        rows.extend(found)
+
+    query = (
+        frame.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    )
+    try:
+        assert query.awaitTermination(120)
+    finally:
+        query.stop()
+    return sizes
+
+
+def test_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """Micro-batches keep the limit; a failed one is repeated as it was; a new queue begins at its first message."""
+    store = tmp_path / "store"
+    write(store, orders(500))
+    rows: list[tuple[Any, ...]] = []
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "200"}
+    with pytest.raises(Exception, match="the test stops here"):
+        run(stream(spark, store, **options), checkpoint, rows, fail_at=1)
+    assert len(rows) == 200
+    write(store, orders(90, queues=3, first=500))
+    sizes = run(stream(spark, store, **{**options, "maxOffsetsPerTrigger": "1000"}), checkpoint, rows)
+    assert sizes == [200, 190], "the failed batch again, then the rest with the new limit"
+    assert len(rows) == len(set(rows)) == 590
+    assert {queue for _, queue, _ in rows} == {0, 1, 2}
+    assert run(stream(spark, store, **options), checkpoint, rows) == []
+
+
+def test_latest_keeps_its_place_over_a_failure(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """A query from the latest offsets that fails in its first batch with rows loses none of them."""
+    store = tmp_path / "store"
+    write(store, orders(100))
+    rows: list[tuple[Any, ...]] = []
+    run(stream(spark, store), checkpoint, rows)
+    assert rows == []
+    write(store, orders(50, first=100))
+    with pytest.raises(Exception, match="the test stops here"):
+        run(stream(spark, store), checkpoint, rows, fail_at=1)
+    write(store, orders(30, first=150))
+    run(stream(spark, store), checkpoint, rows)
+    assert sorted(number for _, queue, number in rows if queue == 0) == list(range(50, 90))
+    assert len(rows) == 80
+
+
+def test_a_trimmed_queue(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """Messages that retention removed before they were read: an error, or a gap."""
+    store = tmp_path / "store"
+    write(store, orders(300))
+    rows: list[tuple[Any, ...]] = []
+    run(stream(spark, store, startingOffsets="earliest"), checkpoint, rows)
+    write(store, orders(1200, first=300))
+    for segment in sorted((store / "commitlog").iterdir())[:3]:
+        segment.unlink()
+    with pytest.raises(Exception, match=r"topic 'orders', queue 0: messages 150 to \d+ are gone"):
+        run(stream(spark, store), checkpoint, rows)
+    run(stream(spark, store, failOnDataLoss="false"), checkpoint, rows)
+    assert len(rows) == len(set(rows)) < 1500
+    assert {number for _, queue, number in rows if queue == 1} > set(range(700, 750))
+
+
+def test_an_idle_source_makes_no_batches(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """Offsets are compared as text: the same ones must be the same text."""
+    store = tmp_path / "store"
+    write(store, orders(20))
+    seen: list[int] = []
+    query = (
+        stream(spark, store, startingOffsets="earliest")
+        .writeStream.foreachBatch(lambda batch, number: seen.append(batch.count()))
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        first = query.lastProgress["batchId"]
+        query.awaitTermination(3)
+        assert query.lastProgress["batchId"] <= first + 1
+        assert sum(seen) == 20
+    finally:
+        query.stop()
