@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-java-store test-spark bench bench-broker bench-store clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-hostile test-java-store test-spark bench bench-broker bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -73,6 +73,10 @@ test-chaos: .venv/.dev ## an hour of producers, consumers and disturbances, chec
 
 test-spark: .venv/.spark ## the Spark pipeline; installs PySpark, and Java if there is none (some 500 MB the first time)
 	AEROBEE_SPARK=1 $(BIN)/python -m pytest -q -W default --timeout=300 tests/spark
+
+test-hostile: .venv/.dev ## one hostile client against every call at its limits, for minutes
+	AEROBEE_HOSTILE_ROUNDS=$${AEROBEE_HOSTILE_ROUNDS:-10} \
+		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_one_hostile_client.py
 
 test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directories (needs Java and Maven)
 	AEROBEE_JAVA_STORE=1 $(BIN)/python -m pytest -q tests/java_store

@@ -130,6 +130,8 @@ class LimitsConfig:
     properties_size_max: int = 16384  # bytes: user properties, tag and keys of one message
     delay_seconds_max: float = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
     client_expiry_seconds: float = 120.0  # a client that is silent for longer is gone
+    request_bytes_max: int = 128 << 20  # of all requests in progress; reading goes on when some have been answered
+    request_bytes_per_client_max: int = 32 << 20  # of these, of one connection, and of all of one account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

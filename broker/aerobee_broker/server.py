@@ -48,8 +48,10 @@ from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
+from aerobee_broker.services.byte_budget import ByteBudget
 from aerobee_broker.services.messaging_service import MessagingService
 from aerobee_broker.services.record_service import RecordService
+from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.tables import BatchTopics, Tables
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -68,8 +70,6 @@ _SERVICES: Final = (
     record_service.SERVICE,
 )
 _GRPC_OPTIONS: Final = (
-    # RocketMQ's limit; a body above 4 MiB then gets a clear answer instead of a broken call.
-    ("grpc.max_receive_message_length", 130 << 20),
     ("grpc.max_send_message_length", -1),
     # Clients ping when they like: C++ every 60 s without calls.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
@@ -291,7 +291,14 @@ async def _listen(
 
     Raises ListenError.
     """
-    server = grpc.aio.server(options=_GRPC_OPTIONS)
+    requests = ByteBudget(
+        "requests in progress",
+        total_max=config.limits.request_bytes_max,
+        holder_max=config.limits.request_bytes_per_client_max,
+    )
+    limits = RequestLimits(requests, body_size_max=config.store.body_size_max)
+    size_max = ("grpc.max_receive_message_length", limits.request_size_max)
+    server = grpc.aio.server(options=(*_GRPC_OPTIONS, size_max))
     listening = listen(server, config, credentials)
     route = RouteProcessor(config, tables, listening)
     send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
@@ -299,6 +306,7 @@ async def _listen(
         accounts=accounts,
         clients=clients,
         counters=counters,
+        limits=limits,
         route=route,
         heartbeat=HeartbeatProcessor(clients),
         telemetry=TelemetryProcessor(config, tables, clients),
@@ -348,6 +356,7 @@ async def _listen(
     admin = AdminService(
         accounts=accounts,
         counters=counters,
+        limits=limits,
         administration=administration,
         query=QueryProcessor(store, tables, deliveries),
     )
@@ -356,6 +365,7 @@ async def _listen(
         accounts=accounts,
         clients=clients,
         counters=counters,
+        limits=limits,
         append=AppendProcessor(config, store, tables, counters),
         read=ReadProcessor(config, store, tables, deliveries.long_polling),
         query=RecordQueryProcessor(store, tables),
@@ -365,7 +375,7 @@ async def _listen(
     methods = {
         **messaging.methods(),
         **admin.methods(),
-        **aerobee_admin_methods(administration, counters, accounts),
+        **aerobee_admin_methods(administration, counters, limits, accounts),
         **records.methods(),
         **health_methods(_SERVICES, draining),
         **reflection_methods(_SERVICES, draining),

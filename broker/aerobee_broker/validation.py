@@ -20,6 +20,7 @@ TRANSACTION_RECOVERY_SECONDS_MAX: Final = 3600
 # The id and the trace context have no limit of their own in the protocol, but all properties of a record share 32 KiB.
 FREE_TEXT_SIZE_MAX: Final = 8192
 LITE_TOPIC_SIZE_MAX: Final = 64
+KEY_COUNT_MAX: Final = 4096  # of a message; with a separator each, more do not fit into its properties
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LITE_TOPIC = re.compile(r"[a-zA-Z0-9_-]+")
@@ -42,6 +43,11 @@ def check_message(message: v2.Message, limits: LimitsConfig, body_size_max: int,
     if system.tag:
         check_tag(system.tag)
         size += len(system.tag.encode())
+    if len(system.keys) > KEY_COUNT_MAX:
+        raise InvalidRequestError(
+            _Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"the message has {len(system.keys)} keys, the limit is {KEY_COUNT_MAX}; leave some out",
+        )
     for key in system.keys:
         check_key(key)
         size += len(key.encode())

@@ -41,6 +41,7 @@ _ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # nothing that has a 
 _PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_*-]{1,255}")
 _NAMES_MAX: Final = 10_000  # answers that a set of patterns remembers
 _SIGNATURES_MAX: Final = 10_000  # of the last moments; a client makes a new one every second
+_SIGNATURE_LENGTH_MAX: Final = 512  # characters of both headers that are remembered; the official clients have 200
 _LOOK_SECONDS: Final = 1.0  # how often the file is looked at, while there are calls
 _OF_GROUP: Final = ("%DLQ%", "%RETRY%")
 
@@ -144,9 +145,10 @@ class Accounts:
         account = self._right.get((authorization, date_time))
         if account is None:
             account = self._verified(authorization, date_time)
-            if len(self._right) >= _SIGNATURES_MAX:
-                self._right.clear()
-            self._right[authorization, date_time] = account
+            if len(authorization) + len(date_time) <= _SIGNATURE_LENGTH_MAX:
+                if len(self._right) >= _SIGNATURES_MAX:
+                    self._right.clear()
+                self._right[authorization, date_time] = account
         return account
 
     def _verified(self, authorization: str, date_time: str) -> Account:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from aerobee_broker.delivery.sql_filter import Condition
 
 _SQL = v2.FilterType.SQL
+TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
+_TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB, whatever expressions clients invent
 _CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: most may not pass
 
 
@@ -64,10 +66,15 @@ def filter_of(expression: v2.FilterExpression) -> MessageFilter:
         from aerobee_broker.delivery.sql_filter import compile_expression
 
         return MessageFilter(condition=compile_expression(expression.expression))
-    return _parse_tags(expression.expression)
+    tags = expression.expression
+    if len(tags) > TAGS_LENGTH_MAX:
+        raise InvalidRequestError(
+            v2.Code.ILLEGAL_FILTER_EXPRESSION,
+            f"the filter expression has {len(tags)} characters, the limit is {TAGS_LENGTH_MAX}; make it shorter",
+        )
+    return _known_tags(tags) if len(tags) <= _TAGS_LENGTH_CACHED_MAX else _parse_tags(tags)
 
 
-@lru_cache(maxsize=1024)
 def _parse_tags(expression: str) -> MessageFilter:
     if not expression.strip() or expression.strip() == "*":
         return EVERYTHING
@@ -79,3 +86,6 @@ def _parse_tags(expression: str) -> MessageFilter:
             f"filter expression {expression[:80]!r} has no tag; write `TagA || TagB`, or `*` for all messages",
         )
     return MessageFilter(tags)
+
+
+_known_tags = lru_cache(maxsize=1024)(_parse_tags)

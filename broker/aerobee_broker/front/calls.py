@@ -54,11 +54,17 @@ Metadata = Sequence[tuple[str, str | bytes]]
 class Context(Protocol):
     """One call, as its handler sees it."""
 
+    caller: Any
+    """What `Admission.refusal` has found out about the caller; None before."""
+
     def metadata(self) -> Metadata:
         """The headers that the client sent, without those of HTTP/2 and gRPC itself."""
 
     def peer_address(self) -> tuple[str, int]:
         """IP address and port of the client; `("127.0.0.1", 1)` on a Unix socket."""
+
+    def connection(self) -> str:
+        """A name of the connection, different from those of all others that are open."""
 
     def is_secure(self) -> bool:
         """Whether the connection has TLS."""
@@ -76,11 +82,31 @@ class Context(Protocol):
         """
 
 
+class Admission(Protocol):
+    """Decides about a call of one method before its request is read. A front asks in the order of these methods."""
+
+    request_size_max: int
+    """Bytes. Of a larger request nothing is kept, and `too_large` is the answer."""
+
+    def refusal(self, context: Context) -> bytes | None:
+        """The answer to a call that is refused by its headers, and whose request is not read; else None."""
+
+    async def room(self, context: Context) -> bytes | None:
+        """Wait until a request of this caller may be read. The answer if that takes too long; else None.
+
+        The bytes of a request count from when the handler is called until it returns.
+        """
+
+    def too_large(self, size: int) -> bytes:
+        """The answer to a request of so many bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unary:
     """One request, one answer."""
 
     call: CallUnary
+    admission: Admission | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +114,7 @@ class ServerStream:
     """One request; the handler writes answers to the context and returns."""
 
     call: CallServerStream
+    admission: Admission | None = None
 
 
 @dataclass(frozen=True, slots=True)

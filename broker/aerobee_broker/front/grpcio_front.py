@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 
 from aerobee_broker.front.calls import (
+    Admission,
     BidirectionalStream,
     CallAbortedError,
     ClientWentAwayError,
@@ -38,16 +40,20 @@ class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
 class GrpcioContext:
     """A `Context` over grpcio's."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "caller")
 
     def __init__(self, context: _GrpcioContext) -> None:
         self._context = context
+        self.caller: Any = None
 
     def metadata(self) -> Metadata:
         return self._context.invocation_metadata() or ()  # type: ignore[return-value]  # pairs, by another name
 
     def peer_address(self) -> tuple[str, int]:
         return peer_address(self._context.peer())
+
+    def connection(self) -> str:
+        return self._context.peer()
 
     def is_secure(self) -> bool:
         return self._context.auth_context().get("transport_security_type") == [b"ssl"]
@@ -67,25 +73,33 @@ class GrpcioContext:
 
 def _handler(method: Method) -> grpc.RpcMethodHandler[Any, Any]:
     match method:
-        case Unary(call):
+        case Unary(call, admission):
 
-            async def unary(request: bytes, context: _GrpcioContext) -> bytes:
+            async def unary(_: AsyncIterator[bytes], context: _GrpcioContext) -> bytes:
+                own = GrpcioContext(context)
                 try:
-                    return await call(request, GrpcioContext(context))
+                    request, refusal = await _read(admission, context, own)
+                    return await call(request, own) if refusal is None else refusal
                 except CallAbortedError as error:
                     await context.abort(_CODES[error.code], error.details)
                     raise AssertionError("abort raises") from None
 
-            return grpc.unary_unary_rpc_method_handler(unary)
-        case ServerStream(call_stream):
+            return grpc.stream_unary_rpc_method_handler(unary)
+        case ServerStream(call_stream, admission):
 
-            async def stream(request: bytes, context: _GrpcioContext) -> None:
+            async def stream(_: AsyncIterator[bytes], context: _GrpcioContext) -> None:
+                own = GrpcioContext(context)
                 try:
-                    await call_stream(request, GrpcioContext(context))
+                    request, refusal = await _read(admission, context, own)
+                    if refusal is None:
+                        await call_stream(request, own)
+                    else:
+                        with suppress(ClientWentAwayError):
+                            await own.write(refusal)
                 except CallAbortedError as error:
                     await context.abort(_CODES[error.code], error.details)
 
-            return grpc.unary_stream_rpc_method_handler(stream)
+            return grpc.stream_stream_rpc_method_handler(stream)
         case BidirectionalStream(call_both):
 
             async def both(requests: AsyncIterator[bytes], context: _GrpcioContext) -> None:
@@ -95,6 +109,26 @@ def _handler(method: Method) -> grpc.RpcMethodHandler[Any, Any]:
                     await context.abort(_CODES[error.code], error.details)
 
             return grpc.stream_stream_rpc_method_handler(both)
+
+
+async def _read(admission: Admission | None, context: _GrpcioContext, own: GrpcioContext) -> tuple[bytes, bytes | None]:
+    """The request, and the answer to one that is refused.
+
+    For grpcio every method has a stream of requests, of which the first is taken: on the wire that is the same, and
+    only so the request is not read before the call is judged. It does not tell the size of a request before it has it.
+    """
+    if admission is not None:
+        refusal = admission.refusal(own)
+        if refusal is None:
+            refusal = await admission.room(own)
+        if refusal is not None:
+            return b"", refusal
+    request = await context.read()
+    if not isinstance(request, bytes):  # the mark of the end
+        request = b""
+    if admission is not None and len(request) > admission.request_size_max:
+        return b"", admission.too_large(len(request))
+    return request, None
 
 
 def peer_address(peer: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.services.aerobee_admin_service import Administration
 from aerobee_broker.services.audit import audited
+from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_proto import v2
 
@@ -27,11 +28,13 @@ class AdminService:
         *,
         accounts: Accounts | None,
         counters: BrokerCounters,
+        limits: RequestLimits,
         administration: Administration,
         query: QueryProcessor,
     ) -> None:
         self._identify = AnonymousIdentity(accounts)
         self._counters = counters
+        self._limits = limits
         self._administration = administration
         self._query = query
 
@@ -41,6 +44,7 @@ class AdminService:
             SERVICE,
             self._identify,
             self._counters,
+            self._limits,
             unary={
                 "DescribeTopicStatus": administration.topics.describe_topic_status,
                 "ListSubscription": administration.clients.list_subscriptions,

@@ -17,6 +17,7 @@ from aerobee_broker.processors.administration.messages import MessageAdministrat
 from aerobee_broker.processors.administration.status import StatusAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.services.audit import audited
+from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 
 SERVICE: Final = "aerobee.v1.AdminService"
@@ -37,13 +38,14 @@ class Administration:
 
 
 def aerobee_admin_methods(
-    administration: Administration, counters: BrokerCounters, accounts: Accounts | None
+    administration: Administration, counters: BrokerCounters, limits: RequestLimits, accounts: Accounts | None
 ) -> dict[str, Method]:
     """One line a method."""
     return service_methods(
         SERVICE,
         AnonymousIdentity(accounts),
         counters,
+        limits,
         unary={
             "ListTopics": administration.topics.list_topics,
             "DescribeTopic": administration.topics.describe_topic,

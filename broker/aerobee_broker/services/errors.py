@@ -29,6 +29,7 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,
     broker.ClientNotConnectedError: _Code.NOT_FOUND,
     broker.ClientSilentError: _Code.PROXY_TIMEOUT,
+    MemoryError: _Code.TOO_MANY_REQUESTS,  # for clients a failure that passes: never one of theirs
     store.InvalidMessageError: _Code.BAD_REQUEST,
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
     # Clients wait before they try again, where other failures are repeated at once.
@@ -50,6 +51,9 @@ def status_of(error: Exception, method: str) -> v2.Status:
     """The status that answers `error`. What nobody expected is logged with its traceback and not told to the client."""
     if isinstance(error, broker.InvalidRequestError):
         return v2.Status(code=v2.Code.ValueType(error.code), message=_shortened(str(error)))
+    if isinstance(error, MemoryError):
+        _log.error("out of memory method=%s", method)
+        return v2.Status(code=CODES[MemoryError], message="the broker is out of memory; send the same again later")
     for kind in type(error).__mro__:
         code = CODES.get(kind)
         if code is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
@@ -32,19 +32,17 @@ from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
+from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     ClientIdentity,
-    Unreadable,
     claim,
     introduce,
-    readable,
     service_methods,
 )
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
-_read_command: Final = readable(v2.TelemetryCommand)
 
 
 class MessagingService:
@@ -56,6 +54,7 @@ class MessagingService:
         accounts: Accounts | None,
         clients: ClientRegistry,
         counters: BrokerCounters,
+        limits: RequestLimits,
         route: RouteProcessor,
         heartbeat: HeartbeatProcessor,
         telemetry: TelemetryProcessor,
@@ -71,6 +70,8 @@ class MessagingService:
         self._clock = clock
         self._clients = clients
         self._counters = counters
+        self._limits = limits
+        self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
         self._identify = ClientIdentity(clients, accounts)
         self._route = route
         self._heartbeat_processor = heartbeat
@@ -88,6 +89,7 @@ class MessagingService:
             SERVICE,
             self._identify,
             self._counters,
+            self._limits,
             unary={
                 "QueryRoute": self._route.query_route,
                 "QueryAssignment": self._route.query_assignment,
@@ -192,9 +194,7 @@ class MessagingService:
     ) -> None:
         try:
             async for data in requests:
-                command = _read_command(data)
-                if isinstance(command, Unreadable):
-                    raise command.error("Telemetry")
+                command: Any = self._read_command(data)
                 client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile
                 if client.stream is None:
                     client.stream = stream

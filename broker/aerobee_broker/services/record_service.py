@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
@@ -18,14 +18,15 @@ from aerobee_broker.processors.records.append import AppendProcessor
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
+from aerobee_broker.services.byte_budget import ByteBudget
 from aerobee_broker.services.errors import status_of
-from aerobee_broker.services.rpc import ClientIdentity, Unreadable, code_name, readable, service_methods
+from aerobee_broker.services.requests import RequestLimits
+from aerobee_broker.services.rpc import ROOM_SECONDS, ClientIdentity, code_name, holders_of, service_methods
 from aerobee_proto import records_v1
 from aerobee_store import AppendedBatch
 
 SERVICE: Final = "aerobee.v1.RecordService"
 _STREAM: Final = "StreamAppendRecords"
-_read_request: Final = readable(records_v1.AppendRecordsRequest)
 IN_FLIGHT_MAX: Final = 64
 """Requests of one append stream that wait for the disk; further ones are not read."""
 
@@ -39,6 +40,7 @@ class RecordService:
         accounts: Accounts | None,
         clients: ClientRegistry,
         counters: BrokerCounters,
+        limits: RequestLimits,
         append: AppendProcessor,
         read: ReadProcessor,
         query: QueryProcessor,
@@ -48,6 +50,8 @@ class RecordService:
         """`draining`, once set: append streams end when what they have read is answered."""
         self._identify = ClientIdentity(clients, accounts)
         self._counters = counters
+        self._limits = limits
+        self._read_request = limits.reader(_STREAM, records_v1.AppendRecordsRequest).read
         self._append_processor = append
         self._read_processor = read
         self._query = query
@@ -59,6 +63,7 @@ class RecordService:
             SERVICE,
             self._identify,
             self._counters,
+            self._limits,
             unary={
                 "AppendRecords": self._append,
                 "QueryRecords": self._query.process,
@@ -88,14 +93,19 @@ class RecordService:
         running = self._counters.running(SERVICE, _STREAM)
         running.count += 1
         appended: asyncio.Queue[_InFlight | None] = asyncio.Queue(IN_FLIGHT_MAX)
+        held = _Held(self._limits.in_progress)
         try:
             client = self._identify(context)
+            held.holders = holders_of(client, context)
             async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(self._append_requests(requests, client, appended), name="append-reader")
+                reading = tasks.create_task(
+                    self._append_requests(requests, client, appended, held), name="append-reader"
+                )
                 draining = tasks.create_task(self._end_when_draining(reading), name="append-drain")
                 try:
                     while (item := await appended.get()) is not None:
                         await context.write((await self._answer(item)).SerializeToString())
+                        held.give(item[2])
                 except ClientWentAwayError:
                     return
                 finally:
@@ -106,27 +116,30 @@ class RecordService:
                 await context.write(_refusal(error).SerializeToString())
         finally:
             running.count -= 1
+            held.give(held.size)
 
     async def _append_requests(
         self,
         requests: AsyncIterator[bytes],
         client: Client,
         appended: asyncio.Queue[_InFlight | None],
+        held: _Held,
     ) -> None:
         try:
             async for data in requests:
                 started = perf_counter()
                 outcome: AppendedBatch | Exception
+                size = 0
                 try:
-                    request = _read_request(data)
-                    if isinstance(request, Unreadable):
-                        raise request.error(_STREAM)
+                    await held.take(len(data))
+                    size = len(data)
+                    request: Any = self._read_request(data)
                     if client.account is not None:
                         check_permission(SERVICE, _STREAM, request, client, client.account)
                     outcome = await self._append_processor.append(request, client)
                 except Exception as error:
                     outcome = error
-                await appended.put((started, outcome))
+                await appended.put((started, outcome, size))
         except asyncio.CancelledError:
             if not self._draining.is_set():
                 raise
@@ -137,7 +150,7 @@ class RecordService:
         reading.cancel()
 
     async def _answer(self, item: _InFlight) -> records_v1.AppendRecordsResponse:
-        started, outcome = item
+        started, outcome, _ = item
         try:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -149,8 +162,26 @@ class RecordService:
         return response
 
 
-_InFlight = tuple[float, AppendedBatch | Exception]
-"""When a request came, and what was appended or why not."""
+class _Held:
+    """The bytes of an append stream's requests that are not answered. Given back at its end, whatever happened."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self.holders: Sequence[str] = ()
+        self.size = 0
+
+    async def take(self, size: int) -> None:
+        await self._budget.take(size, self.holders, seconds=ROOM_SECONDS)
+        self.size += size
+
+    def give(self, size: int) -> None:
+        if size:
+            self.size -= size
+            self._budget.give(size, self.holders)
+
+
+_InFlight = tuple[float, AppendedBatch | Exception, int]
+"""When a request came, what was appended or why not, and its bytes."""
 
 
 def _refusal(error: Exception) -> records_v1.AppendRecordsResponse:

@@ -1,4 +1,4 @@
-"""gRPC methods from plain coroutines: parse, identify the client, call, count, and turn errors into a Status.
+"""gRPC methods from plain coroutines: identify the client, read, call, count, and turn errors into a Status.
 
 Application errors travel in the response; the status of gRPC itself stays OK, as RocketMQ's clients expect. Handlers
 are made from the descriptors, so that no method of a service can be forgotten: each must have its own coroutine.
@@ -6,61 +6,42 @@ are made from the descriptors, so that no method of a service can be forgotten: 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
-from aerobee_broker.errors import ForbiddenError, InvalidRequestError
+from aerobee_broker.errors import ForbiddenError, InvalidRequestError, TooManyRequestsError
 from aerobee_broker.front.calls import ClientWentAwayError, Context, Method, ServerStream, Unary
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.services.errors import status_of
+from aerobee_broker.services.requests import RequestLimits
 from aerobee_proto import v2
 from aerobee_proto.pool import POOL
 
 Identify = Callable[[Context], Client]
 UnaryCall = Callable[[Any, Client], Awaitable[Message]]
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Message, None]]
-Request = TypeVar("Request", bound=Message)
 
 _OK: Final = v2.Code.OK
 
 
-class Unreadable:
-    """Stands for a request whose bytes are none."""
-
-    def error(self, method: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            v2.Code.BAD_REQUEST,
-            f"the bytes of the {method} request cannot be read; send a message of apache.rocketmq.v2 or aerobee.v1, "
-            "as the .proto files have it",
-        )
-
-
-def readable(request_type: type[Request]) -> Callable[[bytes], Request | Unreadable]:
-    """Reads requests, and says of bytes that are none that they are not."""
-    parse = request_type.FromString
-
-    def read(data: bytes) -> Request | Unreadable:
-        try:
-            return parse(data)
-        except DecodeError:
-            return Unreadable()
-
-    return read
+ROOM_SECONDS: Final = 5.0  # for which a request waits for room for its bytes
+_NOBODY: Final[Sequence[str]] = ()
 
 
 def service_methods(
     service: str,
     identify: Identify,
     counters: BrokerCounters,
+    limits: RequestLimits,
     *,
     unary: Mapping[str, UnaryCall],
     streams: Mapping[str, StreamCall] | None = None,
@@ -73,81 +54,137 @@ def service_methods(
         name = method.name
         if name in found:
             continue
+        admission = MethodAdmission(service, method, identify, counters, limits)
         if method.server_streaming:
-            found[name] = ServerStream(_stream(service, method, identify, counters, streams[name]))
+            found[name] = ServerStream(_stream(admission, streams[name]), admission)
         else:
-            found[name] = Unary(_unary(service, method, identify, counters, unary[name]))
+            found[name] = Unary(_unary(admission, unary[name]), admission)
     known = {method.name for method in POOL.FindServiceByName(service).methods}
     assert found.keys() == known
     assert {*unary, *streams} <= known
     return {f"/{service}/{name}": method for name, method in found.items()}
 
 
-def _unary(
-    service: str,
-    method: MethodDescriptor,
-    identify: Identify,
-    counters: BrokerCounters,
-    call: UnaryCall,
-) -> Callable[[bytes, Context], Coroutine[Any, Any, bytes]]:
-    name = method.name
-    read, response_type = readable(GetMessageClass(method.input_type)), GetMessageClass(method.output_type)
-    has_status = "status" in method.output_type.fields_by_name
-    succeeded = counters.answered(service, name, "OK")
-    running = counters.running(service, name)
+class MethodAdmission:
+    """Judges the calls of one method by their headers and the bytes in flight: see `front.calls.Admission`."""
+
+    def __init__(
+        self,
+        service: str,
+        method: MethodDescriptor,
+        identify: Identify,
+        counters: BrokerCounters,
+        limits: RequestLimits,
+    ) -> None:
+        self.service = service
+        self.name: str = method.name
+        self.reader = limits.reader(method.name, GetMessageClass(method.input_type))
+        self.request_size_max = self.reader.size_max
+        self.response_type = GetMessageClass(method.output_type)
+        self.has_status = "status" in method.output_type.fields_by_name
+        self.counters = counters
+        self.running = counters.running(service, self.name)
+        self.budget = limits.in_progress
+        self._identify = identify
+
+    def refusal(self, context: Context) -> bytes | None:
+        try:
+            self.caller(context)
+        except Exception as error:
+            return self._refused(error)
+        return None
+
+    async def room(self, context: Context) -> bytes | None:
+        holders = holders_of(self.caller(context), context)
+        if self.budget.has_room(1, holders):
+            return None
+        try:
+            await self.budget.room(holders, seconds=ROOM_SECONDS)
+        except TooManyRequestsError as error:
+            return self._refused(error)
+        return None
+
+    def too_large(self, size: int) -> bytes:
+        return self._refused(self.reader.too_large(size))
+
+    def caller(self, context: Context) -> Client:
+        """The client of a call. Raises what `identify` raises."""
+        if context.caller is None:
+            context.caller = self._identify(context)
+        client: Client = context.caller
+        return client
+
+    def read(self, data: bytes, client: Client) -> Any:
+        """The request, if the client may make it. Errors as of RequestReader and `check_permission`."""
+        request = self.reader.read(data)
+        if client.account is not None:
+            check_permission(self.service, self.name, request, client, client.account)
+        return request
+
+    def response(self, status: v2.Status) -> Message:
+        """What answers with a status alone."""
+        # Only ChangeLogLevel has no status but a remark.
+        return self.response_type(status=status) if self.has_status else self.response_type(remark=status.message)
+
+    def _refused(self, error: Exception) -> bytes:
+        status = status_of(error, self.name)
+        self.counters.answered(self.service, self.name, code_name(status.code)).observe(0)
+        return self.response(status).SerializeToString()
+
+
+def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context], Coroutine[Any, Any, bytes]]:
+    counters, running, budget = method.counters, method.running, method.budget
+    succeeded = counters.answered(method.service, method.name, "OK")
 
     async def handle(data: bytes, context: Context) -> bytes:
         started = perf_counter()
         running.count += 1
+        size = 0
+        holders = _NOBODY
         try:
-            request: Any = read(data)
-            if request.__class__ is Unreadable:
-                raise request.error(name)
-            client = identify(context)
-            if client.account is not None:
-                check_permission(service, name, request, client, client.account)
+            client = method.caller(context)
+            holders = holders_of(client, context)
+            await budget.take(len(data), holders, seconds=ROOM_SECONDS)
+            size = len(data)
+            request = method.read(data, client)
+            del data
             response = await call(request, client)
         except Exception as error:
-            status = status_of(error, name)
-            # Only ChangeLogLevel has no status but a remark.
-            response = response_type(status=status) if has_status else response_type(remark=status.message)
+            status = status_of(error, method.name)
+            response = method.response(status)
             code = status.code
         else:
-            code = response.status.code if has_status else _OK  # type: ignore[attr-defined]  # of every such response
+            code = response.status.code if method.has_status else _OK  # type: ignore[attr-defined]  # of every such one
         finally:
             running.count -= 1
+            if size:
+                budget.give(size, holders)
         elapsed = (perf_counter() - started) * 1000
         if code == _OK:
             succeeded.observe(elapsed)
         else:
-            counters.answered(service, name, code_name(code)).observe(elapsed)
+            counters.answered(method.service, method.name, code_name(code)).observe(elapsed)
         return response.SerializeToString()
 
     return handle
 
 
-def _stream(
-    service: str,
-    method: MethodDescriptor,
-    identify: Identify,
-    counters: BrokerCounters,
-    call: StreamCall,
-) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:
-    name = method.name
-    read, response_type = readable(GetMessageClass(method.input_type)), GetMessageClass(method.output_type)
-    running = counters.running(service, name)
+def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:
+    counters, running, budget = method.counters, method.running, method.budget
 
     async def handle(data: bytes, context: Context) -> None:
         started = perf_counter()
         code = _OK
         running.count += 1
+        size = 0
+        holders = _NOBODY
         try:
-            request: Any = read(data)
-            if request.__class__ is Unreadable:
-                raise request.error(name)
-            client = identify(context)
-            if client.account is not None:
-                check_permission(service, name, request, client, client.account)
+            client = method.caller(context)
+            holders = holders_of(client, context)
+            await budget.take(len(data), holders, seconds=ROOM_SECONDS)
+            size = len(data)
+            request = method.read(data, client)
+            del data
             # Closed at once when the client goes away, so that what was not written is given back.
             async with aclosing(call(request, client, context)) as responses:
                 async for response in responses:
@@ -157,15 +194,25 @@ def _stream(
         except ClientWentAwayError:
             pass  # while it was written to, before this call was cancelled
         except Exception as error:
-            status = status_of(error, name)
+            status = status_of(error, method.name)
             code = status.code
             with suppress(ClientWentAwayError):
-                await context.write(response_type(status=status).SerializeToString())
+                await context.write(method.response(status).SerializeToString())
         finally:
             running.count -= 1
-        counters.answered(service, name, code_name(code)).observe((perf_counter() - started) * 1000)
+            if size:
+                budget.give(size, holders)
+        elapsed = (perf_counter() - started) * 1000
+        counters.answered(method.service, method.name, code_name(code)).observe(elapsed)
 
     return handle
+
+
+def holders_of(client: Client, context: Context) -> Sequence[str]:
+    """Who has the bytes of a call: its connection, and the account that signed it."""
+    if client.account is None:
+        return (context.connection(),)
+    return context.connection(), f"account {client.account.access_key}"
 
 
 def code_name(code: int) -> str:

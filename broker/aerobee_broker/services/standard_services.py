@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.front.calls import (
     BidirectionalStream,
     CallAbortedError,
@@ -26,7 +27,7 @@ from aerobee_broker.front.calls import (
     StatusCode,
     Unary,
 )
-from aerobee_broker.services.rpc import Unreadable, readable
+from aerobee_broker.services.requests import RequestReader
 from aerobee_proto.pool import reflection_pool
 
 HEALTH: Final = "grpc.health.v1.Health"
@@ -38,20 +39,20 @@ def health_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str
     also ends every Watch, once it has said so. There is no List."""
     known = frozenset(("", *services))
     status: Any = health_pb2.HealthCheckResponse
-    read = readable(health_pb2.HealthCheckRequest)
+    check_reader, watch_reader = (RequestReader(name, health_pb2.HealthCheckRequest) for name in ("Check", "Watch"))
 
     def answer(serving: int) -> bytes:
         message: Message = status(status=serving)
         return message.SerializeToString()
 
     async def check(data: bytes, context: Context) -> bytes:
-        request: Any = _must_be_readable(read(data), HEALTH)
+        request: Any = _read(check_reader, data)
         if request.service not in known:
             raise CallAbortedError(StatusCode.NOT_FOUND, "there is no such service; reflection names those there are")
         return answer(status.NOT_SERVING if draining.is_set() else status.SERVING)
 
     async def watch(data: bytes, context: Context) -> None:
-        request: Any = _must_be_readable(read(data), HEALTH)
+        request: Any = _read(watch_reader, data)
         with suppress(ClientWentAwayError):
             if not draining.is_set():
                 await context.write(answer(status.SERVING if request.service in known else status.SERVICE_UNKNOWN))
@@ -68,21 +69,21 @@ def reflection_methods(services: Iterable[str], draining: asyncio.Event) -> dict
     A stream ends when its client has asked all, or `draining` is set.
     """
     servicer = ReflectionServicer((*services, HEALTH, *REFLECTION), pool=reflection_pool())
-    read = readable(reflection_pb2.ServerReflectionRequest)
+    reader = RequestReader("ServerReflectionInfo", reflection_pb2.ServerReflectionRequest)
 
-    def method(name: str) -> Method:
+    def method() -> Method:
         async def info(requests: AsyncIterator[bytes], context: Context) -> None:
-            async def readable_ones() -> AsyncIterator[Message]:
+            async def read_ones() -> AsyncIterator[Message]:
                 async for data in _until(draining, requests):
-                    yield _must_be_readable(read(data), name)
+                    yield _read(reader, data)
 
             with suppress(ClientWentAwayError):
-                async for response in servicer.ServerReflectionInfo(readable_ones(), context):
+                async for response in servicer.ServerReflectionInfo(read_ones(), context):
                     await context.write(response.SerializeToString())
 
         return BidirectionalStream(info)
 
-    return {f"/{name}/ServerReflectionInfo": method(name) for name in REFLECTION}
+    return {f"/{name}/ServerReflectionInfo": method() for name in REFLECTION}
 
 
 async def _until(draining: asyncio.Event, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -102,9 +103,8 @@ async def _until(draining: asyncio.Event, requests: AsyncIterator[bytes]) -> Asy
         drained.cancel()
 
 
-def _must_be_readable(request: Message | Unreadable, service: str) -> Message:
-    if isinstance(request, Unreadable):
-        package = service.rpartition(".")[0]
-        text = f"the bytes of the request cannot be read; send a message of {package}, as its .proto file has it"
-        raise CallAbortedError(StatusCode.INVALID_ARGUMENT, text)
-    return request
+def _read(reader: RequestReader, data: bytes) -> Message:
+    try:
+        return reader.read(data)
+    except InvalidRequestError as error:
+        raise CallAbortedError(StatusCode.INVALID_ARGUMENT, str(error)) from None

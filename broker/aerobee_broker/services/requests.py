@@ -1,0 +1,236 @@
+"""Requests from bytes to messages, with a limit for everything that a client can make large.
+
+The parser is fast, but a request may hold millions of entries of two bytes each, and what follows does something for
+each of them. So a method takes so many bytes (`size_max_of`), a repeated field so many entries (`entries_max_of`), and
+a large request is counted on its bytes, before a single object is made of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.services.byte_budget import ByteBudget
+from aerobee_proto import v2
+
+SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes
+_BATCH_SIZE_MAX: Final = 16 << 20  # RocketMQ takes batches of one largest message, 4 MiB; ours may have four of them
+_SIZES_MAX: Final = {
+    "apache.rocketmq.v2.SendMessageRequest": _BATCH_SIZE_MAX,
+    "apache.rocketmq.v2.AdminSendMessageRequest": 6 << 20,  # a body of 4 MiB, and its properties
+    "apache.rocketmq.v2.TelemetryCommand": 6 << 20,  # a client sends back the message that it was asked to verify
+    "apache.rocketmq.v2.ReceiveMessageRequest": 128 << 10,  # kept for as long as the receive waits
+    "apache.rocketmq.v2.PullMessageRequest": 128 << 10,
+    "aerobee.v1.AppendRecordsRequest": _BATCH_SIZE_MAX,
+}
+_PROPERTIES_SIZE_MAX: Final = 1 << 20  # more than a message has beside its body
+ENTRIES_MAX_DEFAULT: Final = 1024
+_ENTRIES_MAX: Final = {
+    "apache.rocketmq.v2.Publishing.topics": 4096,
+    "apache.rocketmq.v2.Subscription.subscriptions": 4096,
+    "apache.rocketmq.v2.SyncLiteSubscriptionRequest.lite_topic_set": 4096,
+    "aerobee.v1.QueueOffsetsRequest.TopicQueues.queue_ids": 10_000,
+}
+# Not looked into: `check_message` looks at each message of a batch in any case, and there may be many.
+_CHECKED_ELSEWHERE: Final = frozenset({"apache.rocketmq.v2.Message"})
+_COUNTED_FROM: Final = 1 << 20  # bytes; the parser needs 40 ms at the most for less
+_FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: about 50 ms to count
+_DEPTH_MAX: Final = 100  # of messages in messages, as the parser has it
+
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+
+
+def size_max_of(request_type: Descriptor, body_size_max: int) -> int:
+    """How many bytes a request of this type may have: one that holds messages at least the largest one."""
+    size_max = _SIZES_MAX.get(request_type.full_name, SIZE_MAX_DEFAULT)
+    return size_max if size_max <= SIZE_MAX_DEFAULT else max(size_max, body_size_max + _PROPERTIES_SIZE_MAX)
+
+
+def entries_max_of(field: FieldDescriptor) -> int:
+    """How many entries a repeated field may have."""
+    return _ENTRIES_MAX.get(field.full_name, ENTRIES_MAX_DEFAULT)
+
+
+class RequestReader:
+    """Reads the requests of one method. A front end asks `size_max` before it takes the bytes, then calls `read`."""
+
+    __slots__ = ("_checks", "_method", "_parse", "_type", "size_max")
+
+    def __init__(self, method: str, request_type: type[Message], *, body_size_max: int = 4 << 20) -> None:
+        self._method = method
+        self._type = cast(Descriptor, request_type.DESCRIPTOR)  # typed as one of two implementations
+        self._parse = request_type.FromString
+        self._checks = _checks_of(self._type)
+        self.size_max = size_max_of(self._type, body_size_max)
+
+    def read(self, data: bytes) -> Message:
+        """The request. InvalidRequestError if it is none or too large, MemoryError."""
+        size = len(data)
+        if size > self.size_max:
+            raise self.too_large(size)
+        if size >= _COUNTED_FROM:
+            try:
+                _Count(_FIELDS_MAX).fields(data, 0, size, self._type, 0)
+            except _TooManyFieldsError:
+                raise InvalidRequestError(
+                    v2.Code.PAYLOAD_TOO_LARGE,
+                    f"the {self._method} request has more than {_FIELDS_MAX} fields, the limit; send several requests",
+                ) from None
+            except _MalformedError:
+                raise self._unreadable() from None
+        try:
+            request = self._parse(data)
+        except DecodeError:
+            if is_well_formed(data, self._type):  # the parser says the same of bytes that it has no memory for
+                raise MemoryError(self._method) from None
+            raise self._unreadable() from None
+        if size > ENTRIES_MAX_DEFAULT:  # an entry has a byte or more
+            _check_entries(request, self._checks, self._method)
+        return request
+
+    def too_large(self, size: int) -> InvalidRequestError:
+        """What answers a request of so many bytes."""
+        return InvalidRequestError(
+            v2.Code.PAYLOAD_TOO_LARGE,
+            f"the {self._method} request has {size} bytes, the limit is {self.size_max}; send several requests",
+        )
+
+    def _unreadable(self) -> InvalidRequestError:
+        # Only our words: the parser's have the name of a class in them.
+        package = self._type.full_name.rpartition(".")[0]
+        return InvalidRequestError(
+            v2.Code.BAD_REQUEST,
+            f"the bytes of the {self._method} request cannot be read; send a message of {package}, as its .proto file "
+            "has it",
+        )
+
+
+class RequestLimits:
+    """What all methods share: the bytes of requests in progress, and the largest body."""
+
+    def __init__(self, in_progress: ByteBudget, *, body_size_max: int) -> None:
+        self.in_progress = in_progress
+        self._body_size_max = body_size_max
+        self.request_size_max = max(_SIZES_MAX.values()) + body_size_max
+        """No method takes a larger request: what a front end may read before it knows which method it is."""
+
+    def reader(self, method: str, request_type: type[Message]) -> RequestReader:
+        return RequestReader(method, request_type, body_size_max=self._body_size_max)
+
+
+# --- Entries of repeated fields -----------------------------------------------------------------------------
+
+_Check = tuple[str, bool, int, "list[_Check]"]  # name, whether it is repeated, how many it may have, fields within
+
+
+def _checks_of(message: Descriptor, outer: tuple[str, ...] = ()) -> list[_Check]:
+    """The fields that are repeated, or have such ones within."""
+    checks: list[_Check] = []
+    for field in message.fields:
+        kind = field.message_type
+        within: list[_Check] = []
+        if kind is not None and not kind.GetOptions().map_entry and kind.full_name not in (*outer, *_CHECKED_ELSEWHERE):
+            within = _checks_of(kind, (*outer, message.full_name))
+        if field.is_repeated or within:
+            checks.append((field.name, field.is_repeated, entries_max_of(field), within))
+    return checks
+
+
+def _check_entries(message: Message, checks: list[_Check], method: str) -> None:
+    for name, is_repeated, count_max, within in checks:
+        if is_repeated:
+            entries = getattr(message, name)
+            if len(entries) > count_max:
+                raise InvalidRequestError(
+                    v2.Code.PAYLOAD_TOO_LARGE,
+                    f"{name} of the {method} request has {len(entries)} entries, the limit is {count_max}; "
+                    "send several requests",
+                )
+            if within:
+                for entry in entries:
+                    _check_entries(entry, within, method)
+        elif message.HasField(name):
+            _check_entries(getattr(message, name), within, method)
+
+
+# --- The bytes themselves -----------------------------------------------------------------------------------
+
+
+class _MalformedError(Exception):
+    """The bytes are no message."""
+
+
+class _TooManyFieldsError(Exception):
+    """There are more fields than may be counted."""
+
+
+class _Count:
+    """Counts fields, at all depths of known messages, and checks what the parser would check."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, count_max: int) -> None:
+        self._left = count_max
+
+    def fields(self, data: bytes, start: int, end: int, message: Descriptor, depth: int) -> None:
+        """Raise _MalformedError or _TooManyFieldsError if one of the two holds for these bytes."""
+        if depth > _DEPTH_MAX:
+            raise _MalformedError
+        known = message.fields_by_number
+        place = start
+        while place < end:
+            self._left -= 1
+            if self._left < 0:
+                raise _TooManyFieldsError
+            tag, place = _varint(data, place, end)
+            wire_type, number = tag & 7, tag >> 3
+            if not 0 < number < 1 << 29:
+                raise _MalformedError
+            if wire_type == _BYTES:
+                size, place = _varint(data, place, end)
+                if size > end - place:
+                    raise _MalformedError
+                field = known.get(number)
+                if field is not None and field.message_type is not None:
+                    self.fields(data, place, place + size, field.message_type, depth + 1)
+                elif field is not None and field.type == FieldDescriptor.TYPE_STRING:
+                    try:
+                        data[place : place + size].decode()
+                    except UnicodeDecodeError:
+                        raise _MalformedError from None
+                place += size
+            elif wire_type == _VARINT:
+                _, place = _varint(data, place, end)
+            elif wire_type == _FIXED_64:
+                place += 8
+            elif wire_type == _FIXED_32:
+                place += 4
+            else:
+                raise _MalformedError  # a group, which no message of ours has
+        if place != end:
+            raise _MalformedError
+
+
+def is_well_formed(data: bytes, message: Descriptor) -> bool:
+    """Whether the bytes are a message of this type. False, too, if that would take long to say."""
+    try:
+        _Count(_FIELDS_MAX).fields(data, 0, len(data), message, 0)
+    except (_MalformedError, _TooManyFieldsError):
+        return False
+    return True
+
+
+def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
+    """The number there, and the place behind it."""
+    value = shift = 0
+    while place < end and shift < 70:
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+    raise _MalformedError

@@ -1,0 +1,125 @@
+"""One hostile client, and a well-behaved one beside it: the broker's memory and the other's answers have bounds.
+
+AEROBEE_HOSTILE_ROUNDS (1) says how often each attack is repeated; `make test-hostile` has more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+from tests.support.hostile_clients import resident, works
+
+pytestmark = pytest.mark.timeout(3600)
+
+ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
+MESSAGING = "/apache.rocketmq.v2.MessagingService"
+METADATA = (("x-mq-client-id", "hostile@1@0@abc"), ("x-mq-language", "JAVA"))
+Code = v2.Code
+
+
+def own_channel(broker: BrokerProcess) -> Any:
+    """A channel with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+    return grpc.aio.insecure_channel(broker.endpoint, options=options)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all of it; at the end it has logged no failure and stops in order."""
+    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
+        yield running
+        assert running.stop() == 0
+        log = running.log_text()
+        assert "Traceback" not in log, log[-6000:]
+
+
+class Memory:
+    """The most memory that a broker held since a moment, and what it held then. Bytes."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self.before = self.most = resident(broker)
+
+    async def watch(self) -> None:
+        while True:
+            self.most = max(self.most, resident(self._broker))
+            await asyncio.sleep(0.01)
+
+    @property
+    def growth(self) -> int:
+        return self.most - self.before
+
+
+@asynccontextmanager
+async def watched(broker: BrokerProcess) -> AsyncIterator[Memory]:
+    memory = Memory(broker)
+    watching = asyncio.create_task(memory.watch())
+    try:
+        yield memory
+    finally:
+        memory.most = max(memory.most, resident(broker))
+        watching.cancel()
+
+
+async def test_requests_of_nobody_are_not_read(tmp_path: Path) -> None:
+    """Connections without credentials that each send all they can: the answer comes before their bytes."""
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text('[accounts.shop]\nsecret_key = "of the shop"\n')
+    request = v2.SendMessageRequest(messages=[v2.Message(body=bytes(15 << 20))]).SerializeToString()
+
+    async def sender(broker: BrokerProcess) -> int:
+        async with own_channel(broker) as channel:
+            call = channel.unary_unary(
+                f"{MESSAGING}/SendMessage", response_deserializer=v2.SendMessageResponse.FromString
+            )
+            return int((await call(request, metadata=METADATA, timeout=60)).status.code)
+
+    with run_broker(tmp_path, ("--dev", "--accounts", str(accounts))) as broker:
+        async with watched(broker) as memory:
+            codes = await asyncio.gather(*(sender(broker) for _ in range(12 * ROUNDS)))
+    assert set(codes) == {Code.UNAUTHORIZED}
+    assert memory.growth < 40 << 20, f"{memory.growth >> 20} MiB"
+
+
+MANY = [
+    pytest.param("AckMessage", v2.AckMessageRequest(), b"\x1a\x00" * 500_000, id="acknowledgements"),
+    pytest.param("SendMessage", v2.SendMessageRequest(), b"\x0a\x00" * 500_000, id="messages"),
+    pytest.param(
+        "QueryRoute",
+        v2.QueryRouteRequest(topic=v2.Resource(name="returns")),
+        b"\x12\x02\x12\x00" * 250_000,
+        id="addresses",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "entries"), MANY)
+async def test_a_small_request_with_many_entries_costs_next_to_nothing(
+    broker: BrokerProcess, method: str, request_: Any, entries: bytes
+) -> None:
+    """A megabyte of them is refused, and neither time nor memory was spent on each."""
+    before = cpu_seconds(broker)
+    async with watched(broker) as memory, own_channel(broker) as channel:
+        call = channel.unary_unary(f"{MESSAGING}/{method}", response_deserializer=v2.AckMessageResponse.FromString)
+        for _ in range(3 * ROUNDS):
+            answer = await call(request_.SerializeToString() + entries, metadata=METADATA, timeout=30)
+            assert answer.status.code == Code.PAYLOAD_TOO_LARGE, answer
+    assert cpu_seconds(broker) - before < 1.0 * ROUNDS  # of the three together; each entry cost a second or more
+    assert memory.growth < 100 << 20, f"{memory.growth >> 20} MiB"
+    await works(broker)
+
+
+def cpu_seconds(broker: BrokerProcess) -> float:
+    with open(f"/proc/{broker.pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

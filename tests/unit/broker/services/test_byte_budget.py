@@ -1,0 +1,105 @@
+"""Bytes in flight: bounded in all and of each holder, granted in the order of arrival, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from aerobee_broker.errors import TooManyRequestsError
+from aerobee_broker.services.byte_budget import ByteBudget
+
+
+def budget(total: int = 100, holder: int = 50) -> ByteBudget:
+    return ByteBudget("requests in progress", total_max=total, holder_max=holder)
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_reading_waits_for_the_bytes_of_its_holder_and_not_of_others() -> None:
+    """A connection that has used up its bytes waits for its own; others go on."""
+    bytes_ = budget()
+    await bytes_.take(50, ("a",), seconds=1)
+    waiting = asyncio.create_task(bytes_.take(10, ("a",), seconds=10))
+    await settled()
+    await bytes_.take(30, ("b",), seconds=0.01)
+    assert not waiting.done()
+    bytes_.give(50, ("a",))
+    await waiting
+    assert (bytes_.used, bytes_.used_by("a"), bytes_.used_by("b")) == (40, 10, 30)
+
+
+async def test_all_holders_together_are_bounded_in_the_order_of_arrival() -> None:
+    """A large one that came first is not passed by small ones."""
+    bytes_ = budget(total=100, holder=100)
+    await bytes_.take(60, ("a",), seconds=1)
+    order: list[str] = []
+
+    async def taker(name: str, size: int) -> None:
+        await bytes_.take(size, (name,), seconds=10)
+        order.append(name)
+
+    tasks = [asyncio.create_task(taker("large", 80)), asyncio.create_task(taker("small", 10))]
+    await settled()
+    assert order == []
+    bytes_.give(60, ("a",))
+    await asyncio.gather(*tasks)
+    assert order == ["large", "small"]
+
+
+async def test_who_waits_in_vain_is_told_so_and_holds_nothing() -> None:
+    """TooManyRequestsError, with the limits; the place in the line is given up."""
+    bytes_ = budget()
+    await bytes_.take(50, ("a",), seconds=1)
+    with pytest.raises(TooManyRequestsError, match="50"):
+        await bytes_.take(1, ("a",), seconds=0.01)
+    bytes_.give(50, ("a",))
+    assert bytes_.used == 0
+    await bytes_.take(50, ("a",), seconds=0.01)
+    assert bytes_.refused == 1
+
+
+async def test_a_size_above_all_limits_is_granted_when_nothing_is_taken() -> None:
+    """Otherwise it would wait for ever."""
+    bytes_ = budget()
+    await bytes_.take(1000, ("a", "account"), seconds=0.01)
+    assert not bytes_.has_room(1, ("b",))
+    bytes_.give(1000, ("a", "account"))
+    assert bytes_.has_room(1, ("b",))
+
+
+async def test_nothing_is_lost_whatever_is_cancelled() -> None:
+    """Takers of all sizes, some of which are cancelled: at the end nothing is taken, and nobody waits."""
+    dice = random.Random(7)
+    bytes_ = budget(total=100, holder=40)
+    done = 0
+
+    async def taker(holders: tuple[str, ...], size: int) -> None:
+        nonlocal done
+        await bytes_.take(size, holders, seconds=60)
+        assert bytes_.used <= 100
+        assert all(bytes_.used_by(holder) <= 40 for holder in holders)
+        try:
+            for _ in range(dice.randrange(4)):
+                await asyncio.sleep(0)
+        finally:
+            bytes_.give(size, holders)
+        done += 1
+
+    tasks = []
+    for _ in range(2000):
+        holders = (f"connection {dice.randrange(5)}", f"account {dice.randrange(2)}")
+        tasks.append(asyncio.create_task(taker(holders, dice.randrange(1, 40))))
+        if dice.random() < 0.3:
+            await asyncio.sleep(0)
+        if dice.random() < 0.2:
+            dice.choice(tasks).cancel()
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert bytes_.used == 0
+    assert done == sum(not task.cancelled() for task in tasks)
+    await bytes_.take(100, ("x",), seconds=0.01)

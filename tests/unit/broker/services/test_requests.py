@@ -1,0 +1,158 @@
+"""Reading requests: what is too large, has too many entries, or is no message, is refused with the code for it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.services.errors import status_of
+from aerobee_broker.services.requests import RequestReader, entries_max_of, is_well_formed
+from aerobee_proto import admin_v1, records_v1, v2
+from aerobee_proto.pool import POOL
+
+Code = v2.Code
+SERVICES = (
+    "apache.rocketmq.v2.MessagingService",
+    "apache.rocketmq.v2.Admin",
+    "aerobee.v1.AdminService",
+    "aerobee.v1.RecordService",
+)
+assert admin_v1.AdminServiceStub is not None  # their services are in the pool with them
+assert records_v1.RecordServiceStub is not None
+
+
+def refused(kind: type[Any], data: bytes) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as refusal:
+        RequestReader("Method", kind).read(data)
+    return refusal.value
+
+
+def repeated_fields(message: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of each repeated field in a message, but for those in the messages of a batch."""
+    found = []
+    for field in message.fields:
+        if field.is_repeated:
+            found.append((*path, field))
+        kind = field.message_type
+        if kind is not None and kind.name != "Message" and not kind.GetOptions().map_entry and len(path) < 6:
+            found += repeated_fields(kind, (*path, field))
+    return found
+
+
+ALL = [
+    pytest.param(service, method, path, id=f"{method.name}.{'.'.join(field.name for field in path)}")
+    for service in SERVICES
+    for method in POOL.FindServiceByName(service).methods
+    for path in repeated_fields(method.input_type)
+]
+
+
+def filled(kind: type[Any], path: tuple[Any, ...], count: int) -> Any:
+    """A request with so many entries in one repeated field, and one in each around it."""
+    request = message = kind()
+    for field in path[:-1]:
+        within = getattr(message, field.name)
+        message = within.add() if field.is_repeated else within
+    field = path[-1]
+    entries = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entries.update({str(i): "" for i in range(count)})
+    elif field.message_type is not None:
+        empty = field.message_type._concrete_class()
+        entries.extend([empty] * count)
+    else:
+        entries.extend([""] * count if field.type == field.TYPE_STRING else [1] * count)
+    message.SetInParent()
+    return request
+
+
+@pytest.mark.parametrize(("service", "method", "path"), ALL)
+def test_a_repeated_field_has_a_limit(service: str, method: Any, path: tuple[Any, ...]) -> None:
+    """As many entries as may be are read, one more is refused: in every repeated field of every method."""
+    kind = GetMessageClass(method.input_type)
+    limit = entries_max_of(path[-1])
+    reader = RequestReader(method.name, kind)
+    reader.read(filled(kind, path, limit).SerializeToString())
+    with pytest.raises(InvalidRequestError) as refusal:
+        reader.read(filled(kind, path, limit + 1).SerializeToString())
+    assert refusal.value.code == Code.PAYLOAD_TOO_LARGE
+    assert str(limit) in str(refusal.value)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_request_has_a_limit(service: str) -> None:
+    """A byte above it is refused, whatever it is."""
+    for method in POOL.FindServiceByName(service).methods:
+        kind = GetMessageClass(method.input_type)
+        reader = RequestReader(method.name, kind)
+        assert refused(kind, bytes(reader.size_max + 1)).code == Code.PAYLOAD_TOO_LARGE
+
+
+def test_a_message_of_the_largest_body_is_read() -> None:
+    """And a batch of three of them."""
+    message = v2.Message(topic=v2.Resource(name="t"), body=bytes(4 << 20))
+    for count in (1, 3):
+        data = v2.SendMessageRequest(messages=[message] * count).SerializeToString()
+        assert len(RequestReader("SendMessage", v2.SendMessageRequest).read(data).messages) == count  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 3])
+def test_entries_inside_messages_are_counted_before_they_are_parsed(hidden: int) -> None:
+    """Two bytes an entry: a million of them in a message, its system properties, its map."""
+    system = v2.Message.DESCRIPTOR.fields_by_name["system_properties"].number
+    keys = v2.SystemProperties.DESCRIPTOR.fields_by_name["keys"].number
+    user = v2.Message.DESCRIPTOR.fields_by_name["user_properties"].number
+    if hidden == 1:
+        message = bytes((user << 3 | 2, 0)) * 1_000_000
+    elif hidden == 2:
+        message = v2.Message(system_properties=v2.SystemProperties()).SerializeToString()
+        within = bytes((keys << 3 | 2, 0)) * 1_000_000
+        message = bytes((system << 3 | 2,)) + varint(len(within)) + within
+    else:
+        message = bytes((7 << 3, 0)) * 1_000_000  # a field that nobody knows
+    data = b"\x0a" + varint(len(message)) + message
+    with patch.object(v2.SendMessageRequest, "FromString", side_effect=AssertionError("was parsed")):
+        error = refused(v2.SendMessageRequest, data)
+    assert (error.code, "fields" in str(error)) == (Code.PAYLOAD_TOO_LARGE, True)
+
+
+def varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+@pytest.mark.parametrize("size", [10, 2 << 20])
+@pytest.mark.parametrize("end", [b"\xff", b"\x0a\x7f", b"\x0f", b"\x00\x00", b"\x09\x00", b"\x0d", b"\x80" * 11])
+def test_bytes_that_are_no_message(size: int, end: bytes) -> None:
+    """Small and large ones get the same answer, which does not name a class of Python."""
+    message = v2.SendMessageRequest(messages=[v2.Message(body=bytes(size))]).SerializeToString()
+    error = refused(v2.SendMessageRequest, message + end)
+    assert error.code == Code.BAD_REQUEST
+    assert "cannot be read" in str(error)
+
+
+def test_want_of_memory_is_not_the_fault_of_the_client() -> None:
+    """The parser says the same of bytes that are no message and of bytes that it has no memory for."""
+    good = v2.SendMessageRequest(messages=[v2.Message(body=b"x" * 100)]).SerializeToString()
+    bad = v2.SendMessageRequest(messages=[v2.Message(body=b"x" * 100)]).SerializeToString()[:-1]
+    with patch.object(v2.SendMessageRequest, "FromString", side_effect=DecodeError("Error parsing message")):
+        with pytest.raises(MemoryError) as error:
+            RequestReader("SendMessage", v2.SendMessageRequest).read(good)
+        assert refused(v2.SendMessageRequest, bad).code == Code.BAD_REQUEST
+    assert status_of(error.value, "SendMessage").code == Code.TOO_MANY_REQUESTS  # clients send it again
+
+
+def test_text_that_is_no_utf_8_is_not_well_formed() -> None:
+    """The parser refuses it as well."""
+    assert is_well_formed(b"\x0a\x02ok", v2.Resource.DESCRIPTOR)
+    assert not is_well_formed(b"\x0a\x02\xff\xfe", v2.Resource.DESCRIPTOR)
+    with pytest.raises(DecodeError):
+        v2.Resource.FromString(b"\x0a\x02\xff\xfe")
