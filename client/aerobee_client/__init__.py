@@ -12,6 +12,16 @@
 """
 
 from aerobee_client.admin import Admin
+from aerobee_client.allocation import (
+    Allocation,
+    Averagely,
+    AveragelyByCircle,
+    ByConfig,
+    ByMachineRoom,
+    ConsistentHash,
+    NearMachineRoom,
+    Queue,
+)
 from aerobee_client.client import Client, connect
 from aerobee_client.connection import Retry
 from aerobee_client.errors import (
@@ -29,39 +39,55 @@ from aerobee_client.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from aerobee_client.filters import Filter, SqlFilter
+from aerobee_client.filters import Filter, SqlFilter, Subscriptions
 from aerobee_client.hooks import Hooks
 from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage, new_message_id
 from aerobee_client.producer import Producer
+from aerobee_client.pull_consumer import PullConsumer, Start
+from aerobee_client.push_consumer import Handler, PushConsumer, RetryLater
 from aerobee_client.security import Credentials, Tls
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import Resolution, Transaction, TransactionChecker
 
 __all__ = [
     "Admin",
+    "Allocation",
+    "Averagely",
+    "AveragelyByCircle",
     "BadRequestError",
     "BatchError",
+    "ByConfig",
+    "ByMachineRoom",
     "Client",
     "ClientError",
     "ConfigurationError",
+    "ConsistentHash",
     "Credentials",
     "DeadlineError",
     "Filter",
     "ForbiddenError",
+    "Handler",
     "Hooks",
     "InternalServerError",
     "InvalidEndpointError",
     "Message",
+    "NearMachineRoom",
     "NotFoundError",
     "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "Queue",
     "ReceivedMessage",
     "Resolution",
     "Retry",
+    "RetryLater",
     "SendResult",
     "ServerError",
     "SimpleConsumer",
     "SqlFilter",
+    "Start",
     "StoredMessage",
+    "Subscriptions",
     "Tls",
     "TooManyRequestsError",
     "Transaction",

@@ -22,6 +22,8 @@ class Acknowledgement:
         self._connection = connection
         self._telemetry = telemetry
         self._group = v2.Resource(name=group)
+        self._waiting: list[tuple[ReceivedMessage, asyncio.Future[ClientError | None]]] = []
+        self._gathering: asyncio.Task[None] | None = None
 
     async def ack(self, messages: Sequence[ReceivedMessage]) -> list[ClientError | None]:
         """One outcome a message: None, or why it is not acknowledged."""
@@ -39,6 +41,14 @@ class Acknowledgement:
             for index, error in zip(indices, answer, strict=True):
                 outcomes[index] = error
         return outcomes
+
+    async def ack_one(self, message: ReceivedMessage) -> ClientError | None:
+        """As `ack`, in one request with the messages that others finish while the last request is under way."""
+        outcome: asyncio.Future[ClientError | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((message, outcome))
+        if self._gathering is None or self._gathering.done():
+            self._gathering = asyncio.create_task(self._ack_waiting(), name="acknowledge")
+        return await outcome
 
     async def change_invisible(
         self, message: ReceivedMessage, invisible_seconds: float, *, retry: Retry | None = None
@@ -71,6 +81,19 @@ class Acknowledgement:
         await self._connection.call(
             lambda stubs: stubs.messaging.ForwardMessageToDeadLetterQueue, request, self._telemetry.metadata
         )
+
+    async def _ack_waiting(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                outcomes = await self.ack([message for message, _ in batch])
+            except BaseException:
+                for _, outcome in batch:
+                    outcome.cancel()
+                raise
+            for (_, outcome), error in zip(batch, outcomes, strict=True):
+                if not outcome.done():
+                    outcome.set_result(error)
 
     async def _ack(self, messages: Sequence[ReceivedMessage]) -> list[ClientError | None]:
         entries = [v2.AckMessageEntry(message_id=m.message_id, receipt_handle=m.receipt_handle) for m in messages]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from aerobee_client import producer as producing
 from aerobee_client.admin import Admin
+from aerobee_client.allocation import Allocation, Queue
 from aerobee_client.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.connection import Connection, Retry
-from aerobee_client.filters import Filter
+from aerobee_client.filters import Subscriptions
 from aerobee_client.hooks import Hooks
 from aerobee_client.producer import Producer
+from aerobee_client.pull_consumer import PullConsumer, Start
+from aerobee_client.push_consumer import Handler, PushConsumer
 from aerobee_client.security import Credentials, Tls
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import TransactionChecker
@@ -108,12 +112,86 @@ class Client:
             )
         )
 
-    def simple_consumer(self, group: str, subscriptions: str | Mapping[str, Filter]) -> SimpleConsumer:
+    def simple_consumer(self, group: str, subscriptions: Subscriptions) -> SimpleConsumer:
         """A new consumer of `group`: of one topic, or of topics with their filters (`{"orders": "paid || refunded"}`).
 
         All consumers of a group must have the same subscriptions. Closed with the client, if not before.
         """
         return self._closed_with_client(SimpleConsumer(self._connection, group, subscriptions))
+
+    def push_consumer(
+        self,
+        group: str,
+        subscriptions: Subscriptions,
+        handler: Handler,
+        *,
+        concurrency: int = 16,
+        waiting_count_max: int = 1024,
+        waiting_size_max: int = 64 << 20,
+        span_max: int = 100_000,
+        drain_seconds: float = 30.0,
+    ) -> PushConsumer:
+        """A new consumer of `group` that calls `handler` for each message. Begins with `async with`, or `start`.
+
+        - `concurrency`: how many handlers run at once. `waiting_count_max` and `waiting_size_max` (bytes) bound what is
+          received and not handled, `span_max` how far the offsets of a queue may be apart in that.
+        - `drain_seconds`: how long `close` waits for handlers that run.
+        """
+        return self._closed_with_client(
+            PushConsumer(
+                self._connection,
+                group,
+                subscriptions,
+                handler,
+                concurrency=concurrency,
+                waiting_count_max=waiting_count_max,
+                waiting_size_max=waiting_size_max,
+                span_max=span_max,
+                drain_seconds=drain_seconds,
+                hooks=self._hooks,
+            )
+        )
+
+    def pull_consumer(
+        self,
+        group: str,
+        subscriptions: Subscriptions,
+        *,
+        start: Start = "end",
+        broadcasting: bool = False,
+        offsets_file: Path | None = None,
+        allocation: Allocation | None = None,
+        commit_seconds: float | None = 5.0,
+        waiting_count_max: int = 1000,
+        waiting_size_max: int = 64 << 20,
+        span_max: int = 2000,
+        on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None = None,
+    ) -> PullConsumer:
+        """A new reader of queues, whose place it keeps itself. Begins with `async with`, or `start`.
+
+        - `start`: where to read a queue without a committed offset: "begin", "end", or a time (Unix milliseconds).
+        - `broadcasting`: this consumer reads all queues, and keeps its offsets in `offsets_file`, or in memory.
+          Otherwise the consumers of the group share the queues by `allocation` (`Averagely()` by default), and
+          `on_rebalance` is told which came and which went.
+        - `commit_seconds`: how often handled offsets are committed; None: only by `commit`.
+        - `waiting_count_max`, `waiting_size_max` (bytes) and `span_max` (offsets of a queue) bound what waits here.
+        """
+        return self._closed_with_client(
+            PullConsumer(
+                self._connection,
+                group,
+                subscriptions,
+                start=start,
+                broadcasting=broadcasting,
+                offsets_file=offsets_file,
+                allocation=allocation,
+                commit_seconds=commit_seconds,
+                waiting_count_max=waiting_count_max,
+                waiting_size_max=waiting_size_max,
+                span_max=span_max,
+                on_rebalance=on_rebalance,
+            )
+        )
 
     async def close(self) -> None:
         """Close the producers and consumers, then the connection. Calls under way end as cancelled."""

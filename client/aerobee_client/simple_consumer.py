@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from aerobee_client.acknowledgement import Acknowledgement
 from aerobee_client.connection import Connection, Retry
-from aerobee_client.errors import BatchError, ClientError, status_error
-from aerobee_client.filters import Filter, wire_filters, wire_subscription
-from aerobee_client.message import ReceivedMessage, received_message
+from aerobee_client.errors import BatchError, ClientError
+from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
+from aerobee_client.message import ReceivedMessage
+from aerobee_client.receiving import Receiving, new_attempt_id
 from aerobee_client.routes import Routes
 from aerobee_client.telemetry import Telemetry
 from aerobee_proto import v2
 
-_ROCKETMQ_WAIT_SECONDS_MIN = 5.0  # RocketMQ's server waits this long whatever was asked, and refuses shorter deadlines
 _ONE_ATTEMPT = Retry(seconds=0)
 
 
@@ -32,7 +31,7 @@ class SimpleConsumer:
     and comes back, to any of them, unless it is acknowledged before. Not to be received from in two tasks at once.
     """
 
-    def __init__(self, connection: Connection, group: str, subscriptions: str | Mapping[str, Filter]) -> None:
+    def __init__(self, connection: Connection, group: str, subscriptions: Subscriptions) -> None:
         self._filters = wire_filters(subscriptions)
         self.group = group
         self._connection = connection
@@ -42,8 +41,9 @@ class SimpleConsumer:
         self._telemetry = Telemetry(connection, settings, group)
         self._acknowledgement = Acknowledgement(connection, self._telemetry, group)
         self._routes = Routes(connection, self._telemetry.metadata)
+        self._receiving = Receiving(connection, self._telemetry, self._routes)
         self._turns = itertools.count()
-        self._attempt_ids = {topic: _new_attempt_id() for topic in self._filters}
+        self._attempt_ids = {topic: new_attempt_id() for topic in self._filters}
         self._polls: dict[str, asyncio.Task[list[tuple[float, ReceivedMessage]]]] = {}
         self._waiting: deque[tuple[float, ReceivedMessage]] = deque()  # until when they are ours, in loop time
 
@@ -221,37 +221,9 @@ class SimpleConsumer:
         )
         request.invisible_duration.FromMilliseconds(int(invisible_seconds * 1000))
         request.long_polling_timeout.FromMilliseconds(int(wait_seconds * 1000))
-        deadline = max(wait_seconds, _ROCKETMQ_WAIT_SECONDS_MIN) + self._connection.request_timeout_seconds
-        loop = asyncio.get_running_loop()
-
-        async def attempt(number: int) -> list[tuple[float, ReceivedMessage]]:
-            received: list[tuple[float, ReceivedMessage]] = []
-            status: v2.Status | None = None
-            try:
-                stream = self._connection.stream(
-                    lambda stubs: stubs.messaging.ReceiveMessage,
-                    request,
-                    self._telemetry.metadata,
-                    timeout_seconds=deadline,
-                )
-                async with aclosing(stream) as items:
-                    async for item in items:
-                        if item.HasField("message"):
-                            received.append((loop.time() + invisible_seconds, received_message(item.message)))
-                        elif item.HasField("status"):
-                            status = item.status
-            except ClientError:
-                if not received:
-                    raise  # the next attempt has the same id: an ordered group delivers the same messages again
-            self._attempt_ids[topic] = _new_attempt_id()
-            if not received and status is not None and status.code != v2.Code.MESSAGE_NOT_FOUND:
-                error = status_error(status)
-                if error is not None:
-                    self._routes.forget(topic)
-                    raise error
-            return received
-
-        return await self._connection.retrying(attempt)
+        received = await self._receiving.receive(request)
+        self._attempt_ids[topic] = new_attempt_id()
+        return [(arrived + invisible_seconds, message) for arrived, message in received]
 
 
 async def _cancelled(*tasks: asyncio.Task[object]) -> None:
@@ -259,7 +231,3 @@ async def _cancelled(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _new_attempt_id() -> str:
-    return str(uuid.uuid4())

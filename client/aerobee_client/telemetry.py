@@ -12,8 +12,11 @@ import contextlib
 import logging
 import platform
 import socket
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -29,6 +32,7 @@ REOPEN_SECONDS = 1.0
 RESYNC_SECONDS = 300.0  # how often settings are exchanged again, as the official clients
 _REPLIES_MAX = 64  # what waits to be written; a command beyond that stays unanswered
 _COMMANDS_AT_ONCE_MAX = 64
+_STACK_DEPTH = 20
 
 CommandHandler = Callable[[v2.TelemetryCommand], Coroutine[Any, Any, v2.TelemetryCommand | None]]
 """What to do about a command of the broker; the result is sent back. None: nothing to send."""
@@ -165,7 +169,7 @@ class Telemetry:
                 elif command.HasField("reconnect_endpoints_command"):
                     self._reopen.set()
                     return
-                elif self._on_command is not None and len(self._commands) < _COMMANDS_AT_ONCE_MAX:
+                elif len(self._commands) < _COMMANDS_AT_ONCE_MAX:
                     task = asyncio.create_task(self._obey(command))
                     self._commands.add(task)
                     task.add_done_callback(self._commands.discard)
@@ -182,9 +186,15 @@ class Telemetry:
             yield command
 
     async def _obey(self, command: v2.TelemetryCommand) -> None:
-        assert self._on_command is not None, "the caller has looked"
+        reply: v2.TelemetryCommand | None = None
         try:
-            reply = await self._on_command(command)
+            if command.HasField("print_thread_stack_trace_command"):
+                trace = v2.ThreadStackTrace(
+                    nonce=command.print_thread_stack_trace_command.nonce, thread_stack_trace=stacks()
+                )
+                reply = v2.TelemetryCommand(status=v2.Status(code=v2.Code.OK), thread_stack_trace=trace)
+            elif self._on_command is not None:
+                reply = await self._on_command(command)
         except ClientError as error:
             _log.warning("a command of the broker failed client_id=%s error=%s", self.client_id, error)
             return
@@ -206,3 +216,23 @@ class Telemetry:
             else:
                 if (error := status_error(answer.status)) is not None:
                     _log.info("heartbeat refused client_id=%s error=%s", self.client_id, error)
+
+
+def stacks() -> str:
+    """Where the tasks of the running loop and the threads of the process are, for a person."""
+    lines = []
+    for task in asyncio.all_tasks():
+        lines += [f"Task {task.get_name()}", *map(_place, task.get_stack(limit=_STACK_DEPTH))]
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, top in sys._current_frames().items():
+        frames: list[FrameType] = []
+        frame: FrameType | None = top
+        while frame is not None and len(frames) < _STACK_DEPTH:
+            frames.append(frame)
+            frame = frame.f_back
+        lines += [f"Thread {names.get(ident, ident)}", *map(_place, reversed(frames))]
+    return "\n".join(lines)
+
+
+def _place(frame: FrameType) -> str:
+    return f"  {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"

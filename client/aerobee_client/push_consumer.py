@@ -1,0 +1,372 @@
+"""Messages handed to a function of the application, as many at once as it wants, and acknowledged when it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from aerobee_client.acknowledgement import Acknowledgement
+from aerobee_client.connection import Connection
+from aerobee_client.errors import BadRequestError, ClientError, TooManyRequestsError
+from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
+from aerobee_client.flow import FlowControl
+from aerobee_client.hooks import Hooks
+from aerobee_client.message import ReceivedMessage, received_message
+from aerobee_client.receiving import Receiving, new_attempt_id
+from aerobee_client.routes import Routes
+from aerobee_client.telemetry import Telemetry
+from aerobee_proto import v2
+
+_log = logging.getLogger(__name__)
+
+ASSIGNMENT_SECONDS = 5.0  # how often the broker is asked which queues to receive from, as the official clients
+_PAUSE_SECONDS = 1.0  # after a receive that failed
+_BUSY_SECONDS = 0.02  # after one that the broker had no room for
+_BATCH_COUNT = 32  # as many as RocketMQ's server puts into one answer
+_WAIT_SECONDS = 20.0
+_ATTEMPTS_MAX = 17  # what RocketMQ tells consumers; used if a server tells nothing
+
+Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
+"""Works on a message. Returning means done; `False`, or an exception, means that it is to be delivered again."""
+
+
+class RetryLater(Exception):  # says what to do; nothing is wrong
+    """Raised by a handler to get the message again after `delay_seconds`, instead of the group's back-off."""
+
+    def __init__(self, delay_seconds: float) -> None:
+        super().__init__(f"again in {delay_seconds:g} s")
+        self.delay_seconds = delay_seconds
+
+
+class PushConsumer:
+    """Calls a handler for the messages of a consumer group. `Client.push_consumer` makes one.
+
+        async def bill(message: ReceivedMessage) -> None: ...
+
+        async with client.push_consumer("billing", "orders", bill):
+            await stop.wait()
+
+    A coroutine function runs in the event loop, a plain function in a thread. Messages stay hidden from the rest of the
+    group while the handler works, however long it takes, as long as this process lives. A handler that fails gets the
+    message again after the group's back-off; after the group's attempts it becomes a dead letter.
+
+    In a group that is ordered (`aerobee group create NAME --fifo`), messages of one message group are handled one after
+    the other: a failed one is tried again here, and holds up those behind it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        subscriptions: Subscriptions,
+        handler: Handler,
+        *,
+        concurrency: int = 16,
+        waiting_count_max: int = 1024,
+        waiting_size_max: int = 64 << 20,
+        span_max: int = 100_000,
+        drain_seconds: float = 30.0,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}; give at least 1")
+        self._filters = wire_filters(subscriptions)
+        self.group = group
+        self._connection = connection
+        self._handler = handler
+        self._concurrency = concurrency
+        self._drain_seconds = drain_seconds
+        self._hooks = hooks
+        settings = v2.Settings(
+            client_type=v2.ClientType.PUSH_CONSUMER, subscription=wire_subscription(group, self._filters)
+        )
+        self._telemetry = Telemetry(connection, settings, group, on_command=self._obey)
+        self._acknowledgement = Acknowledgement(connection, self._telemetry, group)
+        self._receiving = Receiving(connection, self._telemetry, Routes(connection, self._telemetry.metadata))
+        self._flow = FlowControl(waiting_count_max, waiting_size_max, span_max)
+        self._threads: ThreadPoolExecutor | None = None
+        self._coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004  # not whether it can be called, but how
+        )
+        self._ready: asyncio.Queue[_Lane] = asyncio.Queue()
+        self._lanes: dict[object, _Lane] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._receivers: dict[tuple[str, str, int], asyncio.Task[None]] = {}
+        self._draining = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._busy = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the broker says that the group is ordered; known once the consumer has started."""
+        return self._telemetry.settings.subscription.fifo
+
+    async def start(self) -> None:
+        """Begin. Errors as of a call; those that come later are logged, and tried again."""
+        if self._running is not None:
+            raise ClientError("this consumer was started already")
+        await self._telemetry.ready()
+        assignments = [await self._assignment(topic) for topic in self._filters]
+        self._running = asyncio.create_task(self._run(), name=f"push consumer {self.group}")
+        for topic, queues in zip(self._filters, assignments, strict=True):
+            self._receive_from(topic, queues)
+
+    async def wait(self) -> None:
+        """Return when the consumer is closed. Raises what ended it if it ended by itself, which only a defect does."""
+        if self._running is None:
+            raise ClientError("this consumer was not started; use it with `async with`, or call start()")
+        closing = asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait((closing, self._running), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+        if self._running.done() and not self._running.cancelled():
+            self._running.result()
+
+    async def close(self) -> None:
+        """Take no more messages, let the handlers that run finish and acknowledge theirs, and say goodbye.
+
+        Handlers have `drain_seconds`. What was not handled goes to the others of the group about a second later.
+        """
+        if self._draining.is_set():
+            return
+        self._draining.set()
+        receivers = list(self._receivers.values())
+        for task in receivers:
+            task.cancel()
+        await asyncio.gather(*receivers, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds):
+                await self._idle.wait()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._telemetry.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- Receiving --------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """The workers, and the refresh of what is received from."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._concurrency):
+                tasks.create_task(self._work(), name=f"handler {number} of {self.group}")
+            while True:
+                await asyncio.sleep(ASSIGNMENT_SECONDS)
+                for topic in self._filters:
+                    try:
+                        self._receive_from(topic, await self._assignment(topic))
+                    except ClientError as error:
+                        _log.warning("assignment refresh failed topic=%s error=%s", topic, error)
+
+    async def _assignment(self, topic: str) -> list[v2.MessageQueue]:
+        """The queues to receive from; of masters."""
+        request = v2.QueryAssignmentRequest(
+            topic=v2.Resource(name=topic),
+            group=v2.Resource(name=self.group),
+            endpoints=self._connection.peer.endpoints,
+        )
+        answer = await self._connection.call(
+            lambda stubs: stubs.messaging.QueryAssignment, request, self._telemetry.metadata
+        )
+        return [each.message_queue for each in answer.assignments if each.message_queue.broker.id == 0]
+
+    def _receive_from(self, topic: str, queues: Sequence[v2.MessageQueue]) -> None:
+        """Start and end receivers, so that there is one for each of `queues`."""
+        if self._draining.is_set():
+            return
+        wanted = {(topic, queue.broker.name, queue.id): queue for queue in queues}
+        for key in [
+            key for key, task in self._receivers.items() if key[0] == topic and (key not in wanted or task.done())
+        ]:
+            self._receivers.pop(key).cancel()
+        for key, queue in wanted.items():
+            if key not in self._receivers:
+                name = f"receive {topic} {queue.broker.name} {queue.id}"
+                self._receivers[key] = asyncio.create_task(self._receive(topic, queue), name=name)
+
+    async def _receive(self, topic: str, queue: v2.MessageQueue) -> None:
+        """Receive from one assignment without end."""
+        subscription = self._telemetry.settings.subscription
+        batch = subscription.receive_batch_size or _BATCH_COUNT
+        wait = subscription.long_polling_timeout.ToMilliseconds() / 1000 or _WAIT_SECONDS
+        request = v2.ReceiveMessageRequest(
+            group=v2.Resource(name=self.group),
+            message_queue=queue,
+            filter_expression=self._filters[topic],
+            auto_renew=True,
+            attempt_id=new_attempt_id(),
+        )
+        request.long_polling_timeout.FromMilliseconds(int(wait * 1000))
+        while True:
+            request.batch_size = min(batch, await self._flow.wait_room())
+            try:
+                received = await self._receiving.receive(request)
+            except ClientError as error:
+                busy = isinstance(error, TooManyRequestsError)
+                _log.log(logging.DEBUG if busy else logging.WARNING, "receive failed topic=%s error=%s", topic, error)
+                await asyncio.sleep(_BUSY_SECONDS if busy else _PAUSE_SECONDS)
+                continue
+            request.attempt_id = new_attempt_id()
+            for _, message in received:
+                self._accept(message)
+
+    def _accept(self, message: ReceivedMessage) -> None:
+        """Put a message into its lane: those of an ordered group that must follow one another share one."""
+        self._flow.add((message.topic, message.queue_id), message.queue_offset, len(message.body))
+        self._busy += 1
+        self._idle.clear()
+        if not self.ordered:
+            self._ready.put_nowait(_Lane(deque([message])))
+            return
+        key = (message.topic, message.message_group or message.queue_id)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(deque(), key)
+            self._ready.put_nowait(lane)
+        lane.messages.append(message)
+
+    # --- Handling ---------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """One worker: takes a lane, works on its first message, and leaves the rest to whoever is free."""
+        while True:
+            lane = await self._ready.get()
+            message = lane.messages.popleft()
+            try:
+                if not self._draining.is_set():
+                    await (self._in_order(message) if self.ordered else self._once(message))
+            finally:
+                self._flow.remove((message.topic, message.queue_id), message.queue_offset, len(message.body))
+                self._busy -= 1
+                if not self._busy:
+                    self._idle.set()
+                if lane.messages:
+                    self._ready.put_nowait(lane)
+                elif lane.key is not None:
+                    self._lanes.pop(lane.key, None)
+
+    async def _once(self, message: ReceivedMessage) -> None:
+        """Work on a message, then acknowledge it, or give it back for later."""
+        error = await self._handled(message)
+        if error is None:
+            await self._acknowledge(message)
+            return
+        delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(message.delivery_attempt)
+        try:
+            await self._acknowledgement.change_invisible(message, delay)
+        except ClientError as failed:  # it comes back nevertheless, when it is not renewed any more
+            _log.warning("a message was not given back topic=%s id=%s: %s", message.topic, message.message_id, failed)
+
+    async def _in_order(self, message: ReceivedMessage) -> None:
+        """Work on a message until it succeeds or its attempts are used up; nothing behind it passes it."""
+        attempts_max = self._telemetry.settings.backoff_policy.max_attempts or _ATTEMPTS_MAX
+        attempt = message.delivery_attempt
+        while (error := await self._handled(message)) is not None:
+            if attempt >= attempts_max:
+                _log.error("a message becomes a dead letter topic=%s id=%s", message.topic, message.message_id)
+                try:
+                    await self._acknowledgement.give_up(message, attempts_max)
+                except ClientError as failed:
+                    _log.warning(
+                        "a dead letter was refused topic=%s id=%s: %s", message.topic, message.message_id, failed
+                    )
+                return
+            delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(attempt)
+            attempt += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._draining.wait()
+            if self._draining.is_set():
+                return
+        await self._acknowledge(message)
+
+    async def _acknowledge(self, message: ReceivedMessage) -> None:
+        if error := await self._acknowledgement.ack_one(message):
+            level = logging.WARNING if isinstance(error, BadRequestError) else logging.ERROR
+            _log.log(
+                level,
+                "a handled message was not acknowledged and comes again topic=%s id=%s: %s",
+                *(message.topic, message.message_id, error),
+            )
+
+    async def _handled(self, message: ReceivedMessage) -> Exception | None:
+        """None if the handler did its work; otherwise why not."""
+        error: Exception | None = None
+        try:
+            for hook in self._hooks:
+                hook.before_handle(message)
+            if message.corrupted:
+                raise ClientError("its body cannot be decompressed")
+            if await self._call(message) is False:
+                error = ClientError("the handler returned False")
+        except RetryLater as later:
+            error = later
+        except Exception as raised:  # whatever the handler raises: it is told again
+            _log.exception(
+                "the handler failed topic=%s id=%s attempt=%d",
+                *(message.topic, message.message_id, message.delivery_attempt),
+            )
+            error = raised
+        for hook in reversed(self._hooks):
+            hook.after_handle(message, error)
+        return error
+
+    async def _call(self, message: ReceivedMessage) -> object:
+        if self._coroutine:
+            result: Any = self._handler(message)
+            return await result
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"handler-{self.group}")
+        result = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, message)
+        return await result if inspect.isawaitable(result) else result
+
+    def _delay_seconds(self, attempt: int) -> float:
+        """How long until the next delivery, after attempt number `attempt` failed."""
+        policy = self._telemetry.settings.backoff_policy
+        if policy.HasField("customized_backoff") and (delays := policy.customized_backoff.next):
+            return delays[min(attempt, len(delays)) - 1].ToMilliseconds() / 1000
+        if policy.HasField("exponential_backoff"):
+            rule = policy.exponential_backoff
+            longest = rule.max.ToMilliseconds() / 1000
+            return min(rule.initial.ToMilliseconds() / 1000 * rule.multiplier ** min(attempt - 1, 64), longest)
+        return 1.0
+
+    async def _obey(self, command: v2.TelemetryCommand) -> v2.TelemetryCommand | None:
+        """The broker wants to know whether the handler takes a message; nothing is acknowledged."""
+        if not command.HasField("verify_message_command"):
+            return None
+        verify = command.verify_message_command
+        if self.ordered:
+            status = v2.Status(code=v2.Code.VERIFY_FIFO_MESSAGE_UNSUPPORTED, message="the group is ordered")
+        elif (error := await self._handled(received_message(verify.message))) is None:
+            status = v2.Status(code=v2.Code.OK)
+        else:
+            status = v2.Status(code=v2.Code.FAILED_TO_CONSUME_MESSAGE, message=f"{type(error).__name__}: {error}")
+        return v2.TelemetryCommand(status=status, verify_message_result=v2.VerifyMessageResult(nonce=verify.nonce))
+
+
+class _Lane:
+    """Messages that are handled one after the other."""
+
+    def __init__(self, messages: deque[ReceivedMessage], key: object = None) -> None:
+        self.messages = messages
+        self.key = key

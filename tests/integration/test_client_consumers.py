@@ -1,0 +1,423 @@
+"""Push and pull consumers of the client against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_client import (
+    BadRequestError,
+    Client,
+    ClientError,
+    Hooks,
+    Message,
+    Queue,
+    ReceivedMessage,
+    RetryLater,
+    ServerError,
+    connect,
+)
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the tests of this module; each has topics of its own."""
+    with run_broker(tmp_path_factory.mktemp("aerobee")) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
+    """A client of that broker."""
+    async with connect(broker.endpoint) as connected:
+        yield connected
+
+
+async def send(client: Client, topic: str, *bodies: bytes, **fields: str) -> None:
+    """Messages to `topic`, in order."""
+    await client.producer(max_in_flight=1).send_many(
+        [Message(topic=topic, body=body, **fields) for body in bodies]  # type: ignore[arg-type]  # fields by name
+    )
+
+
+class Collector:
+    """A handler that remembers what it got."""
+
+    def __init__(self) -> None:
+        self.messages: list[ReceivedMessage] = []
+        self._came = asyncio.Event()
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.messages.append(message)
+        self._came.set()
+
+    async def count(self, number: int) -> list[bytes]:
+        """The bodies, once there are so many."""
+        async with asyncio.timeout(30):
+            while len(self.messages) < number:
+                self._came.clear()
+                await self._came.wait()
+        return [message.body for message in self.messages]
+
+
+class TestPushConsumer:
+    async def test_handled_messages_do_not_come_again(self, client: Client) -> None:
+        """All arrive, also those sent while it runs, and are acknowledged when it closes."""
+        collector = Collector()
+        await send(client, "pushed", *(b"%d" % number for number in range(100)))
+        async with client.push_consumer("g", "pushed", collector) as consumer:
+            assert not consumer.ordered
+            await collector.count(100)
+            await send(client, "pushed", b"live")
+            await collector.count(101)
+        assert len({message.body for message in collector.messages}) == 101
+        assert await client.simple_consumer("g", "pushed").receive(wait_seconds=0) == []
+
+    async def test_a_plain_function_runs_in_threads(self, client: Client) -> None:
+        """As many at once as the concurrency says, without holding up the event loop."""
+        barrier = threading.Barrier(3)
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def handle(message: ReceivedMessage) -> None:
+            barrier.wait(20)
+            loop.call_soon_threadsafe(done.set)
+
+        await send(client, "threads", b"1", b"2", b"3")
+        async with client.push_consumer("g", "threads", handle, concurrency=3):
+            await asyncio.wait_for(done.wait(), 30)
+
+    async def test_what_fails_comes_again(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+        """After the time that the handler names, with the next attempt; returning False and raising say so, too."""
+        await client.admin.create_group("again", retry_policy=quick_retries())
+        attempts: list[tuple[bytes, int]] = []
+        done = asyncio.Event()
+
+        async def handle(message: ReceivedMessage) -> bool | None:
+            attempts.append((message.body, message.delivery_attempt))
+            if message.delivery_attempt == 1 and message.body == b"later":
+                raise RetryLater(0.1)
+            if message.delivery_attempt == 1 and message.body == b"raises":
+                raise RuntimeError("as the test wants it")
+            if message.delivery_attempt == 1:
+                return False
+            if len(attempts) == 6:
+                done.set()
+            return None
+
+        await send(client, "again", b"later", b"raises", b"false")
+        async with client.push_consumer("again", "again", handle):
+            await asyncio.wait_for(done.wait(), 60)
+        assert sorted(attempts) == [(body, attempt) for body in (b"false", b"later", b"raises") for attempt in (1, 2)]
+        assert "as the test wants it" in caplog.text
+
+    async def test_an_ordered_group(self, client: Client) -> None:
+        """One message of a group at a time, in order, over failures; groups do not wait for each other."""
+        await client.admin.create_topic("ordered", message_types=[v2.MessageType.FIFO])
+        await client.admin.create_group("ordered", fifo=True, retry_policy=quick_retries())
+        seen: dict[str | None, list[bytes]] = {"a": [], "b": []}
+        at_work: set[str | None] = set()
+        done = asyncio.Event()
+
+        async def handle(message: ReceivedMessage) -> None:
+            group = message.message_group
+            assert group not in at_work
+            at_work.add(group)
+            await asyncio.sleep(0.01)
+            at_work.discard(group)
+            seen[group].append(message.body)
+            if seen[group].count(b"3") == 1 and message.body == b"3":
+                raise RetryLater(0.05)
+            if sum(map(len, seen.values())) == 22:
+                done.set()
+
+        for number in range(10):
+            for group in ("a", "b"):
+                await send(client, "ordered", b"%d" % number, message_group=group)
+        async with client.push_consumer("ordered", "ordered", handle) as consumer:
+            assert consumer.ordered
+            await asyncio.wait_for(done.wait(), 60)
+        for bodies in seen.values():
+            assert bodies == [b"0", b"1", b"2", b"3", b"3", *(b"%d" % number for number in range(4, 10))]
+
+    async def test_attempts_are_used_up(self, client: Client) -> None:
+        """An ordered message that always fails becomes a dead letter, and the next one gets its turn."""
+        await client.admin.create_topic("poisoned", message_types=[v2.MessageType.FIFO])
+        await client.admin.create_group("poisoned", fifo=True, max_attempts=2, retry_policy=quick_retries())
+        collector = Collector()
+
+        async def handle(message: ReceivedMessage) -> None:
+            if message.body == b"poison":
+                raise RetryLater(0.01)
+            await collector(message)
+
+        await send(client, "poisoned", b"poison", b"good", message_group="g")
+        async with client.push_consumer("poisoned", "poisoned", handle):
+            assert await collector.count(1) == [b"good"]
+        letters = [each async for each in client.admin.dead_letters("poisoned")]
+        assert [each.message.system_properties.message_group for each in letters] == ["g"]
+
+    async def test_closing_lets_handlers_finish(self, client: Client) -> None:
+        """What runs is finished and acknowledged; what waits goes back to the group at once."""
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handle(message: ReceivedMessage) -> None:
+            began.set()
+            await go_on.wait()
+
+        await send(client, "graceful", *(b"%d" % number for number in range(5)))
+        consumer = client.push_consumer("g", "graceful", handle, concurrency=1)
+        await consumer.start()
+        await asyncio.wait_for(began.wait(), 30)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0.1)
+        assert not closing.done()
+        go_on.set()
+        await closing
+        rest = client.simple_consumer("g", "graceful")
+        received: list[ReceivedMessage] = []
+        async with asyncio.timeout(30):
+            while len(received) < 4:
+                received += await rest.receive(wait_seconds=5)
+        assert len({message.body for message in received}) == 4
+
+    async def test_a_broker_that_restarts(self, aerobee_broker: BrokerProcess) -> None:
+        """Consumption goes on by itself; nothing is lost."""
+        collector = Collector()
+        async with (
+            connect(aerobee_broker.endpoint) as client,
+            client.push_consumer("g", "restarted", collector),
+        ):
+            await send(client, "restarted", b"before")
+            await collector.count(1)
+            await asyncio.to_thread(aerobee_broker.restart)
+            await send(client, "restarted", b"after")
+            while b"after" not in await collector.count(2):
+                await collector.count(len(collector.messages) + 1)
+
+    async def test_the_broker_tries_a_message(self, client: Client) -> None:
+        """`aerobee client verify` asks the handler without acknowledging; and where the program is."""
+        collector = Collector()
+
+        async def handle(message: ReceivedMessage) -> None:
+            await collector(message)
+            if len(collector.messages) > 1:
+                raise RetryLater(1)
+
+        sent = await client.producer().send(Message(topic="verified", body=b"x"))
+        async with (
+            client.push_consumer("verified", "verified", handle),
+            connect(client.endpoint, request_timeout_seconds=10) as admin,
+        ):
+            await collector.count(1)
+            (connection,) = [each async for each in admin.admin.connections(group="verified")]
+            with pytest.raises(ServerError, match="again in 1 s"):
+                await admin.admin.verify_message(connection.client_id, "verified", "verified", sent.message_id)
+            assert "push_consumer" in await admin.admin.client_stacks(connection.client_id)
+
+    async def test_hooks_run_around_handlers(self, broker: BrokerProcess) -> None:
+        """One that raises counts as a failure of the handler."""
+        heard: list[str] = []
+
+        class Told(Hooks):
+            def before_handle(self, message: ReceivedMessage) -> None:
+                heard.append("before")
+                if len(heard) == 1:
+                    raise RetryLater(0.01)
+
+            def after_handle(self, message: ReceivedMessage, error: BaseException | None) -> None:
+                heard.append(type(error).__name__)
+
+        collector = Collector()
+        async with connect(broker.endpoint, hooks=[Told()]) as client:
+            await send(client, "hooked", b"x")
+            async with client.push_consumer("hooked", "hooked", collector):
+                await collector.count(1)
+        assert heard == ["before", "RetryLater", "before", "NoneType"]
+
+
+class TestSimpleConsumerExtras:
+    async def test_iteration_acknowledges(self, client: Client) -> None:
+        """When the next one is asked for; the one at hand comes back."""
+        await send(client, "iterated", b"1", b"2")
+        async with client.simple_consumer("g", "iterated") as consumer:
+            first = [message async for message in consumer_messages(consumer, 2)]
+        assert len(first) == 2
+        async with client.simple_consumer("g2", "iterated") as other:
+            assert len(await other.receive()) >= 1
+
+    async def test_a_message_is_kept_for_as_long_as_work_takes(self, client: Client) -> None:
+        """Longer than its invisible time; then it is acknowledged, or given back when the work fails."""
+        await send(client, "kept-invisible", b"x")
+        consumer, other = (client.simple_consumer("g", "kept-invisible") for _ in range(2))
+        (message,) = await consumer.receive(invisible_seconds=10)
+
+        async def fails() -> None:
+            async with consumer.keep_invisible(message, invisible_seconds=0.5):
+                await asyncio.sleep(1.5)
+                assert await other.receive(wait_seconds=0) == []
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fails()
+        (again,) = await other.receive()
+        assert again.delivery_attempt > 1
+        async with other.keep_invisible(again):
+            pass
+        with pytest.raises(BadRequestError):
+            await consumer.ack(message)
+
+
+async def consumer_messages(consumer: object, count: int) -> AsyncIterator[ReceivedMessage]:
+    """The first `count` of a consumer that is iterated over."""
+    number = 0
+    async for message in consumer:  # type: ignore[attr-defined]  # any of the consumers
+        yield message
+        number += 1
+        if number == count:
+            return
+
+
+class TestPullConsumer:
+    async def test_reading_all_and_again(self, client: Client) -> None:
+        """From the beginning, in the order of each queue; handled offsets are where the group goes on."""
+        bodies = [b"%d" % number for number in range(50)]
+        await client.admin.create_topic("pulled", queue_count=4)
+        await send(client, "pulled", *bodies)
+        async with client.pull_consumer("puller", "pulled", start="begin") as consumer:
+            assert len(consumer.assignment()) == 4
+            seen = [message async for message in consumer_messages(consumer, 50)]
+            await consumer.commit()
+            assert sorted(message.body for message in seen) == sorted(bodies)
+            for queue in consumer.assignment():
+                offsets = [message.queue_offset for message in seen if message.queue_id == queue.queue_id]
+                assert offsets == list(range(len(offsets)))
+                assert await consumer.committed(queue) == await consumer.position(queue) == len(offsets)
+        await send(client, "pulled", b"new")
+        async with client.pull_consumer("puller", "pulled") as consumer:
+            assert (await consumer.getone()).body == b"new"
+            await consumer.seek_to_beginning()
+            again = [message async for message in consumer_messages(consumer, 51)]
+            assert len({(message.queue_id, message.queue_offset) for message in again}) == 51
+
+    async def test_places(self, client: Client) -> None:
+        """Beginning, end, time, and an offset; what is not assigned is refused."""
+        await client.admin.create_topic("places", queue_count=1)
+        await send(client, "places", b"0", b"1")
+        await asyncio.sleep(0.05)
+        moment = int(time.time() * 1000)
+        await asyncio.sleep(0.05)
+        await send(client, "places", b"2", b"3")
+        async with client.pull_consumer("places", "places") as consumer:
+            (queue,) = consumer.assignment()
+            assert await consumer.beginning_offsets([queue]) == {queue: 0}
+            assert await consumer.end_offsets([queue]) == {queue: 4}
+            assert await consumer.committed(queue) is None
+            assert await consumer.getmany(wait_seconds=0.2) == []  # a new group starts at the end
+            await consumer.seek_to_time(moment)
+            assert (await consumer.getone()).body == b"2"
+            await consumer.seek(queue, 1)
+            assert [m.body for m in await consumer.getmany()] == [b"1", b"2", b"3"]
+            await consumer.seek_to_end()
+            assert await consumer.position(queue) == 4
+            await consumer.commit({queue: 3})
+            await consumer.seek_to_committed(queue)
+            assert (await consumer.getone()).body == b"3"
+            await consumer.seek(queue, 99)  # beyond the end: the broker says where it goes on
+            await send(client, "places", b"4")
+            assert (await consumer.getone()).body == b"4"
+            with pytest.raises(ClientError, match="not assigned"):
+                await consumer.seek(Queue("places", queue.broker, 7), 0)
+            with pytest.raises(ValueError, match="not among the subscriptions"):
+                await consumer.assign([Queue("other", queue.broker, 0)])
+
+    async def test_paused_queues_are_silent(self, client: Client) -> None:
+        """Also with messages that were fetched before; resuming hands them out."""
+        await client.admin.create_topic("paused", queue_count=1)
+        async with client.pull_consumer("paused", "paused", start="begin") as consumer:
+            await send(client, "paused", b"1", b"2")
+            assert len(await consumer.getmany(max_count=1)) == 1
+            consumer.pause()
+            assert consumer.paused() == consumer.assignment()
+            assert await consumer.getmany(wait_seconds=0.2) == []
+            consumer.resume()
+            assert (await consumer.getone()).body == b"2"
+
+    async def test_a_group_shares_the_queues(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A second consumer takes half of them; when it leaves, the first has all again, and nothing is read twice."""
+        monkeypatch.setattr("aerobee_client.pull_consumer.REBALANCE_SECONDS", 0.2)
+        await client.admin.create_topic("balanced", queue_count=4)
+        changes: list[tuple[int, int]] = []
+        changed = asyncio.Event()
+
+        def note(added: frozenset[Queue], removed: frozenset[Queue]) -> None:
+            changes.append((len(added), len(removed)))
+            changed.set()
+
+        async def change(expected: tuple[int, int]) -> None:
+            async with asyncio.timeout(30):
+                while not changes or changes[-1] != expected:
+                    changed.clear()
+                    await changed.wait()
+
+        async with client.pull_consumer("balanced", "balanced", start="begin", on_rebalance=note) as first:
+            await change((4, 0))
+            async with client.pull_consumer("balanced", "balanced", start="begin") as second:
+                await change((0, 2))
+                assert not first.assignment() & second.assignment()
+                await send(client, "balanced", *(b"%d" % number for number in range(8)))
+                mine = [message async for message in consumer_messages(first, 4)]
+                theirs = [message async for message in consumer_messages(second, 4)]
+                await second.commit()
+            await change((2, 0))
+            assert len(first.assignment()) == 4
+            await send(client, "balanced", *(b"%d" % number for number in range(8, 12)))
+            mine += [message async for message in consumer_messages(first, 4)]
+        assert len({message.body for message in mine + theirs}) == 12
+
+    async def test_broadcasting(self, client: Client, tmp_path: Path) -> None:
+        """Every consumer reads all; its place is kept in its file."""
+        await send(client, "broadcast", b"1", b"2")
+        for name in ("a", "b"):
+            file = tmp_path / name
+            async with client.pull_consumer(
+                "broadcast", "broadcast", start="begin", broadcasting=True, offsets_file=file
+            ) as consumer:
+                seen = [message.body async for message in consumer_messages(consumer, 2)]
+                assert sorted(seen) == [b"1", b"2"]
+                await consumer.commit()
+        await send(client, "broadcast", b"3")
+        async with client.pull_consumer(
+            "broadcast", "broadcast", broadcasting=True, offsets_file=tmp_path / "a"
+        ) as consumer:
+            assert (await consumer.getone()).body == b"3"
+        (tmp_path / "a").write_text("{")
+        with pytest.raises(ClientError, match="cannot be read"):
+            await client.pull_consumer("broadcast", "broadcast", broadcasting=True, offsets_file=tmp_path / "a").start()
+
+    async def test_filters_leave_out(self, client: Client) -> None:
+        """What does not pass is not handed out, and the position goes on past it."""
+        await client.admin.create_topic("filtered", queue_count=1)
+        await send(client, "filtered", b"1", tag="no")
+        await send(client, "filtered", b"2", tag="yes")
+        await send(client, "filtered", b"3", tag="no")
+        async with client.pull_consumer("filtered", {"filtered": "yes"}, start="begin") as consumer:
+            assert (await consumer.getone()).body == b"2"
+            assert await consumer.getmany(wait_seconds=0.1) == []
+
+
+def quick_retries() -> v2.RetryPolicy:
+    """Failed messages come back within a tenth of a second."""
+    policy = v2.RetryPolicy(exponential_backoff=v2.ExponentialBackoff(multiplier=1))
+    policy.exponential_backoff.initial.FromMilliseconds(100)
+    policy.exponential_backoff.max.FromMilliseconds(100)
+    return policy
