@@ -17,6 +17,16 @@ class InvalidMessageError(StoreError, ValueError):
     """A message cannot be stored as it is: a field is too long, or holds a byte that the format reserves."""
 
 
+class InvalidRecordError(InvalidMessageError):
+    """One of many records that were to be appended together cannot be stored; none of them was."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        """`index`: of the record, from 0."""
+        super().__init__(f"record {index}: {reason}")
+        self.index = index
+        self.reason = reason
+
+
 class CorruptRecordError(StoreError):
     """Bytes in the log are not the record that should be there."""
 

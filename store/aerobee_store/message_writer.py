@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
 from aerobee_store.durability.flush import CommitInterval, GroupCommit, GroupSize
-from aerobee_store.errors import InvalidMessageError, StoreBusyError, StoreError, StoreFailedError, SyncTimeoutError
+from aerobee_store.errors import (
+    InvalidMessageError,
+    InvalidRecordError,
+    StoreBusyError,
+    StoreError,
+    StoreFailedError,
+    SyncTimeoutError,
+)
 from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_consume_queue import AnyQueue
@@ -35,6 +43,7 @@ from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_PREPARED,
+    SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION,
     Draft,
     Message,
@@ -64,7 +73,7 @@ class Appended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AppendedBatch:
-    """Where records went that were appended together, with consecutive queue offsets."""
+    """Where records went that were appended together, with consecutive queue offsets. `count`: of messages."""
 
     first_queue_offset: int
     count: int
@@ -102,6 +111,7 @@ class MessageWriter:
         self._clock = clock
         self._on_failure = on_failure
         self._flush = flush
+        self._store_host_v6 = len(properties.encode_host(config.store_host)) > 8
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
         self.loop: asyncio.AbstractEventLoop | None = None  # None: no services, `flush` or `close` does all
         self._ended = False
@@ -245,16 +255,23 @@ class MessageWriter:
         count = len(batch)
         if not count:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
-        if batch.topics != (topic,) or np.count_nonzero(batch.queue_id != queue_id):
-            raise InvalidMessageError(f"the records are not all of queue {queue_id} of topic {topic!r}")
-        if batch.any_has(SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH):
-            kind = "a transactional record" if batch.any_has(SYS_FLAG_TRANSACTION) else "an inner batch"
-            raise InvalidMessageError(f"{kind} cannot be appended in store layout")
+        _check_queue(batch, topic, queue_id)
+        if batch.any_has(SYS_FLAG_TRANSACTION):
+            row = _first(batch.sys_flag & SYS_FLAG_TRANSACTION)
+            raise InvalidRecordError(row, "a transactional record cannot be appended in store layout")
+        wide = (batch.sys_flag & SYS_FLAG_STORE_HOST_V6 != 0) != self._store_host_v6
+        if np.count_nonzero(wide):
+            version = "IPv6" if self._store_host_v6 else "IPv4"
+            raise InvalidRecordError(
+                int(wide.argmax()), f"it must have room for a store host of {version}: bit 0x20 of its system flags"
+            )
         if names_queues(batch):
             raise InvalidMessageError(
                 f"a record with {properties.INNER_MULTI_DISPATCH} or {properties.INNER_MULTI_QUEUE_OFFSET} cannot be "
                 f"appended in store layout"
             )
+        if batch.any_has(SYS_FLAG_INNER_BATCH):
+            return self._append_batch_records(topic, queue_id, batch, born_host)
         total = batch.end - int(batch.start[0])
         self._prepare([total] if self._log.fits(total) else batch.size.tolist())
         queue = self._queues.simple_queue(topic, queue_id)
@@ -303,6 +320,39 @@ class MessageWriter:
         self._log.append(data)
         self._stats.bytes_appended += len(data)
         self._appended(EntryBatch(queue, queue_offset, part, physical_offsets, now), now)
+
+    def _append_batch_records(
+        self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None
+    ) -> AppendedBatch:
+        """Records that are inner batches: few of them, each with many messages."""
+        queue = self._queues.batch_queue_unless_simple(topic, queue_id)
+        if queue is None:
+            raise InvalidRecordError(
+                _first(batch.sys_flag & SYS_FLAG_INNER_BATCH),
+                f"an inner batch; topic {topic!r} has no batch consume queues, so it takes none",
+            )
+        checked = _checked_batches(batch)
+        self._prepare(batch.size.tolist())
+        now = self._clock.now_ms()
+        first_queue_offset = queue_offset = queue.next_offset
+        entries = []
+        for row, (count, base_position, values) in enumerate(checked):
+            size = int(batch.size[row])
+            physical_offset = self._log.next_offset(size)
+            data = bytearray(batch.raw(row))
+            digits = inner_batch.base_digits(queue_offset)
+            data[base_position : base_position + len(digits)] = digits
+            part = batch.slice(row, row + 1)
+            write_place(part, data, [queue_offset], physical_offset, now, self._config.store_host, born_host)
+            self._log.append(data)
+            entries.append(_entry_of(topic, values, queue, queue_offset, physical_offset, size, now, count))
+            queue_offset += count
+        queue.next_offset = queue_offset
+        self._stats.messages_appended += queue_offset - first_queue_offset
+        self._stats.bytes_appended += int(batch.size.sum())
+        self._stats.count_sizes(batch.size)
+        self._appended(entries, now)
+        return AppendedBatch(first_queue_offset, queue_offset - first_queue_offset, self._log.wrote, now)
 
     async def wait_committed(self, end: int) -> None:
         """Return once the bytes before physical offset `end` are in the page cache.
@@ -425,6 +475,43 @@ class MessageWriter:
             self.commit()
 
 
+def _first(marks: npt.NDArray[np.int64]) -> int:
+    """The number of the first that is not 0."""
+    return int((marks != 0).argmax())
+
+
+def _check_queue(batch: RecordBatch, topic: str, queue_id: int) -> None:
+    other = batch.queue_id != queue_id
+    if batch.topics != (topic,):
+        of_topic = np.array([name != topic for name in batch.topics])
+        other = other | of_topic[batch.topic_index]
+    if np.count_nonzero(other):
+        row = int(other.argmax())
+        raise InvalidRecordError(
+            row,
+            f"it is for queue {int(batch.queue_id[row])} of topic {batch.topic(row)!r}, "
+            f"not for queue {queue_id} of topic {topic!r}",
+        )
+
+
+def _checked_batches(batch: RecordBatch) -> list[tuple[int, int, dict[str, str]]]:
+    """Of each record how many messages it holds, where in it the digits of INNER_BASE begin, and its properties."""
+    checked = []
+    size_left = inner_batch.REQUEST_SIZE_MAX
+    for row, sys_flag in enumerate(batch.sys_flag.tolist()):
+        try:
+            if not sys_flag & SYS_FLAG_INNER_BATCH:
+                raise InvalidMessageError("it is no inner batch, and others are")
+            raw_properties = bytes(batch.raw_properties(row))
+            count = inner_batch.message_count(raw_properties)
+            place = int(batch.properties_start[row] - batch.start[row]) + inner_batch.base_position(raw_properties)
+            size_left -= inner_batch.check_count(batch.body(row), sys_flag, count, size_max=size_left)
+        except InvalidMessageError as error:
+            raise InvalidRecordError(row, str(error)) from error
+        checked.append((count, place, properties.decode_properties(raw_properties)))
+    return checked
+
+
 def _entry(
     message: Message,
     queue: AnyQueue | None,
@@ -436,12 +523,38 @@ def _entry(
 ) -> Entry:
     raw = message.raw_properties
     values = message.properties if raw is None else properties.decode_properties(raw)
-    topic = message.topic
+    rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
+    return _entry_of(
+        message.topic,
+        values,
+        queue,
+        queue_offset,
+        physical_offset,
+        size,
+        store_timestamp,
+        message_count,
+        is_indexed=not rolled_back,
+    )
+
+
+def _entry_of(
+    topic: str,
+    values: Mapping[str, str],
+    queue: AnyQueue | None,
+    queue_offset: int,
+    physical_offset: int,
+    size: int,
+    store_timestamp: int,
+    message_count: int = 0,
+    *,
+    is_indexed: bool = True,
+) -> Entry:
+    """`values`: the properties."""
     code = properties.tags_code(values.get(properties.TAGS))
     if topic == SCHEDULE_TOPIC:
         code = unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
     index_keys: tuple[str, ...] = ()
-    if message.sys_flag & SYS_FLAG_TRANSACTION != SYS_FLAG_TRANSACTION:  # rolled back
+    if is_indexed:
         unique_key = values.get(properties.UNIQ_KEY)
         keys = values.get(properties.KEYS)
         if unique_key:

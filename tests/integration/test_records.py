@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aerobee_proto import records_v1, v2
+from aerobee_broker.message_mapping import to_store_message
+from aerobee_proto import admin_v1, records_v1, v2
+from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft, Message
 from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.testing import ManualClock
 from tests.conformance.raw_client import RawClient, duration, resource, timestamp
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 
@@ -133,22 +138,201 @@ async def test_a_stream_of_appends_is_answered_in_order(records: Records) -> Non
     assert len(bodies(frames)) == 180
 
 
-@pytest.mark.parametrize(
-    ("messages", "code", "text"),
-    [
-        ([], Code.MESSAGE_CORRUPTED, "no record"),
-        (some(1, topic="bills"), Code.BAD_REQUEST, "not all of queue 0 of topic 'orders'"),
-        (some(1, queue_id=1), Code.BAD_REQUEST, "not all of queue 0"),
-        (some(1, sys_flag=4), Code.BAD_REQUEST, "transactional"),
-        (some(1, sys_flag=0x80), Code.BAD_REQUEST, "inner batch"),
-    ],
-)
-async def test_what_is_refused(records: Records, messages: list[Message], code: int, text: str) -> None:
-    """Each with its reason, and nothing is stored."""
-    answer = await records.append(b"".join(packed(messages)))
-    assert answer.status.code == code
-    assert text in answer.status.message
+def one(body: bytes = b"b", raw: bytes | None = None, **changes: Any) -> Message:
+    """A message with a property string as it is."""
+    return Message("orders", 0, body, raw_properties=raw, born_timestamp=TIME, **changes)
+
+
+REFUSED: dict[str, tuple[list[Message], int, str]] = {
+    "nothing": ([], Code.MESSAGE_CORRUPTED, "no record"),
+    "topic": (some(1, topic="bills"), Code.BAD_REQUEST, "it is for queue 0 of topic 'bills', not for queue 0 of"),
+    "queue": (some(1, queue_id=1), Code.BAD_REQUEST, "it is for queue 1 of topic 'orders', not for queue 0"),
+    "prepared": (some(1, sys_flag=4), Code.BAD_REQUEST, "system flags 0x4 are not possible"),
+    "batch": (some(1, sys_flag=0x80), Code.BAD_REQUEST, "an inner batch, and the topic takes single messages"),
+    "empty body": ([one(b"")], Code.MESSAGE_BODY_EMPTY, "its body is empty"),
+    "large body": ([one(bytes(8193))], Code.MESSAGE_BODY_TOO_LARGE, "has 8193 bytes, the limit is 8192"),
+    "no pair": ([one(raw=b"abc\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "name, 0x01, value, 0x02"),
+    "empty name": ([one(raw=b"\x01v\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "name, 0x01, value, 0x02"),
+    "empty value": ([one(raw=b"n\x01\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "name, 0x01, value, 0x02"),
+    "two separators": ([one(raw=b"n\x01v\x01w\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "name, 0x01"),
+    "control": ([one(raw=b"n\x01v\nw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a control character"),
+    "delete": ([one(raw=b"n\x01v\x7fw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a control character"),
+    "c1": ([one(raw=b"n\x01v\xc2\x80w\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a control character"),
+    "utf-8": ([one(raw=b"n\x01v\xffw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "no UTF-8"),
+    "reserved": ([one(raw=b"TIMER_DELAY_MS\x0110\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "'TIMER_DELAY_MS'"),
+    "wait": ([one(raw=b"WAIT\x01false\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "'WAIT': this name is reserved"),
+    "queues": (
+        [one(raw=b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02")],
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "'INNER_MULTI_DISPATCH'",
+    ),
+    "tag": ([one(raw=b"TAGS\x01a|b\x02")], Code.ILLEGAL_MESSAGE_TAG, "tag 'a|b'"),
+    "blank tag": ([one(raw=b"TAGS\x01 \x02")], Code.ILLEGAL_MESSAGE_TAG, "tag ' ' is blank"),
+    "large": ([one(raw=b"n\x01" + b"v" * 17000 + b"\x02")], Code.MESSAGE_PROPERTIES_TOO_LARGE, "take 17001 bytes"),
+    "many": (
+        [one(raw=b"".join(b"n%d\x01v\x02" % number for number in range(129)))],
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "129 user properties",
+    ),
+    "id": ([one(raw=b"UNIQ_KEY\x01" + b"v" * 9000 + b"\x02")], Code.MESSAGE_PROPERTIES_TOO_LARGE, "UNIQ_KEY has more"),
+    "group": (
+        [one(raw=b"__SHARDINGKEY\x01g1\x02")],
+        Code.BAD_REQUEST,
+        "message group 'g1' belongs in queue 6 of 8, not in 0",
+    ),
+}
+
+
+async def test_what_is_refused(records: Records) -> None:
+    """Each with its reason, also behind good records, and nothing is stored."""
+    for kind, (messages, code, text) in REFUSED.items():
+        for before in (0, 5) if messages else (0,):
+            answer = await records.append(b"".join(packed([*some(before), *messages])))
+            assert (kind, answer.status.code) == (kind, code), answer.status.message
+            assert text in answer.status.message, kind
+            if messages:
+                assert answer.bad_record_index == before, kind
+                assert f"record {before} of the request: " in answer.status.message
     assert (await records.read())[1].max_queue_offset == 0
+
+
+async def test_sizes_that_the_client_says(records: Records) -> None:
+    """Right ones are as good as none; others do not matter, for the records say it; half a number is refused."""
+    made = packed(some(9))
+    right = np.array([len(each) for each in made], "<u4")
+    wrong = right.copy()
+    wrong[3] += 1
+    wrong[4] -= 1
+    for sizes in (right.tobytes(), wrong.tobytes(), right[:-1].tobytes(), b"\xff" * 36, b""):
+        request = append_request(b"".join(made))
+        request.record_sizes = sizes
+        assert (await records.call("AppendRecords", request)).message_count == 9
+    request.record_sizes = b"123"
+    assert (await records.call("AppendRecords", request)).status.code == Code.BAD_REQUEST
+    frames, _ = await records.read()
+    assert len(bodies(frames)) == 45
+
+
+def inner_batch_of(count: int, first: int = 0, compression: str = "", **changes: Any) -> Message:
+    """An inner batch as a client makes it."""
+    pairs = [
+        (b"body %d" % number, b"UNIQ_KEY\x01ID%d\x02TAGS\x01t\x02" % number) for number in range(first, first + count)
+    ]
+    body = inner_batch.body_of(pairs)
+    flags = 0
+    if compression == "zlib":
+        flags, body = 0x301, zlib.compress(body)
+    elif compression == "lz4":
+        flags, body = 0x101, pytest.importorskip("lz4.frame").compress(body)
+    elif compression == "zstd":
+        flags, body = 0x201, pytest.importorskip("zstandard").ZstdCompressor().compress(body)
+    made = inner_batch.message_of("metering", 0, body, count, compression=flags, born_timestamp=TIME)
+    return replace(made, **changes)
+
+
+async def create_batch_topic(records: Records) -> None:
+    topic = admin_v1.Topic(name="metering", attributes={"queue.type": "BatchCQ"}, read_queue_count=1)
+    answer = await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=10)
+    assert answer.status.code == Code.OK, answer.status
+
+
+@pytest.mark.parametrize("compression", ["", "zlib", "lz4", "zstd"])
+async def test_a_batch_topic_takes_batches_as_they_are(records: Records, compression: str) -> None:
+    """One record for many messages, in and out; who receives gets each message for itself."""
+    await create_batch_topic(records)
+    made = [inner_batch_of(100, 0, compression), inner_batch_of(30, 100, compression)]
+    answer = await records.append(b"".join(packed(made)), "metering")
+    assert (answer.status.code, answer.first_queue_offset, answer.message_count) == (Code.OK, 0, 130), answer.status
+    answer = await records.append(b"".join(packed([inner_batch_of(20, 130, compression)])), "metering")
+    assert (answer.first_queue_offset, answer.message_count) == (130, 20)
+
+    frames, last = await records.read(120, "metering")
+    batches = [batch.record(row) for batch in map(parsed, frames) for row in range(len(batch))]
+    assert [batch.queue_offset for batch in batches] == [100, 130]
+    assert (last.next_queue_offset, last.max_queue_offset) == (150, 150)
+    unpacked = [message for batch in batches for message in inner_batch.unpack(batch)]
+    assert [message.body for message in unpacked] == [b"body %d" % number for number in range(100, 150)]
+    assert [message.queue_offset for message in unpacked] == list(range(100, 150))
+
+    queue = v2.MessageQueue(topic=resource("metering"), id=0)
+    pull = v2.PullMessageRequest(group=resource("g"), message_queue=queue, offset=95, batch_size=10)
+    pull.filter_expression.expression = "*"
+    call = records.raw.stub.PullMessage(pull, metadata=records.raw.metadata, timeout=10)
+    pulled = [each.message async for each in call if each.HasField("message")]
+    assert [each.body for each in pulled] == [b"body %d" % number for number in range(95, 105)]
+    assert pulled[0].system_properties.message_id == "ID95"
+
+
+async def test_what_a_batch_topic_refuses(records: Records) -> None:
+    """Bodies that are no batch, counts that are not theirs, single messages; with one bad record none is stored."""
+    zstandard = pytest.importorskip("zstandard")
+    await create_batch_topic(records)
+    good = inner_batch_of(3)
+    body = bytes(good.body)
+    longer = int.from_bytes(body[:4], "big") + 1
+    bad: list[tuple[Message, str]] = [
+        (replace(good, properties={**good.properties, "INNER_NUM": "4"}), "of 3 messages says that it has 4"),
+        (replace(good, properties={**good.properties, "INNER_NUM": "0"}), "INNER_NUM, 1 to 32767, not '0'"),
+        (replace(good, properties={**good.properties, "INNER_BASE": "0"}), "INNER_BASE with 18 digits"),
+        (replace(good, properties={**good.properties, "INNER_BASE": "x" * 18}), "other characters than digits"),
+        (replace(good, body=body[:-1]), "body is none"),
+        (replace(good, body=longer.to_bytes(4, "big") + body[4:]), "body is none"),
+        (replace(good, body=b"\x7f\xff\xff\xff" + body[4:]), "says that it has 2147483647 bytes"),
+        (replace(good, sys_flag=0xC0 | 0x301), "no zlib stream"),
+        (replace(good, body=zstandard.ZstdCompressor().compress(bytes(20 << 20)), sys_flag=0x2C1), "beyond 16777"),
+        (replace(good, sys_flag=0xC0 | 0x701), "compression type 7 is unknown"),
+        (replace(good, sys_flag=0), "it is no inner batch, and others are"),
+    ]
+    for message, text in bad:
+        answer = await records.append(b"".join(packed([good, message])), "metering")
+        assert answer.status.code == Code.BAD_REQUEST
+        assert text in answer.status.message
+        assert answer.bad_record_index == 1
+    answer = await records.append(b"".join(packed(some(1, topic="metering"))), "metering")
+    assert (answer.status.code, "takes inner batches only" in answer.status.message) == (Code.BAD_REQUEST, True)
+    answer = await records.append(b"".join(packed([replace(good, topic="orders")])), "orders")
+    assert "the topic takes single messages" in answer.status.message
+    assert (await records.read(topic="metering"))[1].max_queue_offset == 0
+
+
+async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
+    """Byte by byte, for the same messages at the same time; only the port of the sender may differ."""
+    sent: list[v2.Message] = []
+    for number in range(40):
+        message = v2.Message(
+            topic=resource("orders"),
+            body=b"x" * (1 + number * 7),
+            user_properties={"region": f"nö{number}"} if number % 2 else {},
+            system_properties=v2.SystemProperties(
+                message_id=f"01{number:030X}",
+                tag="t" if number % 3 else None,
+                keys=[f"k{number}", "both"][: number % 3],
+            ),
+        )
+        message.system_properties.born_timestamp.FromMilliseconds(TIME)
+        sent.append(message)
+    stored = []
+    for way in ("send", "records"):
+        directory = tmp_path / way
+        async with in_process_broker(directory, clock=ManualClock()) as broker:
+            records = Records(broker)
+            topic = admin_v1.Topic(name="orders", read_queue_count=1)
+            await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=10)
+            if way == "send":
+                answer = await records.raw.call("SendMessage", v2.SendMessageRequest(messages=sent))
+            else:
+                unknown = ("0.0.0.0", 0)
+                made = [to_store_message(each, "orders", 0, unknown, 0) for each in sent]
+                answer = await records.append(b"".join(packed(made)))
+            assert answer.status.code == Code.OK
+            (frame,), _ = await records.read()
+            data = bytearray(frame.records)
+            batch = parsed(frame)
+            for start, size in zip(batch.start.tolist(), batch.size.tolist(), strict=True):
+                data[start + 52 : start + 56] = bytes(4)  # the port of the connection, and with it the checksum
+                data[start + size - 11 : start + size - 1] = bytes(10)
+            stored.append(bytes(data))
+    assert stored[0] == stored[1]
 
 
 async def test_a_read_waits_for_records(records: Records) -> None:

@@ -36,9 +36,9 @@ class SentCounters:
         self.bytes += record_size
         self.sizes[bisect_left(MESSAGE_SIZE_BOUNDS, record_size)] += 1
 
-    def add_many(self, record_sizes: npt.NDArray[np.int64]) -> None:
-        """The same for many records."""
-        self.messages += len(record_sizes)
+    def add_many(self, record_sizes: npt.NDArray[np.int64], message_count: int) -> None:
+        """The same for many records. `message_count`: more than there are records, if these are batches."""
+        self.messages += message_count
         self.bytes += int(record_sizes.sum())
         if int(record_sizes.max()) <= MESSAGE_SIZE_BOUNDS[0]:
             self.sizes[0] += len(record_sizes)

@@ -17,33 +17,46 @@ the first). Its body is, message after message,
 from __future__ import annotations
 
 import struct
-import zlib
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from aerobee_store.errors import CorruptRecordError, InvalidMessageError
 from aerobee_store.records import properties
+from aerobee_store.records.compression import DecompressionError, decompress
 from aerobee_store.records.record import (
+    SIZE_MAX,
     SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_TYPE,
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_UNWRAP,
     Message,
     Record,
     record_crc,
 )
+from aerobee_store.records.record_columns import Integers, find_starts, items
 
 COUNT_MAX: Final = 0x7FFF
 """Messages of one record: a unit has 15 bits for them."""
 BODY_SIZE_MAX: Final = 64 << 20
 """Bytes that a compressed body may become."""
+REQUEST_SIZE_MAX: Final = 16 << 20
+"""Bytes that the bodies of all inner batches of one append may become: decompressing them holds up the event loop."""
 
 _HEAD: Final = struct.Struct(">iiiii")
 _PROPERTIES_SIZE: Final = struct.Struct(">h")
 _ITEM_SIZE_MIN: Final = _HEAD.size + _PROPERTIES_SIZE.size
 assert _ITEM_SIZE_MIN == 22, "the table above and the structs must agree"
-_ZLIB: Final = (0x000, 0x300)  # compression types
+_I32: Final = np.dtype(">i4")
+_I16: Final = np.dtype(">i2")
+
+SYS_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_UNWRAP
+"""Of a record that is an inner batch; behind them the flags of compression, if its body is compressed."""
+BASE_DIGITS: Final = 18
+"""Of INNER_BASE in a record that is appended in store layout, so that the record keeps its size."""
+_BASE: Final = properties.INNER_BASE.encode() + b"\x01"
 
 
 class BatchPlace(NamedTuple):
@@ -61,6 +74,17 @@ def place_of(values: dict[str, str]) -> BatchPlace | None:
     return BatchPlace(base, count)
 
 
+def check_count(body: bytes | memoryview, sys_flag: int, count: int, *, size_max: int = BODY_SIZE_MAX) -> int:
+    """Raise InvalidMessageError if the body is no batch of so many messages; return its size, decompressed."""
+    try:
+        found = columns(body, sys_flag, size_max=size_max)
+    except CorruptRecordError as error:
+        raise InvalidMessageError(f"an inner batch whose body is none: {error.reason}") from error
+    if len(found) != count:
+        raise InvalidMessageError(f"an inner batch of {len(found)} messages says that it has {count}")
+    return len(found.body)
+
+
 def placed(message: Message, base_offset: int) -> tuple[Message, int]:
     """An inner batch that says where it stands, and how many messages it holds.
 
@@ -75,13 +99,7 @@ def placed(message: Message, base_offset: int) -> tuple[Message, int]:
             f"an inner batch needs the property {properties.INNER_NUM}, 1 to {COUNT_MAX}, "
             f"not {values.get(properties.INNER_NUM)!r}"
         )
-    if not message.sys_flag & SYS_FLAG_COMPRESSED:
-        try:
-            found = len(_split(bytes(message.body), 0))
-        except CorruptRecordError as error:
-            raise InvalidMessageError(f"an inner batch whose body is none: {error.reason}") from error
-        if found != count:
-            raise InvalidMessageError(f"an inner batch of {found} messages says that it has {count}")
+    check_count(bytes(message.body), message.sys_flag, count)
     base = values.get(properties.INNER_BASE)
     if base is None:
         values[properties.INNER_BASE] = str(base_offset)
@@ -89,6 +107,107 @@ def placed(message: Message, base_offset: int) -> tuple[Message, int]:
     elif base != str(base_offset):
         raise InvalidMessageError(f"an inner batch for queue offset {base}, but the queue goes on at {base_offset}")
     return replace(message, properties=values, raw_properties=raw), count
+
+
+def body_of(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The body of an inner batch: each message as its body and its encoded properties."""
+    parts: list[bytes] = []
+    for body, raw_properties in messages:
+        size = _ITEM_SIZE_MIN + len(body) + len(raw_properties)
+        parts += (_HEAD.pack(size, 0, 0, 0, len(body)), body, len(raw_properties).to_bytes(2, "big"), raw_properties)
+    return b"".join(parts)
+
+
+def message_of(
+    topic: str, queue_id: int, body: bytes, message_count: int, *, compression: int = 0, born_timestamp: int = 0
+) -> Message:
+    """The message whose record (`Draft.encode_unplaced`) is an inner batch that AppendRecords takes.
+
+    `body`: of `body_of`, compressed if `compression` has the flags for that.
+    """
+    return Message(
+        topic,
+        queue_id,
+        body,
+        {properties.INNER_NUM: str(message_count), properties.INNER_BASE: "0" * BASE_DIGITS},
+        sys_flag=SYS_FLAGS | compression,
+        born_timestamp=born_timestamp,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InnerColumns:
+    """The messages of an inner batch as columns, positions in `body`, which is decompressed."""
+
+    body: memoryview
+    start: Integers
+    size: Integers
+    body_start: Integers
+    body_size: Integers
+    properties_start: Integers
+    properties_size: Integers
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def columns(body: bytes | memoryview, sys_flag: int = 0, *, size_max: int = BODY_SIZE_MAX) -> InnerColumns:
+    """The messages in the body of an inner batch, their lengths checked against each other, all at once.
+
+    Raises CorruptRecordError, with the number of the first bad message; its physical offset is 0.
+    """
+    try:
+        view = memoryview(decompress(body, sys_flag, size_max))
+    except DecompressionError as error:
+        raise CorruptRecordError(str(error), physical_offset=0) from error
+    start, size, _, position = find_starts(view, 0, len(view), SIZE_MAX, None, _ITEM_SIZE_MIN)
+    if position != len(view) or not len(start):
+        _split(bytes(view), 0)  # says what is wrong
+        raise CorruptRecordError("an inner batch without a message", physical_offset=0)
+    body_size = items(view, _I32)[start + 16].astype(np.int64)
+    room = size - _ITEM_SIZE_MIN
+    ok = (body_size >= 0) & (body_size <= room)
+    body_end = start + _HEAD.size + np.where(ok, body_size, 0)
+    properties_size = items(view, _I16)[body_end].astype(np.int64)
+    ok &= body_size + properties_size == room
+    if not ok.all():
+        _split(bytes(view), 0)
+        raise AssertionError("columns and scalar check disagree")
+    return InnerColumns(
+        view, start, size, start + _HEAD.size, body_size, body_end + _PROPERTIES_SIZE.size, properties_size
+    )
+
+
+def message_count(raw_properties: bytes) -> int:
+    """INNER_NUM of a record. InvalidMessageError without, or if no record may have so many."""
+    text = properties.decode_properties(raw_properties).get(properties.INNER_NUM)
+    count = _number(text)
+    if count is None or not 1 <= count <= COUNT_MAX:
+        raise InvalidMessageError(
+            f"an inner batch needs the property {properties.INNER_NUM}, 1 to {COUNT_MAX}, not {text!r}"
+        )
+    return count
+
+
+def base_position(raw_properties: bytes) -> int:
+    """Where in the properties the digits of INNER_BASE begin. InvalidMessageError if there is no room for them."""
+    position = 0 if raw_properties.startswith(_BASE) else raw_properties.find(b"\x02" + _BASE) + 1
+    begin = position + len(_BASE)
+    digits = raw_properties[begin : begin + BASE_DIGITS + 1]
+    if not raw_properties.startswith(_BASE, position) or digits[BASE_DIGITS:] != b"\x02":
+        raise InvalidMessageError(
+            f"an inner batch needs the property {properties.INNER_BASE} with {BASE_DIGITS} digits"
+        )
+    if raw_properties.find(b"\x02" + _BASE, begin) >= 0 or not digits[:BASE_DIGITS].isdigit():
+        raise InvalidMessageError(
+            f"an inner batch has the property {properties.INNER_BASE} twice, or with other characters than digits"
+        )
+    return begin
+
+
+def base_digits(base_offset: int) -> bytes:
+    """What stands there for a queue offset."""
+    return b"%0*d" % (BASE_DIGITS, base_offset)
 
 
 def unpack(record: Record) -> list[Record]:
@@ -177,27 +296,12 @@ def _split(body: bytes, physical_offset: int) -> list[_Item]:
 
 
 def _body(record: Record) -> bytes:
-    if not record.sys_flag & SYS_FLAG_COMPRESSED:
-        return record.body
-    kind = record.sys_flag & SYS_FLAG_COMPRESSION_TYPE
-    if kind not in _ZLIB:
-        raise CorruptRecordError(
-            f"an inner batch compressed in a way ({kind:#x}) that cannot be unpacked here",
-            physical_offset=record.physical_offset,
-        )
-    inflater = zlib.decompressobj()
     try:
-        body = inflater.decompress(record.body, BODY_SIZE_MAX)
-    except zlib.error as error:
+        return bytes(decompress(record.body, record.sys_flag, BODY_SIZE_MAX))
+    except DecompressionError as error:
         raise CorruptRecordError(
-            f"the body of an inner batch cannot be decompressed: {error}", physical_offset=record.physical_offset
+            f"the body of an inner batch: {error}", physical_offset=record.physical_offset
         ) from error
-    if not inflater.eof:
-        raise CorruptRecordError(
-            f"the body of an inner batch ends early, or has more than {BODY_SIZE_MAX} bytes",
-            physical_offset=record.physical_offset,
-        )
-    return body
 
 
 def _number(text: str | None) -> int | None:

@@ -7,6 +7,7 @@ three numbers. Values are hashed as a matrix of bytes, a row a value.
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,8 @@ _WEIGHTS: Final = {width: _POWERS_OF_31[width - 1 :: -1].copy() for width in _HA
 _COLUMNS: Final = {width: np.arange(width, 0, -1, dtype=np.uint8) for width in _HASH_WIDTHS}
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
 _WORD: Final = 8
+# The last three bytes of a name, of the eight that are taken: no property has a shorter name that is of interest.
+_SUFFIX: Final = np.uint64(int.from_bytes(bytes(_WORD - 3) + b"\xff" * 3, sys.byteorder))
 _PADDING: Final = bytes(_HASH_WIDTH_MAX)
 _ASSIGN: Final = property_codec.NAME_SEPARATOR.encode()
 _CLOSE: Final = property_codec.PROPERTY_SEPARATOR.encode()
@@ -178,6 +181,69 @@ class PropertyPairs:
         self._common = places
         return places
 
+    def first_malformed(self) -> int | None:
+        """The number of the first string that is not `name 0x01 value 0x02` again and again, names and values not
+        empty, or holds another control character, or no UTF-8.
+        """
+        data = self._data[len(_PADDING) + len(_CLOSE) :]  # each string with a property separator behind it
+        string_ends = np.cumsum(self._sizes + 1)
+        places = (data < 0x20).nonzero()[0]
+        values = data[places]
+        is_close = values == _PROPERTY_SEPARATOR
+        after_name = np.empty(len(places), np.bool_)  # whether a name separator comes before
+        after_name[0] = False
+        after_name[1:] = ~is_close[:-1]
+        gap = np.diff(places, prepend=-1)
+        ok = (values == np.where(after_name, _PROPERTY_SEPARATOR, _NAME_SEPARATOR)) & (gap > 1)
+        # The one behind each string follows the one that closes its last property.
+        behind = np.searchsorted(places, string_ends - 1)
+        ok[behind] = ~after_name[behind] & (gap[behind] == 1)
+        found: list[int] = []
+        if not all_true(ok):
+            found.append(int(np.searchsorted(string_ends, places[int(ok.argmin())], side="right")))
+        if np.count_nonzero(data >= 0x7F):
+            found += self._first_odd_character(data, string_ends)
+        return min(found) if found else None
+
+    @staticmethod
+    def _first_odd_character(data: Bytes, string_ends: Integers) -> list[int]:
+        """The number of the first string with U+007F to U+009F, or what is no UTF-8; if there is one."""
+        odd = data == 0x7F
+        odd[:-1] |= (data[:-1] == 0xC2) & (data[1:] < 0xA0) & (data[1:] >= 0x80)
+        position = int(odd.argmax()) if np.count_nonzero(odd) else len(data)
+        try:
+            data.tobytes().decode()
+        except UnicodeDecodeError as error:
+            position = min(position, error.start)
+        return [int(np.searchsorted(string_ends, position, side="right"))] if position < len(data) else []
+
+    def first_with_any(self, names: frozenset[str]) -> tuple[int, str] | None:
+        """The number of the first string that has one of these properties, and which; of several the first of them."""
+        if (common := self._common_places()) is not None:
+            there = sorted(names & {name.decode("utf-8", "replace") for name in common})
+            return (0, there[0]) if there else None
+        record = self._split() if self._record is None else self._record
+        words, sizes = _tails_of(names)
+        # Few names pass this, and `find` looks at them closely.
+        likely = np.isin(self._name_size, sizes)
+        likely[likely] = np.isin(self._name[likely] & _SUFFIX, words)
+        if not np.count_nonzero(likely):
+            return None
+        starts = self._separator[likely] - self._name_size[likely]
+        ends = self._separator[likely]
+        for row, begin, end in zip(record[likely].tolist(), starts.tolist(), ends.tolist(), strict=True):
+            name = self.text[begin:end].decode("utf-8", "replace")
+            if name in names:
+                return row, name
+        return None
+
+    def counts(self) -> Integers:
+        """How many properties each string has."""
+        if (common := self._common_places()) is not None:
+            return np.full(len(self._sizes), len(common))
+        record = self._split() if self._record is None else self._record
+        return np.bincount(record, minlength=len(self._sizes))
+
     def tokens(self, record: Integers, start: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
         """What lies between single spaces of the given values and is not empty."""
         if not len(record):
@@ -231,6 +297,14 @@ class PropertyPairs:
                 value = f"{topics[int(topic_index[row])]}#{value}"
             hashes[row] = property_codec.java_hash(value) & 0xFFFFFFFF
         return hashes
+
+
+@lru_cache(maxsize=16)
+def _tails_of(names: frozenset[str]) -> tuple[npt.NDArray[np.uint64], Integers]:
+    """The last three bytes of each name, as numbers to compare with those of others, and the sizes of the names."""
+    encoded = [name.encode() for name in names]
+    words = [int.from_bytes(name[-_WORD:].rjust(_WORD, b"\0"), sys.byteorder) for name in encoded]
+    return np.unique(np.array(words, np.uint64) & _SUFFIX), np.unique([len(name) for name in encoded])
 
 
 def _is_one_value(units: Bytes, size: Integers) -> bool:

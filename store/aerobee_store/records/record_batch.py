@@ -37,6 +37,7 @@ from aerobee_store.records.record_columns import (
     find_starts,
     put_items,
     sliceable,
+    starts_by_sizes,
     windows,
 )
 
@@ -96,16 +97,19 @@ class RecordBatch:
         require_property_crc: bool = False,
         record_size_max: int = record_codec.SIZE_MAX,
         count_max: int | None = None,
+        sizes: Integers | None = None,
     ) -> RecordBatch:
         """Every valid record from `start` on, at most `count_max`, and why there is no further one (`stop`).
 
         The parameters are those of `record.scan`: `base_physical_offset` is the log's offset of the buffer's first
-        byte, or None if the records are not neighbours in the log.
+        byte, or None if the records are not neighbours in the log. `sizes`: what somebody says that the sizes of the
+        records are, to find them faster; if they are not, the records are found without.
         """
         view = memoryview(buffer)
         if end is None or end > len(view):
             end = len(view)
-        start_of, size_of, stride, position = find_starts(view, start, end, record_size_max, count_max)
+        found = None if sizes is None else starts_by_sizes(view, start, end, record_size_max, count_max, sizes)
+        start_of, size_of, stride, position = found or find_starts(view, start, end, record_size_max, count_max)
         # Copied once, unless slicing can be avoided as far as is known yet.
         source = None if stride else sliceable(view, start, position, len(start_of))
         while True:
@@ -121,7 +125,7 @@ class RecordBatch:
             place_in_log = position if base_physical_offset is None else base_physical_offset + position
             stop = ScanStop(StopReason.LIMIT, position, place_in_log, 0, f"{count} records were asked for")
         else:
-            found = record_codec.peek(
+            last = record_codec.peek(
                 view,
                 position,
                 end,
@@ -131,8 +135,8 @@ class RecordBatch:
                 require_property_crc=require_property_crc,
                 record_size_max=record_size_max,
             )
-            assert isinstance(found, ScanStop), f"columns and scalar check disagree about the record at {position}"
-            stop = found
+            assert isinstance(last, ScanStop), f"columns and scalar check disagree about the record at {position}"
+            stop = last
         return cls(buffer=view, start=start_of, size=size_of, stop=stop, _source=source, **columns)
 
     def __len__(self) -> int:
@@ -320,6 +324,18 @@ class RecordBatch:
     def properties_contain(self, part: bytes) -> bool:
         """Whether these bytes are anywhere in the property strings: one fast search in all of them."""
         return part in self._property_pairs().text
+
+    def first_malformed_properties(self) -> int | None:
+        """The number of the first record whose properties no sender may have: see PropertyPairs.first_malformed."""
+        return self._property_pairs().first_malformed() if len(self) else None
+
+    def first_with_any(self, names: frozenset[str]) -> tuple[int, str] | None:
+        """The number of the first record with one of these properties (of three bytes or more each), and which."""
+        return self._property_pairs().first_with_any(names) if len(self) else None
+
+    def property_counts(self) -> Integers:
+        """How many properties each record has, its checksum included."""
+        return self._property_pairs().counts()
 
     def _property_pairs(self) -> PropertyPairs:
         if self._pairs is None:

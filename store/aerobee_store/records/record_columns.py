@@ -81,7 +81,7 @@ _STRETCHES_MAX: Final = 512
 _COPIED_SIZE_MAX: Final = 2048
 
 
-def _items(buffer: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def items(buffer: memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """The buffer as numbers that begin at every byte; none if it is too small for one."""
     return np.ndarray((max(len(buffer) - dtype.itemsize + 1, 0),), dtype, buffer, strides=(1,))
 
@@ -94,11 +94,18 @@ def heads_at(view: memoryview, start: Integers) -> npt.NDArray[np.void]:
 
 
 def find_starts(
-    view: memoryview, start: int, end: int, size_max: int, count_max: int | None
+    view: memoryview,
+    start: int,
+    end: int,
+    size_max: int,
+    count_max: int | None,
+    size_min: int = record_codec.RECORD_SIZE_MIN,
 ) -> tuple[Integers, Integers, int, int]:
-    """Follow the sizes: where records may begin, their sizes, that of all if they have one or 0, the chain's end."""
+    """Follow the sizes: where records may begin, their sizes, that of all if they have one or 0, the chain's end.
+
+    `size_min`: of what begins with its size and is no record.
+    """
     size_at = struct.Struct(">i").unpack_from
-    size_min = record_codec.RECORD_SIZE_MIN
     position = start
     last = end - size_min
     left = end if count_max is None else count_max  # there are fewer records than bytes
@@ -130,6 +137,25 @@ def find_starts(
     if run:
         starts = np.concatenate((uniform, starts))
     return starts, np.diff(starts, append=position), 0, position
+
+
+def starts_by_sizes(
+    view: memoryview, start: int, end: int, size_max: int, count_max: int | None, sizes: Integers
+) -> tuple[Integers, Integers, int, int] | None:
+    """As `find_starts`, for records that are said to have these sizes; None if they do not, or not all are here."""
+    if not len(sizes) or (count_max is not None and len(sizes) > count_max):
+        return None
+    ends = start + np.cumsum(sizes)
+    starts = ends - sizes
+    position = int(ends[-1])
+    if position > end or int(sizes.min()) < record_codec.RECORD_SIZE_MIN or int(sizes.max()) > size_max:
+        return None
+    if not all_true(items(view, _I32)[starts] == sizes):
+        return None
+    if end - position >= record_codec.RECORD_SIZE_MIN and (count_max is None or len(sizes) < count_max):
+        return None  # more may follow
+    stride = int(sizes[0])
+    return starts, sizes, stride if all_true(sizes == stride) else 0, position
 
 
 def columns_of(
@@ -288,8 +314,8 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
         if (bad := _first_false(ok)) < count:
             return bad
         time_position = start + record_codec.STORE_TIMESTAMP_POSITION + born_extra
-        store_timestamp = _items(view, I64)[time_position].astype(np.int64)
-        body_size = _items(view, _I32)[start + fixed_size - 4].astype(np.int64)
+        store_timestamp = items(view, I64)[time_position].astype(np.int64)
+        body_size = items(view, _I32)[start + fixed_size - 4].astype(np.int64)
 
     body_start = start + fixed_size
     topic_start = body_start + body_size + version
@@ -300,14 +326,14 @@ def _layout(view: memoryview, start: Integers, size: Integers, head: npt.NDArray
         topic_size = np.frombuffer(view, np.uint8)[topic_start - 1].astype(np.int64)
         topic_size_max: Any = record_codec.TOPIC_SIZE_MAX_V1
     else:
-        topic_size = _items(view, _I16)[topic_start - 2].astype(np.int64)
+        topic_size = items(view, _I16)[topic_start - 2].astype(np.int64)
         topic_size = np.where(version == 1, topic_size & 0xFF, topic_size)
         topic_size_max = np.where(version == 1, record_codec.TOPIC_SIZE_MAX_V1, record_codec.TOPIC_SIZE_MAX_V2)
     properties_start = topic_start + topic_size + 2
     ok = (topic_size >= 1) & (topic_size <= topic_size_max) & (properties_start <= end)
     if (bad := _first_false(ok)) < count:
         return bad
-    properties_size = _items(view, _I16)[properties_start - 2].astype(np.int64)
+    properties_size = items(view, _I16)[properties_start - 2].astype(np.int64)
     if (bad := _first_false(properties_start + properties_size == end)) < count:
         return bad
     tail = windows(view, _TAIL.itemsize)[end - _TAIL.itemsize].view(_TAIL)
@@ -345,7 +371,7 @@ def put_items(
     if stride:
         _column(buffer, int(start[0]) + position, stride, len(start), dtype)[:] = values
     else:
-        _items(buffer, dtype)[start + position] = values
+        items(buffer, dtype)[start + position] = values
 
 
 def _column(buffer: memoryview, position: int, stride: int, count: int, dtype: Any) -> npt.NDArray[Any]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.naming import topic_name
-from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.processors.records.checks import check_records
+from aerobee_broker.processors.records.read import SIZE_DTYPE
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
-from aerobee_store import AppendedBatch, MessageStore
+from aerobee_store import AppendedBatch, InvalidRecordError, MessageStore
 from aerobee_store.records.record_batch import RecordBatch
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
@@ -29,6 +33,7 @@ class AppendProcessor:
     """Answers AppendRecords. Raises what `services.errors` knows as status codes."""
 
     def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
+        self._limits = config.limits
         self._store = store
         self._tables = tables
         self._counters = counters
@@ -50,8 +55,11 @@ class AppendProcessor:
         topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
         _check_queue(topic, request.queue_id)
         batch = self._checked(request, topic)
-        appended = self._store.append_records(stored_name, request.queue_id, batch, born_host=client.peer)
-        self._counters.sent_to(stored_name, "normal").add_many(batch.size)
+        try:
+            appended = self._store.append_records(stored_name, request.queue_id, batch, born_host=client.peer)
+        except InvalidRecordError as error:
+            raise BadRecordError(v2.Code.BAD_REQUEST, error.index, error.reason) from error
+        self._counters.sent_to(stored_name, "normal").add_many(batch.size, appended.count)
         return appended
 
     async def finish(self, appended: AppendedBatch, started: float) -> records_v1.AppendRecordsResponse:
@@ -80,6 +88,7 @@ class AppendProcessor:
             placed=False,
             require_property_crc=self._require_checksum,
             count_max=RECORD_COUNT_MAX + 1,
+            sizes=_sizes(request.record_sizes),
         )
         if len(batch) > RECORD_COUNT_MAX:
             raise InvalidRequestError(
@@ -87,20 +96,19 @@ class AppendProcessor:
             )
         if batch.end != len(records):
             raise BadRecordError(v2.Code.MESSAGE_CORRUPTED, len(batch), batch.stop.detail or batch.stop.reason.value)
-        large = batch.body_size > self._body_size_max
-        if large.any():
-            row = int(large.argmax())
-            raise BadRecordError(
-                v2.Code.MESSAGE_BODY_TOO_LARGE,
-                row,
-                f"its body has {int(batch.body_size[row])} bytes, the limit is {self._body_size_max}",
-            )
-        if v2.MessageType.NORMAL not in ACCEPTED_TYPES[topic.message_type]:
-            raise InvalidRequestError(
-                v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"topic {topic.name!r} does not take normal messages; send its messages with SendMessage",
-            )
+        check_records(batch, topic, request.queue_id, self._limits, self._body_size_max)
         return batch
+
+
+def _sizes(record_sizes: bytes) -> npt.NDArray[np.int64] | None:
+    """What the client says that the sizes are; None if it says nothing. InvalidRequestError."""
+    if not record_sizes:
+        return None
+    if len(record_sizes) % SIZE_DTYPE.itemsize:
+        raise InvalidRequestError(
+            v2.Code.BAD_REQUEST, f"record_sizes has {len(record_sizes)} bytes, which is no multiple of 4"
+        )
+    return np.frombuffer(record_sizes, SIZE_DTYPE).astype(np.int64)
 
 
 def _check_queue(topic: TopicConfig, queue_id: int) -> None:

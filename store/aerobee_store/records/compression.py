@@ -1,0 +1,87 @@
+"""Decompresses the bodies of records, in the three ways that their system flags name.
+
+    sys_flag & 0x001    the body is compressed
+    sys_flag & 0x700    how: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format), 0x200 Zstandard
+
+LZ4 and Zstandard need the packages `lz4` and `zstandard`: `pip install aerobee[compression]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from typing import Any, Final
+
+from aerobee_store.errors import StoreError
+
+SYS_FLAG_COMPRESSED: Final = 0x1
+SYS_FLAG_COMPRESSION_TYPE: Final = 0x700
+
+_PACKAGES: Final = {0x100: "lz4.frame", 0x200: "zstandard"}
+
+
+class DecompressionError(StoreError):
+    """A body is not what its flags say, is larger than allowed, or needs a package that is not installed."""
+
+
+def decompress(body: bytes | memoryview, sys_flag: int, size_max: int) -> bytes | memoryview:
+    """The body as it was before it was compressed, as it is if it was not. DecompressionError."""
+    if not sys_flag & SYS_FLAG_COMPRESSED:
+        return body
+    kind = sys_flag & SYS_FLAG_COMPRESSION_TYPE
+    if kind in (0x000, 0x300):
+        return _inflate(body, size_max)
+    name = _PACKAGES.get(kind)
+    if name is None:
+        raise DecompressionError(f"compression type {kind >> 8} is unknown; use LZ4 (1), Zstandard (2) or zlib (3)")
+    try:
+        package: Any = importlib.import_module(name)
+    except ImportError:
+        raise DecompressionError(
+            f"compression type {kind >> 8} needs the package {name.partition('.')[0]}: pip install aerobee[compression]"
+        ) from None
+    return _unlz4(package, body, size_max) if kind == 0x100 else _unzstd(package, body, size_max)
+
+
+def _inflate(body: bytes | memoryview, size_max: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(body, size_max)
+    except zlib.error as error:
+        raise DecompressionError(f"the compressed body is no zlib stream: {error}") from error
+    _check_end(eof=stream.eof, starved=not stream.unconsumed_tail, rest=stream.unused_data, size_max=size_max)
+    return plain
+
+
+def _unlz4(package: Any, body: bytes | memoryview, size_max: int) -> bytes:
+    stream = package.LZ4FrameDecompressor()
+    try:
+        plain = bytes(stream.decompress(body, max_length=size_max))
+    except (RuntimeError, EOFError) as error:
+        raise DecompressionError(f"the compressed body is no LZ4 frame: {error}") from error
+    _check_end(eof=stream.eof, starved=stream.needs_input, rest=stream.unused_data or b"", size_max=size_max)
+    return plain
+
+
+def _unzstd(package: Any, body: bytes | memoryview, size_max: int) -> bytes:
+    # The reader has the bound, but neither says whether the frame ended nor what came behind it; the object does.
+    stream = package.ZstdDecompressor().decompressobj()
+    try:
+        with package.ZstdDecompressor().stream_reader(body) as reader:
+            plain = bytes(reader.read(size_max + 1))
+        if len(plain) <= size_max:
+            stream.decompress(body)
+    except package.ZstdError as error:
+        raise DecompressionError(f"the compressed body is no Zstandard frame: {error}") from error
+    starved = len(plain) <= size_max
+    _check_end(eof=starved and stream.eof, starved=starved, rest=stream.unused_data, size_max=size_max)
+    return plain
+
+
+def _check_end(*, eof: bool, starved: bool, rest: bytes, size_max: int) -> None:
+    if not eof:
+        raise DecompressionError(
+            "the compressed body ends early" if starved else f"the body grows beyond {size_max} bytes, the limit"
+        )
+    if rest:
+        raise DecompressionError(f"{len(rest)} bytes follow the end of the compressed body")
