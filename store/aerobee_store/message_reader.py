@@ -11,9 +11,10 @@ from typing import Final, Literal
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.queues import multi_dispatch
 from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
-from aerobee_store.queues.consume_queue import FILLER_SIZE
+from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.records import inner_batch, properties
@@ -44,12 +45,19 @@ class MessageReader:
     """The reading half of `MessageStore`, which says what each call promises."""
 
     def __init__(
-        self, log: CommitLog, queues: QueueTable, index: IndexService, deleted: DeletedTopics, stats: StoreStats
+        self,
+        log: CommitLog,
+        queues: QueueTable,
+        index: IndexService,
+        deleted: DeletedTopics,
+        repair: UnitRepair,
+        stats: StoreStats,
     ) -> None:
         self._log = log
         self._queues = queues
         self._index = index
         self._deleted = deleted
+        self._repair = repair
         self._stats = stats
 
     def read(
@@ -89,7 +97,7 @@ class MessageReader:
                 break
             taken += 1
             try:
-                found = self.record_at(physical_offset)
+                found = self._record_of(queue, queue_offset + taken - 1, physical_offset)
             except (RecordNotFoundError, CorruptRecordError) as error:
                 lost += 1
                 _log.error(
@@ -100,22 +108,6 @@ class MessageReader:
                     error,
                 )
                 continue
-            place = topic, queue_id, queue_offset + taken - 1
-            if (found.topic, found.queue_id, found.queue_offset) != place:
-                if is_also_at(found, place):
-                    found = multi_dispatch.as_read_from(found, queue_id, place[2])
-                else:
-                    lost += 1
-                    _log.error(
-                        "unit names another message topic=%s queue=%d offset=%d found=%s/%d/%d",
-                        topic,
-                        queue_id,
-                        queue_offset + taken - 1,
-                        found.topic,
-                        found.queue_id,
-                        found.queue_offset,
-                    )
-                    continue
             if tags is not None and found.tag not in tags:
                 continue
             records.append(found)
@@ -135,20 +127,15 @@ class MessageReader:
         size = lost = 0
         position = queue_offset
         scan_end = high if tags is None else queue_offset + _SCAN_UNITS_MAX
-        units = queue.units(queue.number_at(queue_offset), _SCAN_UNITS_MAX if tags is not None else max_count)
-        for physical_offset, _, _, _, base, count, _, _ in units.tolist():
+        first = queue.number_at(queue_offset)
+        units = queue.units(first, _SCAN_UNITS_MAX if tags is not None else max_count)
+        for number, (physical_offset, _, _, _, base, count, _, _) in enumerate(units.tolist(), first):
             if len(records) >= max_count or position >= scan_end:
                 break
             lost += max(0, base - position)  # no unit says where these were
             position = max(position, base)
             try:
-                messages = inner_batch.unpack(self.record_at(physical_offset))
-                if messages[0].queue_offset != base or len(messages) != count or messages[0].topic != queue.topic:
-                    raise CorruptRecordError(
-                        f"it holds {messages[0].topic}/{messages[0].queue_id} from offset {messages[0].queue_offset} "
-                        f"on, its unit says {queue.topic}/{queue.queue_id} from {base} on",
-                        physical_offset=physical_offset,
-                    )
+                messages = self._messages_of(queue, number, physical_offset, base, count)
             except (RecordNotFoundError, CorruptRecordError) as error:
                 lost += base + count - position
                 _log.error(
@@ -172,6 +159,37 @@ class MessageReader:
         self._stats.messages_read += len(records)
         self._stats.bytes_read += size
         return ReadResult("found" if records else "no-match", records, position, low, high, lost)
+
+    def _record_of(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int) -> Record:
+        """The record of a queue offset, at the place that its unit names or, if it is not there, where the log has it.
+
+        RecordNotFoundError, CorruptRecordError.
+        """
+        try:
+            return _as_read_from(queue, queue_offset, self._log.record_at(physical_offset))
+        except (RecordNotFoundError, CorruptRecordError) as error:
+            place = self._repair.repair(queue, queue_offset)
+            if place is None:
+                self._count_failure(error)
+                raise
+        return _as_read_from(queue, queue_offset, self.record_at(place.physical_offset))
+
+    def _messages_of(
+        self, queue: BatchConsumeQueue, number: int, physical_offset: int, base: int, count: int
+    ) -> list[Record]:
+        """The same of a batch queue: the messages of the inner batch that unit `number` names."""
+        try:
+            return _unpacked(queue, base, count, self._log.record_at(physical_offset))
+        except (RecordNotFoundError, CorruptRecordError) as error:
+            place = self._repair.repair(queue, number)
+            if place is None:
+                self._count_failure(error)
+                raise
+        return _unpacked(queue, base, count, self.record_at(place.physical_offset))
+
+    def _count_failure(self, error: Exception) -> None:
+        if isinstance(error, CorruptRecordError):
+            self._stats.checksum_failures += 1
 
     def record_at(self, physical_offset: int) -> Record:
         """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""
@@ -240,6 +258,31 @@ def outside(queue_offset: int, low: int, high: int) -> ReadResult:
     if not high:
         return ReadResult("empty", [], 0, 0, 0)
     return ReadResult("offset-at-end" if queue_offset == high else "offset-too-large", [], high, low, high)
+
+
+def _as_read_from(queue: ConsumeQueue, queue_offset: int, found: Record) -> Record:
+    """A record as it is read from this place. CorruptRecordError if it is that of another one."""
+    place = queue.topic, queue.queue_id, queue_offset
+    if (found.topic, found.queue_id, found.queue_offset) == place:
+        return found
+    if is_also_at(found, place):
+        return multi_dispatch.as_read_from(found, queue.queue_id, queue_offset)
+    raise CorruptRecordError(
+        f"it is message {found.topic}/{found.queue_id}/{found.queue_offset}, not the one that its unit says",
+        physical_offset=found.physical_offset,
+    )
+
+
+def _unpacked(queue: BatchConsumeQueue, base: int, count: int, found: Record) -> list[Record]:
+    """The messages of an inner batch. CorruptRecordError if it is another one."""
+    messages = inner_batch.unpack(found)
+    if messages[0].queue_offset != base or len(messages) != count or messages[0].topic != queue.topic:
+        raise CorruptRecordError(
+            f"it holds {messages[0].topic}/{messages[0].queue_id} from offset {messages[0].queue_offset} on, its unit "
+            f"says {queue.topic}/{queue.queue_id} from {base} on",
+            physical_offset=found.physical_offset,
+        )
+    return messages
 
 
 def is_also_at(found: Record, place: tuple[str, int, int]) -> bool:

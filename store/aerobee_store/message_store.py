@@ -40,6 +40,7 @@ from aerobee_store.maintenance.deleted_topics import DeletedTopics
 from aerobee_store.maintenance.retention import Retention, RetentionListener
 from aerobee_store.maintenance.scrub import Scrub
 from aerobee_store.maintenance.topic_removal import TopicRemoval
+from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
 from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
@@ -185,8 +186,10 @@ class MessageStore:
             on_failure=self._fail,
             flush=self.flush,
         )
-        self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, self.stats)
-        self._run_reader = RunReader(self._log, self._queues, self.stats)
+        record_size_max = max(config.record_size_max, config.segment_size)
+        repair = UnitRepair(self._log, self.running, self.stats, record_size_max=record_size_max)
+        self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, repair, self.stats)
+        self._run_reader = RunReader(self._log, self._queues, repair, self.stats)
 
     # --- opening and closing ----------------------------------------------------------------------------------
 

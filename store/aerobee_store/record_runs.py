@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import ReadStatus, is_also_at, outside
 from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue, Units
@@ -55,9 +56,10 @@ class RecordRuns:
 class RunReader:
     """The bulk-reading part of `MessageStore`, which says what each call promises."""
 
-    def __init__(self, log: CommitLog, queues: QueueTable, stats: StoreStats) -> None:
+    def __init__(self, log: CommitLog, queues: QueueTable, repair: UnitRepair, stats: StoreStats) -> None:
         self._log = log
         self._queues = queues
+        self._repair = repair
         self._stats = stats
 
     def read(
@@ -90,19 +92,21 @@ class RunReader:
         taken = _fitting(size[rows], max_bytes)
         looked = int(rows[taken]) if taken < len(rows) else len(units)
         rows = rows[:taken]
-        position = units["physical_offset"].astype(np.int64)[rows]
+        position, size = units["physical_offset"].astype(np.int64)[rows], size[rows]
         lost = looked - int(np.count_nonzero(real[:looked]))
-        valid = self._valid(queue, position, size[rows], queue_offset + rows)
+        valid = self._valid(queue, position, size, queue_offset + rows)
         if not valid.all():
+            self._put_right(queue, queue_offset + rows, position, size, valid)
             lost += self._report(queue, queue_offset + rows[~valid])
-            rows, position = rows[valid], position[valid]
-        return self._found(position, size[rows], queue_offset + looked, low, high, lost, len(rows))
+            position, size = position[valid], size[valid]
+        return self._found(position, size, queue_offset + looked, low, high, lost, len(position))
 
     def _read_batches(
         self, queue: BatchConsumeQueue, queue_offset: int, stop: int, high: int, max_bytes: int
     ) -> RecordRuns:
         """The same of records that hold many messages. The first may begin before `queue_offset`."""
-        units = queue.units(queue.number_at(queue_offset), _UNITS_MAX)
+        first = queue.number_at(queue_offset)
+        units = queue.units(first, _UNITS_MAX)
         base = units["base_offset"].astype(np.int64)
         end = base + units["count"]
         before = int(np.searchsorted(base, stop))
@@ -115,6 +119,7 @@ class RunReader:
         lost = next_offset - queue_offset - int((end - asked).sum())
         valid = self._valid(queue, position, size, base)
         if not valid.all():
+            self._put_right(queue, first + np.arange(taken), position, size, valid)
             self._report(queue, base[~valid])
             lost += int((end - asked)[~valid].sum())
         count = int((end - asked)[valid].sum())
@@ -162,6 +167,21 @@ class RunReader:
             valid[rows] = ok
             first = last
         return valid
+
+    def _put_right(
+        self,
+        queue: ConsumeQueue | BatchConsumeQueue,
+        numbers: Integers,
+        position: Integers,
+        size: Integers,
+        valid: Booleans,
+    ) -> None:
+        """Find the records of the units that are not valid; what is found is valid from then on."""
+        for row in (~valid).nonzero()[0].tolist():
+            place = self._repair.repair(queue, int(numbers[row]))
+            if place is not None:
+                position[row], size[row] = place
+                valid[row] = True
 
     def _is_also_in(self, queue: ConsumeQueue | BatchConsumeQueue, physical_offset: int, queue_offset: int) -> bool:
         """Whether a record that was sent to another queue names this place as a further one."""

@@ -76,6 +76,7 @@ class StoreStats:
     allocation_failures: int = 0  # segments that could not be made in advance
     segment_locks_refused: int = 0  # warm segments that may not be locked in memory
     checksum_failures: int = 0
+    units_repaired: int = 0  # of queues, that named another place than their message's
     tables_changed: int = 0  # configuration files that were not what had been saved when they were read
     recovery_seconds: float = 0.0
     recovered_records: int = 0

@@ -448,6 +448,11 @@ class _StoreCollector(Collector):
             "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
         )
         yield self._counter(
+            "aerobee_store_queue_units_repaired",
+            "Units of queues that named another place than their message's.",
+            stats.units_repaired,
+        )
+        yield self._counter(
             "aerobee_store_tables_changed",
             "Configuration files that were edited or damaged since they were saved.",
             stats.tables_changed,

@@ -137,6 +137,10 @@ class BatchConsumeQueue:
         """The units from number `first` on, up to `count` of them and up to the end of the queue."""
         return self._units.units(first, count)
 
+    def overwrite(self, number: int, units: bytes) -> None:
+        """Put the right units in the place of wrong ones; they hold the same messages."""
+        self._units.overwrite(number, units)
+
     def number_at(self, queue_offset: int) -> int:
         """The number of the unit that holds this message; in a gap of the one behind; at the end the end's."""
         number = bisect_right(self._numbers, queue_offset, key=self._base_offset) + self._units.min_offset

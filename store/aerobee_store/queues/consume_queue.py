@@ -122,6 +122,11 @@ class ConsumeQueue:
         return [start // self._unit_size for start in self._starts]
 
     @property
+    def unit_numbers(self) -> tuple[int, int]:
+        """The first queue offset that can be served, and the one behind the last."""
+        return self.min_offset, self.max_offset
+
+    @property
     def has_files(self) -> bool:
         """Whether it has ever had a unit."""
         return bool(self._starts)

@@ -237,8 +237,10 @@ class TimerCheck:
 
     def _check_wheel(self, positions: Integers, units: Units, checkpoint: TimerCheckpoint) -> None:
         path = self._files.directory / "timerwheel"
+        times = (units["write_time"] + units["delay"]).astype(np.int64)
         if not path.exists():
-            if len(units):
+            # A wheel is made for what waits. If nothing does, there is none, and the next start makes none.
+            if (times // self._precision_ms * self._precision_ms >= checkpoint.read_time_ms).any():
                 self._tell(
                     "timer-file", "timerwheel", "there is none; the next start makes it anew", severity="warning"
                 )
@@ -248,7 +250,6 @@ class TimerCheck:
         if len(data) % SLOT_SIZE or not len(slots):
             self._tell("timer-file", "timerwheel", f"{len(data)} bytes are no slots of {SLOT_SIZE}")
             return
-        times = (units["write_time"] + units["delay"]).astype(np.int64)
         precision = checkpoint.precision_ms or _precision_of(slots, times)
         waits = np.flatnonzero(times // precision * precision >= checkpoint.read_time_ms)
         order = waits[np.argsort(times[waits] // precision, kind="stable")]

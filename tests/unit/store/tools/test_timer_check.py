@@ -205,3 +205,25 @@ async def test_a_file_of_the_timer_log_is_missing(timed: Timed) -> None:
     names = sorted(path.name for path in (timed.directory / "timerlog").iterdir())
     (timed.directory / "timerlog" / names[-2]).unlink()
     assert {"timer-file", "timer-unit-missing"} <= set(timed.kinds())
+
+
+async def test_a_wheel_that_nothing_waits_for_is_not_missing(tmp_path: Path) -> None:
+    """All is delivered: the next start makes no wheel, so that there is none is no finding, before and after it."""
+    directory = tmp_path / "store"
+    harness = await filled(directory)
+    for _ in range(8):
+        await harness.advance(60)
+    await harness.stop()
+    (directory / "timerwheel").unlink()
+    timed = Timed(directory)
+    assert timed.kinds() == []
+    again = await TimerHarness.start(
+        store=StoreConfig.tiny(directory),
+        file_system=DiskFileSystem(),
+        clock=ManualClock(START_MS + 1_000_000),
+        slot_count=SLOTS,
+        log_file_size=LOG_FILE_SIZE,
+    )
+    await again.stop()
+    assert not (directory / "timerwheel").exists()
+    assert timed.kinds() == []

@@ -1,0 +1,191 @@
+"""Finds the record of a queue unit that names another place, and puts the unit right.
+
+A queue is derived from the log, so a unit that a bit has changed loses no message: the log says which record has this
+queue offset. It is looked for, cheapest first,
+
+    one bit away    at the offsets that differ from the unit's in one bit: a few dozen looks
+    by neighbours   between the records of the nearest right units before and behind it, 32 MiB of the log at most
+
+and what is found is written into the unit, to be synced with the next flush of derived files. The readers of a queue
+ask for it when a unit leads to no record of that queue offset; the message is lost only if it is not found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.log_scan import LogScan, batch_queue_units, queue_units
+from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, AnyQueue, BatchConsumeQueue
+from aerobee_store.queues.consume_queue import FILLER_SIZE, UNIT_DTYPE, Units
+from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.records import properties
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.records.record_columns import Integers
+from aerobee_store.running_flags import RunningFlags, RunningState
+from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+# What one search reads of the log: about a tenth of a second.
+_SEARCH_SIZE_MAX: Final = 32 << 20
+# How far away a right unit is looked for: a rotten sector has 26 units, a rotten page 205.
+_NEIGHBOUR_DISTANCE_MAX: Final = 1024
+_NOT_FOUND_MAX: Final = 4096
+_OFFSET_BITS: Final = 48
+
+
+class RecordPlace(NamedTuple):
+    """Where a record lies in the log, and its size."""
+
+    physical_offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """The units of one queue that the records of a stretch of the log must have; what the last search has found."""
+
+    queue: AnyQueue
+    begin: int
+    end: int
+    numbers: Integers
+    """Queue offsets, of a batch queue those of the first messages."""
+    units: Units
+
+
+class UnitRepair:
+    """Event loop only."""
+
+    def __init__(self, log: CommitLog, running: RunningState, stats: StoreStats, *, record_size_max: int) -> None:
+        self._log = log
+        self._running = running
+        self._stats = stats
+        self._record_size_max = record_size_max
+        self._not_found: dict[tuple[str, int, int], None] = {}  # so that nobody searches for them again
+        self._searched: _Searched | None = None
+
+    def repair(self, queue: AnyQueue, number: int) -> RecordPlace | None:
+        """The place of the record that unit `number` of a queue should name; the unit names it afterwards.
+
+        `number`: the queue offset; of a batch queue the number of the unit. None if the log is not known to have it.
+        """
+        key = queue.topic, queue.queue_id, number
+        if key in self._not_found:
+            return None
+        named = int(queue.units(number, 1)[0]["physical_offset"])
+        unit = self._one_bit_away(queue, number, named)
+        if unit is None and named >= self._log.min_offset:  # what was in front of it has expired
+            unit = self._by_neighbours(queue, number)
+        if unit is None:
+            if len(self._not_found) >= _NOT_FOUND_MAX:
+                self._not_found.clear()
+            self._not_found[key] = None
+            return None
+        place = RecordPlace(int(unit[0]["physical_offset"]), int(unit[0]["size"]))
+        self._stats.units_repaired += 1
+        _log.warning(
+            "queue unit named another place and is put right topic=%s queue=%d unit=%d named=%d physical_offset=%d",
+            queue.topic,
+            queue.queue_id,
+            number,
+            named,
+            place.physical_offset,
+        )
+        if not self._running.flags & RunningFlags.NOT_WRITEABLE:
+            try:
+                queue.overwrite(number, unit.tobytes())
+            except OSError as error:
+                _log.error("queue unit could not be written directory=%s cause=%s", queue.directory, error)
+        return place
+
+    def _one_bit_away(self, queue: AnyQueue, number: int, named: int) -> Units | None:
+        for bit in range(_OFFSET_BITS):
+            if (unit := self._unit_at(queue, number, named ^ 1 << bit)) is not None:
+                return unit
+        return self._unit_at(queue, number, named)  # its size may be what is wrong
+
+    def _by_neighbours(self, queue: AnyQueue, number: int) -> Units | None:
+        begin = self._neighbour(queue, number, -1, self._log.min_offset)
+        end = self._neighbour(queue, number, 1, self._log.committed)
+        if end - begin <= _SEARCH_SIZE_MAX:
+            return self._search(queue, number, begin, end)
+        half = _SEARCH_SIZE_MAX // 2  # near one of them, more likely than not
+        near = self._search(queue, number, begin, begin + half)
+        return near if near is not None else self._search(queue, number, end - half, end)
+
+    def _neighbour(self, queue: AnyQueue, number: int, step: int, default: int) -> int:
+        """The physical offset of a right unit before (`step` -1) or behind this one, from near to far."""
+        first, end = queue.unit_numbers
+        distance = 1
+        while distance <= _NEIGHBOUR_DISTANCE_MAX and first <= (other := number + step * distance) < end:
+            unit = queue.units(other, 1)[0]
+            place = int(unit["physical_offset"])
+            if int(unit["size"]) != FILLER_SIZE and self._unit_at(queue, other, place) is not None:
+                return place
+            distance += 1 if distance < 8 else distance  # near ones first, then in larger and larger steps
+        return default
+
+    def _search(self, queue: AnyQueue, number: int, begin: int, end: int) -> Units | None:
+        """The unit of this number, of a record in [begin, end). What was read once is not read again for the next."""
+        searched = self._searched
+        if searched is None or searched.queue is not queue or not searched.begin <= begin <= end <= searched.end:
+            searched = self._searched = self._read(queue, begin, end)
+        rows = np.flatnonzero(searched.numbers == _key(queue, number))
+        return searched.units[rows[:1]] if len(rows) else None
+
+    def _read(self, queue: AnyQueue, begin: int, end: int) -> _Searched:
+        numbers: list[Integers] = [np.zeros(0, np.int64)]
+        dtype = BATCH_UNIT_DTYPE if isinstance(queue, BatchConsumeQueue) else UNIT_DTYPE
+        units: list[Units] = [np.zeros(0, dtype)]
+        scan = LogScan(self._log.files.files, record_size_max=self._record_size_max)
+        for part in scan.walk(begin, zeros_end=self._log.committed):
+            if isinstance(part, RecordBatch):
+                for found, of_queue in _units_in(part, queue):
+                    numbers.append(found)
+                    units.append(of_queue)
+                if int(part.physical_offset[-1]) >= end:
+                    break
+        return _Searched(queue, begin, end, np.concatenate(numbers), np.concatenate(units, dtype=dtype))
+
+    def _unit_at(self, queue: AnyQueue, number: int, physical_offset: int) -> Units | None:
+        """The unit that the record there must have, if it is the one of this number."""
+        file = self._log.files.find(physical_offset)
+        if file is None or physical_offset >= self._log.committed:
+            return None
+        record = RecordBatch.parse(
+            file.view,
+            base_physical_offset=file.start_offset,
+            start=physical_offset - file.start_offset,
+            end=file.committed,
+            check_crc=True,
+            record_size_max=self._record_size_max,
+            count_max=1,
+        )
+        if len(record):
+            for numbers, units in _units_in(record, queue):
+                if _key(queue, number) in numbers:
+                    return units[:1]
+        return None
+
+
+def _key(queue: AnyQueue, number: int) -> int:
+    """What tells the unit of this number among those of the queue."""
+    return int(queue.units(number, 1)[0]["base_offset"]) if isinstance(queue, BatchConsumeQueue) else number
+
+
+def _units_in(batch: RecordBatch, queue: AnyQueue) -> Iterator[tuple[Integers, Units]]:
+    """The units of the queue that these records must have, and what tells them (see `_key`)."""
+    if isinstance(queue, BatchConsumeQueue):
+        for topic, queue_id, units in batch_queue_units(batch):
+            if (topic, queue_id) == (queue.topic, queue.queue_id):
+                yield units["base_offset"].astype(np.int64), units
+    elif queue.topic in batch.topics or len(batch.rows_with(properties.INNER_MULTI_DISPATCH)):
+        for found in queue_units(batch, AS_RECORDED):
+            if (found.topic, found.queue_id) == (queue.topic, queue.queue_id):
+                yield found.queue_offsets, found.units
