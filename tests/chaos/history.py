@@ -489,6 +489,9 @@ class _Checker:
             if not before.ever_consuming and event.call not in others:
                 self.findings.found(Fault.ORDER, f"{what}: {message_id}, which is before it, is not acknowledged")
                 break
+            if event.attempt == 1 and before.last.attempt > 1 and before.last.call == event.call:
+                self.findings.found(Fault.ORDER, f"{what}: new, beside {message_id}, which is redelivered before it")
+                break
             if before.consumed_attempt is not None:
                 break  # and so were those before it, or it has been told
         calls.add(event.call)

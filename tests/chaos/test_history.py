@@ -242,6 +242,19 @@ BAD: dict[str, tuple[Fault, Sequence[Event]]] = {
             *done("b", offset=1),
         ],
     ),
+    "new beside the first again": (
+        Fault.ORDER,
+        [
+            ORDERED,
+            *sent("a", **line()),
+            *sent("b", **line()),
+            got("a"),
+            got("a", 1000, attempt=2, call=7),
+            got("b", 1000, offset=1, call=7),
+            *done("a", 1001, 2),
+            *done("b", 1001, offset=1),
+        ],
+    ),
     "first again after the second": (
         Fault.ORDER,
         [

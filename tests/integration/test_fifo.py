@@ -324,7 +324,10 @@ async def test_redelivery_begins_at_the_first_that_is_not_acknowledged(talk: Con
     await talk.send_in_order("g", "m0", "m1", "m2", "m3")
     batch = await talk.receive(3, seconds=0.3)
     await talk.acknowledge(batch[0], batch[2])
-    assert told(await talk.receive(32, wait=5)) == [("m1", 2), ("m3", 1)]
+    again = await talk.receive(32, wait=5)
+    assert told(again) == [("m1", 2)]
+    await talk.acknowledge(*again)
+    assert told(await talk.receive(32, wait=5)) == [("m3", 1)]
 
 
 async def test_the_same_attempt_gets_the_same_messages_again(talk: Conversation) -> None:
@@ -408,7 +411,10 @@ async def test_a_changed_invisible_duration_locks_the_message_group_until_then(t
     [message] = await talk.receive(1, wait=5)
     assert told([message]) == [("m0", 2)]
     await talk.change_invisible(message, 0)
-    assert told(await talk.receive(32, wait=5)) == [("m0", 3), ("m1", 1)]
+    again = await talk.receive(32, wait=5)
+    assert told(again) == [("m0", 3)]
+    await talk.acknowledge(*again)
+    assert told(await talk.receive(32, wait=5)) == [("m1", 1)]
 
 
 async def test_locks_survive_an_orderly_restart(tmp_path: Path) -> None:

@@ -49,9 +49,20 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         return sorted(offset for offset, message in self.messages.items() if message.status == status)
 
     def may_go(self, count: int) -> list[int]:
-        """In the order of the offsets, whatever has no message of its group in flight."""
-        busy = {self.messages[offset].message_group for offset in self.with_status("in flight")}
-        return [o for o in self.with_status("waiting") if self.messages[o].message_group not in busy][:count]
+        """In the order of the offsets, whatever has no message of its group in flight, nor a redelivered one in front
+        of it if it is new."""
+        stopped = {self.messages[offset].message_group for offset in self.with_status("in flight")}
+        redelivered: set[str] = set()
+        may_go = []
+        for offset in self.with_status("waiting"):
+            message = self.messages[offset]
+            if message.attempt:
+                redelivered.add(message.message_group)
+            elif message.message_group in redelivered:
+                stopped.add(message.message_group)
+            if message.message_group not in stopped:
+                may_go.append(offset)
+        return may_go[:count]
 
     def expire_model(self) -> None:
         for message in self.messages.values():
@@ -92,6 +103,8 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
                 o for o in self.messages if o < offset and self.messages[o].message_group == message.message_group
             ]
             assert all(self.messages[o].status == "finished" or o in offsets for o in earlier)
+            if not message.attempt:  # new: nothing that failed before is unfinished in front of it
+                assert not any(o in offsets and told[o] > 1 for o in earlier)
             message.status, message.attempt = "in flight", message.attempt + 1
             message.nonce, message.until = self.nonce, self.now + seconds
             self.withdrawn.discard(offset)

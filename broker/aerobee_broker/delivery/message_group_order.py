@@ -3,7 +3,8 @@
 A sequence is the messages of one message group in this queue, or those without a group. While a message of a sequence
 is in flight, none of the others is delivered. A waiting message is ready again, or was passed over when the queue was
 read (ready after 0 deliveries), so that the sequences behind it could go on. With nothing in flight the sequence is
-open, and its messages go out in the order of their offsets.
+open, and its messages go out in the order of their offsets. New messages may follow each other in one answer, and so
+may messages that were delivered before, but a new one never goes out beside a redelivered one in front of it.
 
     in flight      nothing waits        something waits
     none           the sequence is gone     open: its first offset is in the heap
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from aerobee_store.records.properties import SHARDING_KEY
@@ -43,10 +44,11 @@ class MessageGroupOrder:
     LABEL_PROPERTY: ClassVar = SHARDING_KEY
     """Of a message: its value is the label that is told here, the message group; "" without one."""
 
-    __slots__ = ("_flights", "_open", "_sequence_of", "_sequences", "unknown")
+    __slots__ = ("_deliveries", "_flights", "_open", "_sequence_of", "_sequences", "unknown")
 
-    def __init__(self, in_flight: Mapping[int, int], ready: Iterable[int]) -> None:
-        """`in_flight`: offset -> nonce."""
+    def __init__(self, in_flight: Mapping[int, int], ready: Mapping[int, int]) -> None:
+        """`in_flight`: offset -> nonce. `ready`: offset -> deliveries so far, always as they are now."""
+        self._deliveries = ready
         self.unknown: set[int] = {*in_flight, *ready}
         self._sequences: dict[str, _Sequence] = {}
         self._sequence_of: dict[int, _Sequence] = {}  # of every message that is known and not finished
@@ -95,23 +97,25 @@ class MessageGroupOrder:
         assert not self.unknown, "the order is not known yet"
         taken: list[int] = []
         opened: list[tuple[int, str]] = []  # what has to go back into the heap
-        next_waiting: list[
-            tuple[int, int, _Sequence]
-        ] = []  # of sequences that have been begun: offset, its index, sequence
+        next_waiting: list[tuple[int, int, bool, _Sequence]] = []
+        # Of sequences that have been begun: offset, its index, whether a redelivered one goes out, the sequence.
         while len(taken) < count:
             first = self._first_open()
             if next_waiting and (first is None or next_waiting[0][0] < first[0]):
-                offset, index, sequence = heapq.heappop(next_waiting)
+                offset, index, redelivers, sequence = heapq.heappop(next_waiting)
             elif first is not None:
                 while self._open and self._open[0] == first:  # it may be there twice
                     heapq.heappop(self._open)
                 opened.append(first)
-                offset, index, sequence = first[0], 0, self._sequences[first[1]]
+                offset, index, redelivers, sequence = first[0], 0, False, self._sequences[first[1]]
             else:
                 break
             taken.append(offset)
+            redelivers = redelivers or self._deliveries[offset] > 0
             if index + 1 < len(sequence.waiting):
-                heapq.heappush(next_waiting, (sequence.waiting[index + 1], index + 1, sequence))
+                following = sequence.waiting[index + 1]
+                if not redelivers or self._deliveries[following]:
+                    heapq.heappush(next_waiting, (following, index + 1, redelivers, sequence))
         for pair in opened:
             heapq.heappush(self._open, pair)
         return taken

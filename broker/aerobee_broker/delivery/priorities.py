@@ -10,7 +10,7 @@ priorities themselves are in the messages, and are read from there again after a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from aerobee_broker.message_mapping import PRIORITY_PROPERTY
@@ -24,8 +24,8 @@ class Priorities:
 
     __slots__ = ("_rank_of", "_waiting", "unknown")
 
-    def __init__(self, in_flight: Mapping[int, int], ready: Iterable[int]) -> None:
-        """`in_flight`: offset -> nonce. All of both is unknown until `learn` tells its label."""
+    def __init__(self, in_flight: Mapping[int, int], ready: Mapping[int, int]) -> None:
+        """`in_flight`: offset -> nonce; `ready`: offset -> deliveries. All is unknown until `learn` tells its label."""
         self.unknown: set[int] = {*in_flight, *ready}
         self._rank_of: dict[int, int] = {}  # the priority, negative: lower goes first, as with offsets
         self._waiting: list[tuple[int, int]] = []  # (rank, offset), ascending
