@@ -301,7 +301,12 @@ class TestDeadLetters:
         request = admin_v1.ResendDeadLettersRequest(group=GROUP, offsets=[1, 0])
         answer = await harness.ok("ResendDeadLetters", request)
         assert [(result.offset, result.topic) for result in answer.results] == [(1, TOPIC), (0, TOPIC)]
-        assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"b": 1, "a": 1}
+        await harness.client.sent(message(TOPIC, "new"))
+        await harness.client.create_group("others")
+        received = await harness.client.receive_all(TOPIC, "others", 3)  # the first "a" and "b", and not those again
+        assert sorted(each.body for each in received) == [b"a", b"b", b"new"]
+        assert (await harness.client.receive(TOPIC, "others", wait=0.2)).code == Code.MESSAGE_NOT_FOUND
+        assert (await harness.client.receive(TOPIC, GROUP, wait=5)).attempts == {"b": 1, "a": 1, "new": 1}
         listed = await harness.ok("ListDeadLetters", admin_v1.ListDeadLettersRequest(group=GROUP))
         assert all(letter.HasField("resent_timestamp") for letter in listed.dead_letters)
         assert (await harness.refused("ResendDeadLetters", request))[0] == Code.PRECONDITION_FAILED

@@ -27,8 +27,8 @@ _EXAMPLES = """\
   aerobee dlq export billing --output letters.jsonl
 """
 _RESEND_DETAILS = (
-    "A dead letter goes back into the topic that it came from, where every group of the topic gets it, not only this "
-    "one. It stays among the dead letters, marked as sent again."
+    "A dead letter goes back to the topic it came from, and only this group receives it. With --topic every group of "
+    "that topic receives it. It stays among the dead letters, marked as sent again."
 )
 _RESEND_COUNT = 100  # in one request
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables
 from aerobee_broker.tables.topics import TopicConfig, dead_letter_topic
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message
+
+ATTEMPTS_WITHOUT_END: Final = 1 << 30
 
 
 class DeadLetters:
@@ -21,6 +25,13 @@ class DeadLetters:
     def has_topic(self, group: str) -> bool:
         """Whether `append` may be called for the group."""
         return dead_letter_topic(group) in self._tables.topics
+
+    def attempt_max(self, topic: str, group: str) -> int:
+        """After how many deliveries a message of the topic is a dead letter of the group."""
+        config = self._tables.groups.get(group)
+        if config is None or topic == dead_letter_topic(group):  # a dead letter is delivered without end
+            return ATTEMPTS_WITHOUT_END
+        return max(config.retry_max_times + 1, 1)
 
     async def create_topic(self, group: str) -> None:
         """On disk when this returns."""

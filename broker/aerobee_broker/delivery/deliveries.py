@@ -9,7 +9,7 @@ the step, memory and journal never tell different stories, and a snapshot of eve
     receiving.py       what a receive takes
     visibility.py      the timer: when messages become visible again
     auto_renewals.py         clients that have messages for as long as they live
-    dead_letters.py    what is delivered no more
+    dead_letters.py    what is delivered no more; exhausted.py: the task that moves messages there
     history.py         the journal: events, snapshots, replay
 """
 
@@ -27,6 +27,7 @@ from aerobee_broker.delivery.auto_renewals import AutoRenewals, attempt_nonce
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Changed
+from aerobee_broker.delivery.exhausted import ExhaustedMessages
 from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import (
@@ -47,14 +48,13 @@ from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueSt
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
-from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicMessageType, dead_letter_topic, light_topic_name
+from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicMessageType, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 
 _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
-_ATTEMPTS_WITHOUT_END: Final = 1 << 30
 _LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
 _DELETED_PER_STEP_MAX: Final = 512  # topics that go in one step of the event loop, and with one save of their note
 LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
@@ -86,7 +86,7 @@ class Deliveries:
         self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, config)
         self._auto_renewals = AutoRenewals(clock, config, self._connected)
-        self._visibility = Visibility(clock, self._wake_receive, self.stats, self._drop_absent)
+        self._visibility = Visibility(clock, self.stats, self)
         self._dead_letters = DeadLetters(store, tables, self.stats)
         self._history = History(store, tables, clock, config, self._subscriptions, self.stats)
         self._receiving = Receiving(
@@ -100,6 +100,9 @@ class Deliveries:
             self._history,
             self.stats,
             self._run_number,
+        )
+        self._exhausted = ExhaustedMessages(
+            self._dead_letters, self._subscriptions, self._history, clock, self.stats, self
         )
         self.lite = LiteConsumers(store, config, self._subscriptions, self._history, self.long_polling)
         self._recent: OrderedDict[tuple[int, int], Queue] = OrderedDict()  # (nonce, offset) of acknowledged messages
@@ -123,6 +126,7 @@ class Deliveries:
             self._subscriptions.note_commit(queue, force=True)
             self._visibility.schedule(queue)
             self._subscriptions.note_busy(queue)
+            self._exhausted.note(queue)
         self._auto_renewals.restore(queues)
         _log.info("deliveries restored events=%d queues=%d", count, len(queues))
 
@@ -132,6 +136,7 @@ class Deliveries:
             tasks.create_task(self._visibility.run(), name="delivery-timer")
             tasks.create_task(self._history.run(), name="delivery-snapshots")
             tasks.create_task(self._run_lite_expiry(), name="lite-topic-expiry")
+            tasks.create_task(self._exhausted.run(), name="dead-letters")
 
     async def close(self) -> None:
         """Write a last snapshot, so that the next start has next to nothing to replay. The store must still run.
@@ -215,10 +220,7 @@ class Deliveries:
                     invisible_ms=invisible_ms,
                     wanted=wanted,
                     attempt=attempt,
-                    # There is no place behind the dead letters.
-                    attempt_max=_ATTEMPTS_WITHOUT_END
-                    if topic == dead_letter_topic(group)
-                    else max(group_config.retry_max_times + 1, 1),
+                    attempt_max=self._dead_letters.attempt_max(topic, group),
                     order=MessageGroupOrder if orderly else Priorities if by_priority else None,
                 )
                 is_last = loop.time() >= look_until
@@ -366,7 +368,7 @@ class Deliveries:
         if isinstance(order, MessageGroupOrder) and (
             order.has_open() or queue.delivery.cursor < self._subscriptions.end_of(queue)
         ):
-            self._visibility.wake_receive(queue)  # what waited for the last of its message group
+            self._wake_receive(queue)  # what waited for the last of its message group
 
     # --- Clients, topics, groups ------------------------------------------------------------------------------
 
@@ -383,7 +385,12 @@ class Deliveries:
         else:
             self.long_polling.wake(queue.key.topic, queue.key.group, queue.key.queue_id)
 
-    def _drop_absent(self) -> float | None:
+    def became_visible(self, queue: Queue) -> None:
+        """For Visibility: a waiting receive looks at the queue, and exhausted messages become dead letters."""
+        self._wake_receive(queue)
+        self._exhausted.note(queue)
+
+    def drop_absent_clients(self) -> float | None:
         """Clients of before a restart that did not come back are gone; in how many seconds to look again."""
         absent, seconds = self._auto_renewals.absent()
         for client_id in absent:
@@ -417,7 +424,7 @@ class Deliveries:
         if resets:
             self._history.reset(resets)
             for queue, _ in resets:
-                self._visibility.wake_receive(queue)
+                self._wake_receive(queue)
             await self._history.wait_stored()
         if len(resets) < len(offsets):
             await self._tables.save()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _SQL = v2.FilterType.SQL
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
 _TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB, whatever expressions clients invent
+ONLY_GROUP: Final = "__AEROBEE_ONLY_GROUP"
+"""On a dead letter that was sent again: the stored name of the only group that gets it."""
+
+_ONLY_GROUP_BYTES: Final = ONLY_GROUP.encode()
 _CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: most may not pass
 
 
@@ -34,26 +38,40 @@ class MessageFilter:
         """How often a queue may be read before others get their turn: tags skip 800 messages a read, and cheaply."""
         return 16 if self.condition is None else 4
 
-    def passes(self, record: Record) -> bool:
+    def passes(self, record: Record, group: str) -> bool:
+        """Whether the consumer wants the message, and its group may have it."""
+        return is_for(record, group) and self._passes(record)
+
+    def _passes(self, record: Record) -> bool:
         if self.condition is not None and self.condition(record.properties) is not True:
             return False
         return self.tags is None or record.tag in self.tags
 
-    def read(self, store: MessageStore, topic: str, queue_id: int, queue_offset: int, count: int) -> ReadResult:
+    def read(
+        self, store: MessageStore, topic: str, queue_id: int, queue_offset: int, count: int, group: str
+    ) -> ReadResult:
         """At most `count` messages that pass, from the offset on; those that do not lie before `next_offset`.
 
         Looks at a bounded number of messages, so that it may bring nothing though there is more. StoreAccessError.
         """
         if self.condition is None:
-            return store.read(topic, queue_id, queue_offset, max_count=count, tags=self.tags)
+            result = store.read(topic, queue_id, queue_offset, max_count=count, tags=self.tags)
+            if any(_ONLY_GROUP_BYTES in record.raw_properties for record in result.records):
+                return replace(result, records=[record for record in result.records if is_for(record, group)])
+            return result
         result = store.read(topic, queue_id, queue_offset, max_count=max(count, _CONDITIONS_MIN), tags=self.tags)
-        passing = list(filter(self.passes, result.records))
+        passing = [record for record in result.records if self.passes(record, group)]
         if len(passing) <= count:
             return replace(result, records=passing)
         return replace(result, records=passing[:count], next_offset=passing[count].queue_offset)
 
 
 EVERYTHING: Final = MessageFilter()
+
+
+def is_for(record: Record, group: str) -> bool:
+    """False for a message that was sent again to another group alone."""
+    return _ONLY_GROUP_BYTES not in record.raw_properties or record.properties.get(ONLY_GROUP, group) == group
 
 
 def filter_of(expression: v2.FilterExpression) -> MessageFilter:

@@ -81,6 +81,7 @@ class QueueDelivery:
         "in_flight",
         "order",
         "ready",
+        "ready_attempt_max",
     )
 
     def __init__(self, commit_offset: int) -> None:
@@ -89,6 +90,7 @@ class QueueDelivery:
         self.finished = OffsetRanges()  # above commit_offset, below cursor
         self.in_flight: dict[int, InFlight] = {}
         self.ready: dict[int, int] = {}  # queue offset -> deliveries so far
+        self.ready_attempt_max = 0  # no message in `ready` was delivered more often
         self._ready_order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
         self._recorded_cursor = commit_offset  # as the journal knows it
         self._unrecorded: list[int] = []  # seen since, and waiting when they were seen
@@ -146,6 +148,13 @@ class QueueDelivery:
             self.order.add(offset, label)
             self._unrecorded.append(offset)
         self.skip(cursor)
+
+    def exhausted(self, attempt_max: int) -> list[int]:
+        """The offsets, ascending, of ready messages that were delivered `attempt_max` times or more."""
+        if self.ready_attempt_max < attempt_max:
+            return []
+        self.ready_attempt_max = max(self.ready.values(), default=0)
+        return sorted(offset for offset, attempt in self.ready.items() if attempt >= attempt_max)
 
     @property
     def unrecorded_count(self) -> int:
@@ -501,6 +510,7 @@ class QueueDelivery:
 
     def _make_ready(self, attempts: dict[int, int]) -> None:
         self.ready.update(attempts)
+        self.ready_attempt_max = max(self.ready_attempt_max, max(attempts.values(), default=0))
         if self._ready_order is None:
             return
         if len(attempts) == 1:

@@ -330,7 +330,7 @@ class Receiving:
         """See up to `size` messages from the cursor on; returns how many were read, None at the end of the queue."""
         delivery = queue.delivery
         before = delivery.cursor
-        result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, before, size)
+        result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, before, size, queue.key.group)
         if result.next_offset <= before:
             return None
         self._stats.lost += result.lost
@@ -371,7 +371,7 @@ class Receiving:
             if record is None:
                 self._stats.lost += 1
                 reading.finished.append(offset)
-            elif not request.wanted.passes(record):
+            elif not request.wanted.passes(record, queue.key.group):
                 reading.finished.append(offset)
             elif delivery.ready[offset] < request.attempt_max:
                 reading.records.append(record)
@@ -387,7 +387,8 @@ class Receiving:
     def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
         """Read up to `count` messages that were never delivered; True if there may be more of them."""
         for _ in range(wanted.reads_per_step):
-            result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, reading.cursor, count)
+            key = queue.key
+            result = wanted.read(self._store, key.topic, key.queue_id, reading.cursor, count, key.group)
             if result.next_offset <= reading.cursor:
                 return False
             self._stats.lost += result.lost

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.stats import DeliveryStats
@@ -18,24 +18,25 @@ from aerobee_store.clock import Clock
 _SLEEP_SECONDS_MAX: Final = 3600.0
 
 
+class VisibilityListener(Protocol):
+    """Whoever acts when messages become visible."""
+
+    def became_visible(self, queue: Queue) -> None:
+        """Messages of the queue may be delivered again."""
+        ...
+
+    def drop_absent_clients(self) -> float | None:
+        """Give up clients that did not come back; in how many seconds to ask again, None: never."""
+        ...
+
+
 class Visibility:
     """The timer of all queues. Event loop only."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        wake_receive: Callable[[Queue], None],
-        stats: DeliveryStats,
-        also_due: Callable[[], float | None],
-    ) -> None:
-        """`wake_receive` lets a waiting receive look at a queue, for something of it may be delivered.
-
-        `also_due` does what else is due, and says in how many seconds it has to be asked again; None: no more.
-        """
+    def __init__(self, clock: Clock, stats: DeliveryStats, listener: VisibilityListener) -> None:
         self._clock = clock
-        self.wake_receive = wake_receive
         self._stats = stats
-        self._also_due = also_due
+        self._listener = listener
         self._queues: list[tuple[int, int, Queue]] = []
         self._sequence = 0
         self._wake = asyncio.Event()
@@ -53,7 +54,7 @@ class Visibility:
                 self._stats.expired += count
                 key = (queue.topic, queue.key.group)
                 self._stats.expired_of[key] = self._stats.expired_of.get(key, 0) + count
-                self.wake_receive(queue)
+                self._listener.became_visible(queue)
 
     @property
     def late_ms(self) -> int:
@@ -82,7 +83,7 @@ class Visibility:
                 queue.delivery.release(offsets, nonce, now_ms)
                 self.expire(queue, now_ms)
             elif queue.delivery.withdraw(offsets, nonce):
-                self.wake_receive(queue)
+                self._listener.became_visible(queue)
 
     def expire_due(self) -> float:
         """Make visible whatever is due; returns in how many seconds to come again."""
@@ -94,8 +95,8 @@ class Visibility:
             queue.scheduled_ms = None
             self.expire(queue, now_ms)
             self.schedule(queue)
-        also = self._also_due()  # may schedule
-        seconds = _SLEEP_SECONDS_MAX if also is None else also
+        absent = self._listener.drop_absent_clients()  # may schedule
+        seconds = _SLEEP_SECONDS_MAX if absent is None else absent
         if self._queues:
             seconds = min(seconds, (self._queues[0][0] - now_ms) / 1000)
         return min(max(seconds, 0.0), _SLEEP_SECONDS_MAX)

@@ -37,6 +37,7 @@ class _Reading:
 
     topic: str
     queue_id: int
+    group: str
     offset: int  # where to read next
     # Everyone who pulls gets every message, so each waits in a line of its own, and one arrival wakes all of them. No
     # group has the name of such a line, for there is a space in it.
@@ -86,6 +87,7 @@ class PullProcessor:
         reading = _Reading(
             topic,
             queue_id,
+            group=group,
             offset=request.offset,
             line=f"{group} pull {next(self._waits)}",
             client_id=client.client_id,
@@ -109,7 +111,7 @@ class PullProcessor:
         while True:
             self._tables.topics.require(topic)  # it may have been deleted meanwhile
             for _ in range(wanted.reads_per_step):
-                result = wanted.read(self._store, topic, queue_id, reading.offset, count)
+                result = wanted.read(self._store, topic, queue_id, reading.offset, count, reading.group)
                 at_end = result.next_offset == reading.offset
                 reading.offset = result.next_offset
                 if at_end or result.records:

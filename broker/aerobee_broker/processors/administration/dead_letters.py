@@ -1,8 +1,9 @@
 """The messages that groups gave up: listed, looked at, and sent again.
 
-Sending one again stores it once more in the topic that it came from, under its id, with the property RESENT_FROM that
-names the dead letter. That is how it is known later which ones were sent again: nothing else is written down, so what
-is known and what is in the log cannot disagree.
+Sending one again stores it once more in the topic that it came from, under its id. The property RESENT_FROM names the
+dead letter. It tells later which ones were sent again: nothing else is written down, so this cannot disagree with the
+log. The property ONLY_GROUP keeps the message from all other groups of the topic. If the operator names a topic, every
+group of that topic gets it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.delivery.filters import ONLY_GROUP
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
 from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
 from aerobee_broker.metrics.counters import BrokerCounters
@@ -35,6 +37,7 @@ _TIME_MAX: Final = (1 << 63) - 1
 # What belongs to the life that has ended, ours and RocketMQ's.
 _ENDED: Final = (
     *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, p.REAL_TOPIC, p.REAL_QUEUE_ID, p.CRC32, p.DELAY, TIMER_ORIGIN),
+    ONLY_GROUP,
     *(p.TIMER_DELIVER_MS, p.TIMER_DELAY_MS, p.TIMER_DELAY_SEC, p.TIMER_OUT_MS, p.TIMER_ENQUEUE_MS),
     *(p.TIMER_DEQUEUE_MS, p.TIMER_ROLL_TIMES, p.TRANSACTION_MESSAGE),
     *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "POP_CK", "1ST_POP_TIME"),
@@ -198,6 +201,8 @@ class DeadLetterAdministration:
             queue_id = self._turns % target.write_queue_count
         properties = {name: value for name, value in record.properties.items() if name not in _ENDED}
         properties[RESENT_FROM] = _letter_name(record)
+        if not request.topic:
+            properties[ONLY_GROUP] = topic.removeprefix(DEAD_LETTER_PREFIX)
         [place] = self._store.append(
             [
                 Message(

@@ -1731,7 +1731,7 @@ Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
 
 @_typing.final
 class ResendDeadLettersRequest(_message.Message):
-    """All groups that read the topic get the message, not only the one that gave it up: it is a new message there."""
+    """Only the group that gave the message up gets it again. In a topic that `topic` names, all its groups get it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
