@@ -5,6 +5,7 @@ import pytest
 
 import aerobee_client.testing
 from tests.conformance import table
+from tests.conformance.cluster import table as cluster_table
 from tests.support import seeds
 
 # No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     That last one is registered here for a source tree that was not installed; an installed one brings it by itself.
     """
     config.pluginmanager.register(table, "conformance-table")
+    config.pluginmanager.register(cluster_table, "cluster-conformance-table")
     config.pluginmanager.register(seeds, "seeds")
     if not config.pluginmanager.is_registered(aerobee_client.testing):
         config.pluginmanager.register(aerobee_client.testing, "aerobee")

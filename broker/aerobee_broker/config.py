@@ -86,6 +86,7 @@ class ListenConfig:
 
     grpc: Address = Address("127.0.0.1", 8081)  # plaintext
     tls: Address | None = None  # the same with TLS; None: nowhere
+    remoting: Address | None = None  # for clients before RocketMQ 5 and mqadmin; None: nowhere
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
     advertise_tls: Address | None = None  # the same for clients that came with TLS

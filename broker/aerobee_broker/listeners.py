@@ -34,11 +34,14 @@ class Listening:
 
     grpc: Address
     tls: Address | None = None
+    remoting: Address | None = None
 
     def __iter__(self) -> Iterator[Address]:
         yield self.grpc
         if self.tls is not None:
             yield self.tls
+        if self.remoting is not None:
+            yield self.remoting
 
 
 def check_ports(config: BrokerConfig) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -44,6 +45,7 @@ from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
+from aerobee_broker.remoting.service import RemotingService
 from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
@@ -196,7 +198,8 @@ async def _serve(
     deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)
     timer = Timer(store, clock, config.timer, topics=lambda: (topic.name for topic in tables.topics))
-    transactions = Transactions(store, tables, clock, config.transactions, Producers(clients), timer.delayed)
+    producers = Producers(clients)
+    transactions = Transactions(store, tables, clock, config.transactions, producers, timer.delayed)
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)
     await asyncio.to_thread(timer.open)
@@ -204,6 +207,19 @@ async def _serve(
     await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
     broker_stats = BrokerStats(counters, tables, store, clock)
+    remoting = RemotingService(
+        config=config,
+        store=store,
+        tables=tables,
+        deliveries=deliveries,
+        transactions=transactions,
+        producers=producers,
+        timer=timer,
+        level_delay=level_delay,
+        counters=counters,
+        accounts=accounts,
+        clock=clock,
+    )
     metrics.attach(
         store=store,
         tables=tables,
@@ -227,6 +243,7 @@ async def _serve(
                     (clients.name, clients.run),
                     (tables.name, tables.run),
                     (broker_stats.name, broker_stats.run),
+                    (remoting.name, remoting.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
@@ -244,6 +261,7 @@ async def _serve(
                 timer,
                 counters,
                 broker_stats,
+                remoting,
             )
             try:
                 ready.reason = None
@@ -254,7 +272,9 @@ async def _serve(
                 draining.set()
                 deliveries.long_polling.drain()
                 clients.close_streams()
-                await server.stop(config.listen.drain_seconds)
+                await asyncio.gather(
+                    server.stop(config.listen.drain_seconds), remoting.server.stop(config.listen.drain_seconds)
+                )
                 await timer.close()
                 await deliveries.close()
                 await transactions.close()
@@ -263,6 +283,7 @@ async def _serve(
                 ready.reason = ready.reason or "stopping: a service of the broker died"
                 with suppress(asyncio.CancelledError):
                     await server.stop(None)
+                    await remoting.server.stop(0)
             for service in services:
                 service.cancel()
     except BaseExceptionGroup as group:
@@ -286,6 +307,7 @@ async def _listen(
     timer: Timer,
     counters: BrokerCounters,
     broker_stats: BrokerStats,
+    remoting: RemotingService,
 ) -> tuple[grpc.aio.Server, asyncio.Event, Listening]:
     """Bind the gRPC ports and serve every service on it. The event, once set, ends streams of health and reflection.
 
@@ -300,6 +322,8 @@ async def _listen(
     size_max = ("grpc.max_receive_message_length", limits.request_size_max)
     server = grpc.aio.server(options=(*_GRPC_OPTIONS, size_max))
     listening = listen(server, config, credentials)
+    if config.listen.remoting is not None:
+        listening = replace(listening, remoting=await remoting.listen(config.listen.remoting))
     route = RouteProcessor(config, tables, listening)
     send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
     messaging = MessagingService(
@@ -388,7 +412,11 @@ async def _listen(
 def _warn(config: BrokerConfig) -> None:
     if config.ignored_rocketmq_keys:
         _log.warning("settings of broker.conf without effect here: %s", ", ".join(config.ignored_rocketmq_keys))
-    reachable = [address for address in (config.listen.grpc, config.listen.tls) if address and not address.is_loopback]
+    reachable = [
+        address
+        for address in (config.listen.grpc, config.listen.tls, config.listen.remoting)
+        if address and not address.is_loopback
+    ]
     if reachable and config.auth.accounts is None:
         _log.warning(
             "listening on %s without authentication: whoever reaches it may read, write and delete; set auth.accounts, "

@@ -17,8 +17,8 @@ from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
-from aerobee_store.records import inner_batch, properties
-from aerobee_store.records.record import Record, TransactionType
+from aerobee_store.records import inner_batch, properties, record
+from aerobee_store.records.record import Message, Record, TransactionType
 from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
@@ -198,6 +198,33 @@ class MessageReader:
         except CorruptRecordError:
             self._stats.checksum_failures += 1
             raise
+
+    def record_bytes(self, found: Record) -> bytes:
+        """As MessageStore.record_bytes."""
+        data = bytes(self._log.bytes_at(found.physical_offset, found.size))
+        if record.place_of(data) == (found.size, found.queue_id, found.queue_offset, found.physical_offset):
+            return data
+        # It was read as the message of another queue than its own, or from inside a batch: as if it lay there.
+        message = Message(
+            topic=found.topic,
+            queue_id=found.queue_id,
+            body=found.body,
+            raw_properties=found.raw_properties,
+            flag=found.flag,
+            sys_flag=found.sys_flag,
+            born_timestamp=found.born_timestamp,
+            born_host=found.born_host,
+            reconsume_times=found.reconsume_times,
+            prepared_transaction_offset=found.prepared_transaction_offset,
+        )
+        return record.encode(
+            message,
+            queue_offset=found.queue_offset,
+            physical_offset=found.physical_offset,
+            store_timestamp=found.store_timestamp,
+            store_host=found.store_host,
+            property_crc=True,
+        )
 
     def query(self, topic: str, key: str, *, max_count: int, begin: int, end: int) -> list[Record]:
         """As MessageStore.query."""

@@ -516,6 +516,10 @@ class MessageStore:
         """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""
         return self._reader.record_at(physical_offset)
 
+    def record_bytes(self, record: Record) -> bytes:
+        """A record that was read, as it lies in the log. Raises RecordNotFoundError if it has expired since."""
+        return self._reader.record_bytes(record)
+
     def query(
         self, topic: str, key: str, *, max_count: int = 64, begin: int = 0, end: int = TIMESTAMP_MAX
     ) -> list[Record]:

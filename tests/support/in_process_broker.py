@@ -30,6 +30,7 @@ class InProcessBroker:
     messaging: Any  # the asyncio face of the stub exists in stub files only
     admin: Any
     administration: Any
+    remoting: Address | None = None
 
 
 @asynccontextmanager
@@ -39,15 +40,16 @@ async def in_process_broker(
     """Started on entry, drained on exit; the exit fails if the broker did. `changes` are of BrokerConfig.tiny."""
     config = BrokerConfig.tiny(directory, **changes)
     stop = asyncio.Event()
-    ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[tuple[Listening, str]] = asyncio.get_running_loop().create_future()
 
     def announce(listening: Listening, metrics: Address) -> None:
-        ready.set_result((str(listening.grpc), str(metrics)))
+        ready.set_result((listening, str(metrics)))
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(server.run(config, stop, announce, clock=clock))
         async with asyncio.timeout(30):
-            address, metrics = await ready
+            listening, metrics = await ready
+        address = str(listening.grpc)
         async with grpc.aio.insecure_channel(address) as channel:
             try:
                 yield InProcessBroker(
@@ -57,6 +59,7 @@ async def in_process_broker(
                     v2.MessagingServiceStub(channel),
                     v2.AdminStub(channel),
                     admin_v1.AdminServiceStub(channel),
+                    listening.remoting,
                 )
             finally:
                 stop.set()

@@ -86,7 +86,7 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
     unset = dataclasses.replace(
         shown,
         store=dataclasses.replace(shown.store, store_host=default.store.store_host),
-        listen=dataclasses.replace(shown.listen, advertise=None, tls=None, advertise_tls=None),
+        listen=dataclasses.replace(shown.listen, advertise=None, tls=None, advertise_tls=None, remoting=None),
         tls=default.tls,
         auth=default.auth,
         topics=dataclasses.replace(shown.topics, auto_create=None),

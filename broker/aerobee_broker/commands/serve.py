@@ -27,6 +27,7 @@ _EXAMPLES = """\
   aerobee serve --listen 0.0.0.0:8081          reachable from other machines
   aerobee serve --listen 127.0.0.1:0           any free port; the line "ready grpc=HOST:PORT ..." names it
   aerobee serve --dev --listen-tls 127.0.0.1:8082      for SDKs that use TLS, with a certificate made on the spot
+  aerobee serve --dev --listen-remoting 127.0.0.1:9876     also for clients of RocketMQ 4: this is their name server
   aerobee serve --rocketmq-conf broker.conf    with the settings, and on the store, of a RocketMQ broker
 
 SIGTERM and Ctrl-C end it in an orderly way. Settings without a flag: a TOML file (--config), or the environment
@@ -39,6 +40,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--store", metavar="DIR", help="where messages are kept (default: data)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="for clients (default: 127.0.0.1:8081)")
     parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS (default: nowhere)")
+    parser.add_argument(
+        "--listen-remoting", metavar="HOST:PORT", help="for clients before RocketMQ 5 and mqadmin (default: nowhere)"
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="who may call, as TOML (default: everybody)")
@@ -75,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             "store.write_mode": arguments.write_mode,
             "listen.grpc": arguments.listen,
             "listen.tls": arguments.listen_tls,
+            "listen.remoting": arguments.listen_remoting,
             "tls.certificate": arguments.tls_cert,
             "tls.key": arguments.tls_key,
             "auth.accounts": arguments.accounts,
@@ -142,7 +147,8 @@ def collect_less_garbage() -> None:
 def _announce(listening: Listening, metrics: Address) -> None:
     """Scripts wait for the first line; the rest is for a person who looks."""
     tls = "" if listening.tls is None else f" tls={listening.tls}"
-    print(f"ready grpc={listening.grpc} metrics={metrics}{tls}", flush=True)
+    remoting = "" if listening.remoting is None else f" remoting={listening.remoting}"
+    print(f"ready grpc={listening.grpc} metrics={metrics}{tls}{remoting}", flush=True)
     if sys.stderr.isatty():
         port = listening.grpc.port
         option = "" if port == 8081 else f" --endpoint 127.0.0.1:{port}"

@@ -20,6 +20,7 @@ ONLY_GROUP: Final = "__AEROBEE_ONLY_GROUP"
 """On a dead letter that was sent again: the stored name of the only group that gets it."""
 
 _ONLY_GROUP_BYTES: Final = ONLY_GROUP.encode()
+_BYTES_MAX: Final = 4 << 20
 _CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: most may not pass
 
 
@@ -48,18 +49,27 @@ class MessageFilter:
         return self.tags is None or record.tag in self.tags
 
     def read(
-        self, store: MessageStore, topic: str, queue_id: int, queue_offset: int, count: int, group: str
+        self,
+        store: MessageStore,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        count: int,
+        group: str,
+        *,
+        max_bytes: int = _BYTES_MAX,
     ) -> ReadResult:
         """At most `count` messages that pass, from the offset on; those that do not lie before `next_offset`.
 
         Looks at a bounded number of messages, so that it may bring nothing though there is more. StoreAccessError.
         """
         if self.condition is None:
-            result = store.read(topic, queue_id, queue_offset, max_count=count, tags=self.tags)
+            result = store.read(topic, queue_id, queue_offset, max_count=count, max_bytes=max_bytes, tags=self.tags)
             if any(_ONLY_GROUP_BYTES in record.raw_properties for record in result.records):
                 return replace(result, records=[record for record in result.records if is_for(record, group)])
             return result
-        result = store.read(topic, queue_id, queue_offset, max_count=max(count, _CONDITIONS_MIN), tags=self.tags)
+        wider = max(count, _CONDITIONS_MIN)
+        result = store.read(topic, queue_id, queue_offset, max_count=wider, max_bytes=max_bytes, tags=self.tags)
         passing = [record for record in result.records if self.passes(record, group)]
         if len(passing) <= count:
             return replace(result, records=passing)

@@ -118,8 +118,11 @@ class Tables:
         files = {name: JsonTable(file_system, directory / f"{name}.json", stats=stats) for name in names}
         return cls(config, clock, files, in_disk_thread)
 
-    async def topic_in_use(self, stored_name: str) -> TopicConfig:
-        """The topic; with auto-creation one that did not exist does now. TopicNotFoundError, IllegalTopicError."""
+    async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
+        """The topic; with auto-creation one that did not exist does now. TopicNotFoundError, IllegalTopicError.
+
+        `queue_count`: how many queues it gets then at most.
+        """
         topic = self.topics.get(stored_name)
         if topic is not None:
             return topic
@@ -129,7 +132,7 @@ class Tables:
             check_new_topic_name(stored_name)
             # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we
             # can do.
-            count = self._config.topics.queue_count
+            count = min(self._config.topics.queue_count, queue_count or self._config.topics.queue_count)
             topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
             self.topics.create(topic)
             await self.save_topics()

@@ -1,7 +1,7 @@
-"""Messages with one of RocketMQ's eighteen fixed delays: those that wait in a store that RocketMQ wrote are delivered.
+"""Messages with one of RocketMQ's eighteen fixed delays, of clients of RocketMQ 4 and of stores that RocketMQ wrote.
 
 Queue n of SCHEDULE_TOPIC_XXXX has the messages of level n + 1, in the order in which they are due; how far each queue
-is stands in `config/delayOffset.json`. This broker stores no such messages itself: it has the timer.
+is stands in `config/delayOffset.json`. Clients of RocketMQ 5 name a time instead, which is the timer's.
 
 A message is delivered at least once. The file is saved right after a delivery, so only a crash between the two repeats
 what was delivered since; RocketMQ saves it every ten seconds.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from aerobee_broker.tables.data_version import DataVersion
@@ -30,6 +31,7 @@ _BATCH: Final = 64
 _RETRY_SECONDS: Final = 0.5
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _DROPPED: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
+"""What asks for a delay: a message that is delivered has none of them."""
 
 
 class LevelDelay:
@@ -64,6 +66,23 @@ class LevelDelay:
             number = checked_integer(name, int(level) if level.isascii() and level.isdigit() else None, 0, 1 << 16)
             self._offsets[number] = checked_integer(name, offset, 0, INT64_MAX)
         self._extra = dict(fields.rest())
+
+    def delayed(self, message: Message, level: int) -> Message:
+        """What is stored for a message that is to be delivered after the delay of a level, from 1; one above the last
+        counts as the last."""
+        level = min(level, len(DELAYS_MS))
+        properties = {name: value for name, value in message.properties.items() if name not in _DROPPED}
+        return replace(
+            message,
+            topic=SCHEDULE_TOPIC,
+            queue_id=level - 1,
+            properties={
+                **properties,
+                p.DELAY: str(level),
+                p.REAL_TOPIC: message.topic,
+                p.REAL_QUEUE_ID: str(message.queue_id),
+            },
+        )
 
     async def run(self) -> None:
         """Deliver what is due, until cancelled. Raises StoreError, OSError: the store is dead then."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
@@ -15,6 +15,8 @@ from aerobee_store.records import properties as p
 
 _SENDERS_PER_TOPIC_MAX: Final = 16
 _TOPICS_MAX: Final = 10_000
+REMOTING_SENDER: Final = "remoting "
+"""With which the name of a sender begins that speaks RocketMQ's older protocol. No client id has a blank there."""
 _BACKLOG_MAX: Final = 32  # commands that a client has not read: half of what its stream holds before it drops some
 
 
@@ -24,9 +26,14 @@ class Producers:
     def __init__(self, clients: ClientRegistry) -> None:
         self._clients = clients
         self._senders: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # topic -> client ids, latest last
+        self.ask_by_group: Callable[[Record, str, str, int], bool] | None = None
+        """Asks a producer of the older protocol: half message, topic, transaction id, how often one was asked before;
+        False if there is none."""
 
     def sent(self, topic: str, client_id: str) -> None:
         """This client sends transactional messages to the topic (stored name), so it can answer for them."""
+        if client_id.startswith(REMOTING_SENDER):
+            return  # any producer of its group can, and the message names that
         senders = self._senders.get(topic)
         if senders is None:
             senders = self._senders[topic] = OrderedDict()
@@ -47,6 +54,8 @@ class Producers:
         First the one that sent it, then the producers that listed the topic, beginning with those that send such
         messages to it, then the others that do. Each time it is the next one's turn: one may live and yet not answer.
         """
+        if sender is not None and sender.startswith(REMOTING_SENDER):
+            return None
         get = self._clients.get
         senders: Mapping[str, None] = self._senders.get(topic, {})
         listed = self._clients.producers_of(topic)

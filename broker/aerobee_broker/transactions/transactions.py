@@ -94,6 +94,7 @@ class HalfPlace(NamedTuple):
 
     queue_offset: int
     end: int
+    physical_offset: int | None = None  # None: it was settled long ago
 
 
 @dataclass(slots=True)
@@ -289,7 +290,7 @@ class Transactions:
         keys = [transaction_key(message.topic, message.properties[p.UNIQ_KEY]) for message in messages]
         for key, message in zip(keys, messages, strict=True):
             known = self._pending.get(key) or self._decided.get(key)
-            places.append(None if known is None else HalfPlace(known.queue_offset, known.end))
+            places.append(None if known is None else _place_of(known))
             if known is None and key not in fresh:
                 fresh[key] = half_message(message, client_id)
         if fresh:
@@ -318,8 +319,7 @@ class Transactions:
             self._half_end = appended[-1].queue_offset + 1
             self._bring_forward(2 * len(fresh))
         return [
-            HalfPlace(self._pending[key].queue_offset, self._pending[key].end) if place is None else place
-            for key, place in zip(keys, places, strict=True)
+            _place_of(self._pending[key]) if place is None else place for key, place in zip(keys, places, strict=True)
         ]
 
     async def end(self, topic: str, transaction_id: str, outcome: Outcome | None) -> Appended | None:
@@ -423,6 +423,13 @@ class Transactions:
             if not halves:
                 del self._unasked[topic]
 
+    def group_ready(self) -> None:
+        """A producer of the older protocol has come: whom it can answer for, only the half messages say."""
+        for halves in self._unasked.values():
+            for half in halves:
+                self._schedule(half, self._clock.monotonic())
+        self._unasked.clear()
+
     def check_due(self) -> float:
         """Ask about what is due, up to a bound; returns in how many seconds to come again, 0 for at once."""
         now = self._clock.monotonic()
@@ -452,11 +459,12 @@ class Transactions:
         client = None if give_up else self._producers.choose(half.topic, half.sender, half.checks)
         if client == "busy":
             return _Asked.LATER
-        if client is None and not give_up:
-            # A check that nobody gets does not count: a quarter of an hour without producers must not cost messages.
-            age_hours = (self._clock.now_ms() - half.since_ms) / 3_600_000
-            if age_hours <= self._config.age_hours_max:
-                return _Asked.NOBODY
+        ask_by_group = None if client is not None or give_up else self._producers.ask_by_group
+        # A check that nobody gets does not count: a quarter of an hour without producers must not cost messages.
+        age_hours = (self._clock.now_ms() - half.since_ms) / 3_600_000
+        may_wait = not give_up and age_hours <= self._config.age_hours_max
+        if client is None and ask_by_group is None and may_wait:
+            return _Asked.NOBODY
         try:
             record = self._store.record_at(half.physical_offset)
         except (RecordNotFoundError, CorruptRecordError) as error:
@@ -464,9 +472,15 @@ class Transactions:
             return self._give_up(half, None)
         except StoreAccessError:
             return _Asked.NOBODY
-        if client is None:
+        if client is not None:
+            asked = self._producers.ask(client, record, half.topic, _id_of(record))
+        elif ask_by_group is not None and ask_by_group(record, half.topic, _id_of(record), half.checks):
+            asked = True
+        elif may_wait:
+            asked = False
+        else:
             return self._give_up(half, record)
-        if not self._producers.ask(client, record, half.topic, _id_of(record)):
+        if not asked:
             return _Asked.NOBODY
         half.checks += 1
         self._renew(half, record)
@@ -611,6 +625,10 @@ class Transactions:
         self._op_end = appended[-1].queue_offset + 1
         self._unsettled.clear()
         self._store.request_flush()
+
+
+def _place_of(known: _Half | Decided) -> HalfPlace:
+    return HalfPlace(known.queue_offset, known.end, known.physical_offset if isinstance(known, _Half) else None)
 
 
 def _id_of(record: Record) -> str:

@@ -328,6 +328,14 @@ def encode(
     return draft.encode(queue_offset, physical_offset, store_timestamp)
 
 
+def place_of(encoded: bytes) -> tuple[int, int, int, int] | None:
+    """A record's size, queue id, queue offset and physical offset, unchecked; None if it is too short."""
+    if len(encoded) < _START.size:
+        return None
+    size, _, _, queue_id, _, queue_offset, physical_offset, _ = _START.unpack_from(encoded)
+    return size, queue_id, queue_offset, physical_offset
+
+
 def record_crc(record_without_checksum: ReadableBuffer) -> int:
     """CRC-32 with the top bit cleared, as both checksums of a record have it."""
     return crc32(record_without_checksum) & BODY_CRC_MASK

@@ -1,0 +1,98 @@
+"""What a broker sends with REGISTER_BROKER: its topics, as JSON or compressed. Integers are big-endian and signed.
+
+The compressed form is one zlib stream of
+
+    4 size, the data version as JSON
+    4 count of topics; each: 4 size, `name readQueues writeQueues perm filterType`, RocketMQ 5 adds ` attributes`
+    4 size, the list of filter servers as JSON, which has been empty since RocketMQ 4
+    from version 5.0.0 on: 4 count of static topics, each 4 size, JSON; they are not kept
+
+Brokers of RocketMQ 5 that compress say that they do not; the first byte of the body tells.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+from aerobee_broker.errors import TableFormatError
+from aerobee_broker.namesrv.route_tables import QueueData
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.tables.data_version import DataVersion
+from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_store.tables import java_json
+
+_BODY_SIZE_MAX: Final = 64 << 20  # decompressed: some 500,000 topics
+_ZLIB: Final = 0x78
+_I32: Final = struct.Struct(">i")
+
+
+def read_body(body: bytes, *, compressed: bool) -> tuple[DataVersion, dict[str, QueueData]]:
+    """The version of a broker's topics, and the topics. An empty body has none. RemotingError, JsonFormatError."""
+    if not body:
+        return DataVersion(), {}
+    try:
+        return _read_compressed(_inflated(body)) if compressed or body[0] == _ZLIB else _read_json(body)
+    except TableFormatError as error:
+        raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
+
+
+def _read_json(body: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
+    value = java_json.loads(body)
+    fields = JsonFields("body", value)
+    wrapper = fields.mapping("topicConfigSerializeWrapper") or value  # brokers before 3.0.11 send the wrapper itself
+    fields = JsonFields("topicConfigSerializeWrapper", wrapper)
+    version = DataVersion.from_json("dataVersion", fields.mapping("dataVersion"))
+    topics = {name: _queues(name, item) for name, item in fields.mapping("topicConfigTable").items()}
+    return version, topics
+
+
+def _queues(name: str, value: object) -> QueueData:
+    fields = JsonFields(f"topicConfigTable.{name}", value)
+    return QueueData(
+        fields.integer("readQueueNums", 16),
+        fields.integer("writeQueueNums", 16),
+        fields.integer("perm", 6),
+        fields.integer("topicSysFlag", 0),
+    )
+
+
+def _inflated(body: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(body, _BODY_SIZE_MAX)
+    except zlib.error as error:
+        raise RemotingError(Answer.INVALID_PARAMETER, f"the body says that it is compressed, but: {error}") from None
+    if inflater.unconsumed_tail:
+        raise RemotingError(Answer.INVALID_PARAMETER, f"the body has more than {_BODY_SIZE_MAX} bytes uncompressed")
+    if not inflater.eof:
+        raise RemotingError(Answer.INVALID_PARAMETER, "the compressed body ends too early")
+    return data
+
+
+def _read_compressed(data: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
+    try:
+        text, at = _text(data, 0)
+        version = DataVersion.from_json("dataVersion", java_json.loads(text))
+        (count,) = _I32.unpack_from(data, at)
+        at += _I32.size
+        topics: dict[str, QueueData] = {}
+        for _ in range(count):
+            text, at = _text(data, at)
+            name, read, write, permission, *_ = text.split(" ")
+            topics[name] = QueueData(int(read), int(write), int(permission))
+        return version, topics
+    except (struct.error, ValueError) as error:
+        raise RemotingError(
+            Answer.INVALID_PARAMETER, f"the compressed body ends too early or is none: {error}"
+        ) from None
+
+
+def _text(data: bytes, at: int) -> tuple[str, int]:
+    (size,) = _I32.unpack_from(data, at)
+    begin = at + _I32.size
+    if not 0 <= size <= len(data) - begin:
+        raise ValueError(f"{size} bytes where {len(data) - begin} are left")
+    return data[begin : begin + size].decode(), begin + size

@@ -1,0 +1,277 @@
+"""The requests that a name server answers.
+
+The same class answers in a broker for itself: what the broker registers there has the address LOCAL, which the answers
+replace by the address at which the asking client has reached it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from zlib_ng.zlib_ng import crc32
+
+from aerobee_broker.namesrv.registration_body import read_body
+from aerobee_broker.namesrv.route_tables import Broker, QueueData, Registration, RegistrationRefusedError, RouteTables
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection, Handler
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, boolean, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.data_version import DataVersion
+from aerobee_store.tables import java_json
+from aerobee_store.tables.java_json import Bean, IntegerMap
+
+LOCAL: Final = ""
+ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+_STRICT_JSON_VERSION: Final = 401  # 4.9.4: clients from here on want quoted keys
+_CRC_MASK: Final = 0x7FFFFFFF
+_KEYS_MAX: Final = 100_000
+_VALUE_SIZE_MAX: Final = 1 << 20
+_UNIT: Final = 1
+_UNIT_SUBSCRIPTION: Final = 2
+
+
+class KvConfig:
+    """Values that operators keep in a name server, by namespace and key. `save` makes a change durable."""
+
+    def __init__(self, save: Callable[[object], Awaitable[object]] | None = None, loaded: object | None = None) -> None:
+        self._save = save
+        self._table: dict[str, dict[str, str]] = {}
+        if isinstance(loaded, dict) and isinstance(found := loaded.get("configTable"), dict):
+            for namespace, values in found.items():
+                if isinstance(values, dict):
+                    self._table[namespace] = {key: value for key, value in values.items() if isinstance(value, str)}
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, name: str) -> dict[str, str] | None:
+        return self._table.get(name)
+
+    async def put(self, namespace: str, key: str, value: str) -> None:
+        if sum(map(len, self._table.values())) >= _KEYS_MAX or len(value) > _VALUE_SIZE_MAX:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"there are {_KEYS_MAX} values, or this one is too long")
+        self._table.setdefault(namespace, {})[key] = value
+        await self._saved()
+
+    async def delete(self, namespace: str, key: str) -> None:
+        if self._table.get(namespace, {}).pop(key, None) is not None:
+            await self._saved()
+
+    async def _saved(self) -> None:
+        if self._save is not None:
+            await self._save(Bean(configTable={name: dict(values) for name, values in self._table.items()}))
+
+
+class NameServerRequests:
+    """One method a request code; `handlers` is the table."""
+
+    def __init__(self, tables: RouteTables, values: KvConfig, settings: Callable[[], dict[str, str]]) -> None:
+        """`settings`: what GET_NAME_SERVER_CONFIG tells."""
+        self._tables = tables
+        self._values = values
+        self._settings = settings
+        self.handlers: dict[int, Handler] = {
+            Request.REGISTER_BROKER: self.register,
+            Request.UNREGISTER_BROKER: self.unregister,
+            Request.QUERY_DATA_VERSION: self.query_data_version,
+            Request.BROKER_HEARTBEAT: self.broker_heartbeat,
+            Request.GET_BROKER_MEMBER_GROUP: self.member_group,
+            Request.GET_ROUTE_INFO_BY_TOPIC: self.route,
+            Request.GET_BROKER_CLUSTER_INFO: self.cluster_info,
+            Request.GET_ALL_TOPIC_LIST_FROM_NAME_SERVER: self.topic_list,
+            Request.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            Request.GET_SYSTEM_TOPIC_LIST_FROM_NAME_SERVER: self.system_topics,
+            Request.GET_UNIT_TOPIC_LIST: self.unit_topics,
+            Request.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_subscription_topics,
+            Request.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_subscription_only_topics,
+            Request.DELETE_TOPIC_IN_NAME_SERVER: self.delete_topic,
+            Request.WIPE_WRITE_PERMISSION_OF_BROKER: self.wipe_write_permission,
+            Request.ADD_WRITE_PERMISSION_OF_BROKER: self.add_write_permission,
+            Request.PUT_KV_CONFIG: self.put_value,
+            Request.GET_KV_CONFIG: self.get_value,
+            Request.DELETE_KV_CONFIG: self.delete_value,
+            Request.GET_KV_LIST_BY_NAMESPACE: self.values_of_namespace,
+            Request.GET_NAME_SERVER_CONFIG: self.configuration,
+            Request.UPDATE_NAME_SERVER_CONFIG: self.update_configuration,
+        }
+
+    # --- Brokers ----------------------------------------------------------------------------------------------
+
+    async def register(self, request: Command, connection: Connection) -> Command:
+        expected = integer(request, "bodyCrc32", 0)
+        if expected and crc32(request.body) & _CRC_MASK != expected & _CRC_MASK:
+            raise RemotingError(Answer.SYSTEM_ERROR, "crc32 not match")
+        version, topics = read_body(request.body, compressed=boolean(request, "compressed"))
+        acting = request.fields.get("enableActingMaster")
+        timeout_ms = integer(request, "heartbeatTimeoutMillis", 120_000)
+        wanted = Registration(
+            cluster=text(request, "clusterName"),
+            broker=text(request, "brokerName"),
+            address=text(request, "brokerAddr"),
+            broker_id=integer(request, "brokerId"),
+            version=version,
+            topics=topics,
+            connection=connection.key,
+            ha_address=text(request, "haServerAddr", ""),
+            zone=text(request, "__ZONE_NAME", ""),
+            acting_master=None if acting is None else acting.lower() == "true",
+            timeout_seconds=min(max(timeout_ms, 1000), 3_600_000) / 1000,
+        )
+        master = self._tables.register(wanted)
+        fields = {} if master is None else {"haServerAddr": master.ha_address, "masterAddr": master.address}
+        order = self._values.namespace(ORDER_NAMESPACE)
+        return answer(fields, body=b"" if order is None else Bean(table=order))
+
+    async def unregister(self, request: Command, connection: Connection) -> Command:
+        try:
+            self._tables.unregister(
+                text(request, "clusterName"), text(request, "brokerName"), text(request, "brokerAddr"), connection.key
+            )
+        except RegistrationRefusedError as error:
+            raise RemotingError(Answer.NO_PERMISSION, str(error)) from None
+        return answer()
+
+    async def query_data_version(self, request: Command, _: Connection) -> Command:
+        known = self._tables.seen(text(request, "clusterName"), text(request, "brokerAddr"))
+        asked = DataVersion.from_json("body", java_json.loads(request.body)) if request.body else DataVersion()
+        body: bytes | Bean = b"" if known is None else known.to_json()
+        return answer({"changed": known != asked}, body=body)
+
+    async def broker_heartbeat(self, request: Command, _: Connection) -> Command:
+        self._tables.seen(text(request, "clusterName"), text(request, "brokerAddr"))
+        return answer()
+
+    async def member_group(self, request: Command, connection: Connection) -> Command:
+        cluster, name = text(request, "clusterName"), text(request, "brokerName")
+        broker = self._tables.broker(name)
+        addresses = _addresses(broker, connection) if broker is not None and broker.cluster == cluster else {}
+        group = Bean(cluster=cluster, brokerName=name, brokerAddrs=IntegerMap.of(addresses))
+        return answer(body=Bean(brokerMemberGroup=group))
+
+    # --- Routes -----------------------------------------------------------------------------------------------
+
+    async def route(self, request: Command, connection: Connection) -> Command:
+        topic = text(request, "topic", "")
+        found = self._tables.route(topic) if topic else []
+        if not found:
+            raise RemotingError(
+                Answer.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic or 'null'}"
+            )
+        strict = request.version >= _STRICT_JSON_VERSION or boolean(request, "acceptStandardJsonOnly")
+        route = Bean(
+            brokerDatas=[broker_to_json(broker, connection, quoted=strict) for broker, _ in found],
+            filterServerTable={},
+            queueDatas=[_queues_to_json(broker.name, queues) for broker, queues in found],
+        )
+        order = self._values.get(ORDER_NAMESPACE, topic)
+        if order is not None:
+            route["orderTopicConf"] = order
+        return answer(body=route)
+
+    async def cluster_info(self, _request: Command, connection: Connection) -> Command:
+        clusters: dict[str, list[object]] = {}
+        for broker in self._tables.brokers():
+            clusters.setdefault(broker.cluster, []).append(broker.name)
+        brokers = {broker.name: broker_to_json(broker, connection, quoted=False) for broker in self._tables.brokers()}
+        return answer(body=Bean(brokerAddrTable=brokers, clusterAddrTable=clusters))
+
+    async def topic_list(self, _request: Command, _: Connection) -> Command:
+        return answer(body=Bean(topicList=list[object](self._tables.topics())))
+
+    async def topics_of_cluster(self, request: Command, _: Connection) -> Command:
+        return answer(body=Bean(topicList=list[object](self._tables.topics_of_cluster(text(request, "cluster")))))
+
+    async def system_topics(self, _request: Command, connection: Connection) -> Command:
+        """The names of clusters and brokers, which brokers have as topics."""
+        brokers = self._tables.brokers()
+        names = dict.fromkeys([*(broker.cluster for broker in brokers), *(broker.name for broker in brokers)])
+        body = Bean(topicList=list[object](names))
+        addresses = [address for broker in brokers for address in _addresses(broker, connection).values()]
+        if addresses:
+            body["brokerAddr"] = addresses[0]
+        return answer(body=body)
+
+    async def unit_topics(self, _request: Command, _: Connection) -> Command:
+        return answer(body=Bean(topicList=list[object](self._tables.topics_with(_UNIT))))
+
+    async def unit_subscription_topics(self, _request: Command, _: Connection) -> Command:
+        return answer(body=Bean(topicList=list[object](self._tables.topics_with(_UNIT_SUBSCRIPTION))))
+
+    async def unit_subscription_only_topics(self, _request: Command, _: Connection) -> Command:
+        found = self._tables.topics_with(_UNIT_SUBSCRIPTION, without=_UNIT)
+        return answer(body=Bean(topicList=list[object](found)))
+
+    # --- Administration ---------------------------------------------------------------------------------------
+
+    async def delete_topic(self, request: Command, _: Connection) -> Command:
+        self._tables.delete_topic(text(request, "topic"), text(request, "clusterName", "") or None)
+        return answer()
+
+    async def wipe_write_permission(self, request: Command, _: Connection) -> Command:
+        return answer({"wipeTopicCount": self._tables.wipe_write_permission(text(request, "brokerName"))})
+
+    async def add_write_permission(self, request: Command, _: Connection) -> Command:
+        return answer({"addTopicCount": self._tables.add_write_permission(text(request, "brokerName"))})
+
+    async def put_value(self, request: Command, _: Connection) -> Command:
+        await self._values.put(text(request, "namespace"), text(request, "key"), text(request, "value"))
+        return answer()
+
+    async def get_value(self, request: Command, _: Connection) -> Command:
+        namespace, key = text(request, "namespace"), text(request, "key")
+        value = self._values.get(namespace, key)
+        if value is None:
+            raise RemotingError(Answer.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:80]} Key: {key[:80]}")
+        return answer({"value": value})
+
+    async def delete_value(self, request: Command, _: Connection) -> Command:
+        await self._values.delete(text(request, "namespace"), text(request, "key"))
+        return answer()
+
+    async def values_of_namespace(self, request: Command, _: Connection) -> Command:
+        name = text(request, "namespace")
+        found = self._values.namespace(name)
+        if found is None:
+            raise RemotingError(Answer.QUERY_NOT_FOUND, f"No config item, Namespace: {name[:80]}")
+        return answer(body=Bean(table=found))
+
+    async def configuration(self, _request: Command, _: Connection) -> Command:
+        return answer(body="".join(f"{name}={value}\n" for name, value in self._settings().items()).encode())
+
+    async def update_configuration(self, _request: Command, _: Connection) -> Command:
+        raise RemotingError(
+            Answer.NO_PERMISSION, "the settings of this name server are changed where it is started, not over the wire"
+        )
+
+
+def broker_to_json(broker: Broker, connection: Connection, *, quoted: bool) -> Bean:
+    """As routes have it. Keys are quoted for clients that read nothing but JSON."""
+    addresses = _addresses(broker, connection)
+    value = Bean(
+        brokerAddrs={str(i): address for i, address in addresses.items()} if quoted else IntegerMap.of(addresses),
+        brokerName=broker.name,
+        cluster=broker.cluster,
+        enableActingMaster=broker.acting_master,
+    )
+    if broker.zone:
+        value["zoneName"] = broker.zone
+    return value
+
+
+def _addresses(broker: Broker, connection: Connection) -> dict[int, object]:
+    return {
+        broker_id: str(connection.local) if address == LOCAL else address
+        for broker_id, address in broker.addresses.items()
+    }
+
+
+def _queues_to_json(broker: str, queues: QueueData) -> Bean:
+    return Bean(
+        brokerName=broker,
+        perm=queues.permission,
+        readQueueNums=queues.read_queue_count,
+        topicSysFlag=queues.sys_flag,
+        writeQueueNums=queues.write_queue_count,
+    )

@@ -1,0 +1,294 @@
+"""What a name server knows: brokers, their addresses, and the queues of every topic. No sockets here.
+
+A broker is (cluster, name); each of its addresses has an id, and 0 is the master's. What is registered lives as long as
+the connection that brought it and no longer than its timeout after the last sign of life.
+
+Better than RocketMQ's, where nobody relies on the opposite:
+
+- An address cannot take the id of another one that is alive: one of the two would receive what the other does not have.
+- Only the connection that registered an address can take it back.
+- A wiped write permission stays wiped until it is given back, and is given back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from aerobee_broker.errors import BrokerError
+from aerobee_broker.tables.data_version import DataVersion
+from aerobee_broker.tables.topics import Permission
+from aerobee_store.clock import Clock
+
+MASTER_ID: Final = 0
+TIMEOUT_SECONDS: Final = 120.0  # RocketMQ's, after the last registration
+_BROKERS_MAX: Final = 10_000
+_TOPICS_MAX: Final = 1_000_000
+_WRITE: Final = int(Permission.WRITE)
+
+
+class RegistrationRefusedError(BrokerError):
+    """A broker cannot be registered as it wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData:
+    """The queues of a topic on one broker. `permission` has the bits of `perm`."""
+
+    read_queue_count: int
+    write_queue_count: int
+    permission: int
+    sys_flag: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a broker says about itself. `connection` is a name for where it came from."""
+
+    cluster: str
+    broker: str
+    address: str
+    broker_id: int
+    version: DataVersion
+    topics: Mapping[str, QueueData]
+    connection: str
+    ha_address: str = ""
+    zone: str = ""
+    acting_master: bool | None = None  # None: a broker of RocketMQ 4
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """What a slave is told about its master."""
+
+    address: str
+    ha_address: str
+
+
+@dataclass(slots=True)
+class Broker:
+    """One broker name with its addresses by id."""
+
+    cluster: str
+    name: str
+    zone: str = ""
+    acting_master: bool = False
+    addresses: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Live:
+    broker: str
+    broker_id: int
+    seen_at: float
+    timeout_seconds: float
+    version: DataVersion
+    connection: str
+    ha_address: str
+
+
+class RouteTables:
+    """The tables of a name server. Event loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._brokers: dict[str, Broker] = {}
+        self._topics: dict[str, dict[str, QueueData]] = {}  # topic -> broker name
+        self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the same the other way round
+        self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
+        self._wiped: set[str] = set()  # broker names
+
+    # --- Registration -----------------------------------------------------------------------------------------
+
+    def register(self, wanted: Registration) -> Master | None:
+        """Take a broker in, or its sign of life with what has changed; who its master is, if it is a slave and there is
+        one. Raises RegistrationRefusedError."""
+        key = (wanted.cluster, wanted.address)
+        broker = self._brokers.get(wanted.broker)
+        if broker is not None and broker.cluster != wanted.cluster:
+            raise RegistrationRefusedError(
+                f"broker {wanted.broker!r} is in cluster {broker.cluster!r} and cannot be in {wanted.cluster!r}, too; "
+                "choose another broker name"
+            )
+        if broker is None and len(self._brokers) >= _BROKERS_MAX:
+            raise RegistrationRefusedError(f"{len(self._brokers)} brokers are registered already, the limit")
+        holder = None if broker is None else broker.addresses.get(wanted.broker_id)
+        if holder is not None and holder != wanted.address:
+            live = self._live.get((wanted.cluster, holder))
+            if live is not None and not self._has_expired(live):
+                raise RegistrationRefusedError(
+                    f"id {wanted.broker_id} of broker {wanted.broker!r} is that of {holder}, which is alive; "
+                    f"stop that one, or give {wanted.address} another id or name"
+                )
+        is_new_id = holder is None
+        if is_new_id and len(wanted.topics) == 1:
+            # RocketMQ: the first registration lists all topics, and a broker always has more than one.
+            raise RegistrationRefusedError(
+                f"the first registration of broker {wanted.broker!r} has one topic only; register all topics first"
+            )
+        known = self._live.get(key)
+        if broker is None:
+            broker = self._brokers[wanted.broker] = Broker(wanted.cluster, wanted.broker)
+        for broker_id in [i for i, address in broker.addresses.items() if address == wanted.address]:
+            del broker.addresses[broker_id]  # a slave became master, or the reverse
+        broker.addresses[wanted.broker_id] = wanted.address
+        broker.zone, broker.acting_master = wanted.zone, bool(wanted.acting_master)
+        self._live[key] = _Live(
+            broker=wanted.broker,
+            broker_id=wanted.broker_id,
+            seen_at=self._clock.monotonic(),
+            timeout_seconds=wanted.timeout_seconds,
+            version=wanted.version,
+            connection=wanted.connection,
+            ha_address=wanted.ha_address,
+        )
+        is_lowest = wanted.broker_id == min(broker.addresses)
+        if wanted.broker_id == MASTER_ID or (wanted.acting_master is not None and is_lowest):
+            self._take_topics(wanted, changed=known is None or known.version != wanted.version)
+        return None if wanted.broker_id == MASTER_ID else self._master_of(broker)
+
+    def _take_topics(self, wanted: Registration, *, changed: bool) -> None:
+        is_master = wanted.broker_id == MASTER_ID
+        for topic, queues in wanted.topics.items():
+            brokers = self._topics.get(topic)
+            if brokers is None:
+                if len(self._topics) >= _TOPICS_MAX:
+                    raise RegistrationRefusedError(f"{len(self._topics)} topics are registered already, the limit")
+                brokers = self._topics[topic] = {}
+            if changed or wanted.broker not in brokers:
+                # A slave that stands in for its master is read from only.
+                brokers[wanted.broker] = (
+                    queues if is_master else replace(queues, permission=queues.permission & ~_WRITE)
+                )
+                self._topics_of.setdefault(wanted.broker, {})[topic] = None
+
+    def _master_of(self, broker: Broker) -> Master | None:
+        address = broker.addresses.get(MASTER_ID)
+        live = None if address is None else self._live.get((broker.cluster, address))
+        return None if address is None or live is None else Master(address, live.ha_address)
+
+    def replace_topics(self, broker: str, topics: Mapping[str, QueueData]) -> None:
+        """These are all topics of a broker that is registered."""
+        for topic in [topic for topic in self._topics_of.get(broker, ()) if topic not in topics]:
+            self._remove_topic_of(topic, broker)
+        for topic, queues in topics.items():
+            self._topics.setdefault(topic, {})[broker] = queues
+            self._topics_of.setdefault(broker, {})[topic] = None
+
+    def unregister(self, cluster: str, broker: str, address: str, connection: str) -> None:
+        """A broker leaves; one that is unknown is fine. Raises RegistrationRefusedError over another connection than
+        the one that registered it."""
+        live = self._live.get((cluster, address))
+        if live is None or live.broker != broker:
+            return
+        if live.connection != connection:
+            raise RegistrationRefusedError(
+                f"{address} of broker {broker!r} registered over another connection, which alone can take it back"
+            )
+        self._remove((cluster, address))
+
+    def seen(self, cluster: str, address: str) -> DataVersion | None:
+        """A sign of life; the version of the topics that are known of it, None of an unknown broker."""
+        live = self._live.get((cluster, address))
+        if live is None:
+            return None
+        live.seen_at = self._clock.monotonic()
+        return live.version
+
+    def connection_closed(self, connection: str) -> list[str]:
+        """What was registered over this connection is gone; the addresses."""
+        return [self._remove(key) for key, live in list(self._live.items()) if live.connection == connection]
+
+    def expire(self) -> list[str]:
+        """Whoever was silent for longer than its timeout is gone; the addresses."""
+        return [self._remove(key) for key, live in list(self._live.items()) if self._has_expired(live)]
+
+    def _has_expired(self, live: _Live) -> bool:
+        return live.seen_at + live.timeout_seconds < self._clock.monotonic()
+
+    def _remove(self, key: tuple[str, str]) -> str:
+        live = self._live.pop(key)
+        broker = self._brokers.get(live.broker)
+        if broker is None or broker.addresses.get(live.broker_id) != key[1]:
+            return key[1]
+        del broker.addresses[live.broker_id]
+        if not broker.addresses:
+            del self._brokers[broker.name]
+            for topic in list(self._topics_of.get(broker.name, ())):
+                self._remove_topic_of(topic, broker.name)
+        return key[1]
+
+    def _remove_topic_of(self, topic: str, broker: str) -> None:
+        brokers = self._topics.get(topic, {})
+        brokers.pop(broker, None)
+        if not brokers:
+            self._topics.pop(topic, None)
+        of_broker = self._topics_of.get(broker, {})
+        of_broker.pop(topic, None)
+        if not of_broker:
+            self._topics_of.pop(broker, None)
+
+    # --- Administration ---------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, in one cluster or in all; it returns with the next changed registration of a broker that has
+        it."""
+        for name in list(self._topics.get(topic, ())):
+            broker = self._brokers.get(name)
+            if cluster is None or (broker is not None and broker.cluster == cluster):
+                self._remove_topic_of(topic, name)
+
+    def wipe_write_permission(self, broker: str) -> int:
+        """Nobody sends to this broker any more; of how many topics."""
+        topics = self._topics_of.get(broker, {})
+        count = sum(1 for topic in topics if self._queues(topic, broker).permission & _WRITE)
+        if broker in self._brokers:
+            self._wiped.add(broker)
+        return count
+
+    def add_write_permission(self, broker: str) -> int:
+        """Take that back; of how many topics."""
+        self._wiped.discard(broker)
+        return len(self._topics_of.get(broker, ()))
+
+    # --- Answers ----------------------------------------------------------------------------------------------
+
+    def route(self, topic: str) -> list[tuple[Broker, QueueData]]:
+        """The brokers that have a topic, with their queues; none for an unknown one."""
+        found = []
+        for name in self._topics.get(topic, ()):
+            broker = self._brokers.get(name)
+            if broker is not None and broker.addresses:
+                found.append((broker, self._queues(topic, name)))
+        return found
+
+    def _queues(self, topic: str, broker: str) -> QueueData:
+        queues = self._topics[topic][broker]
+        return replace(queues, permission=queues.permission & ~_WRITE) if broker in self._wiped else queues
+
+    def brokers(self) -> list[Broker]:
+        return list(self._brokers.values())
+
+    def broker(self, name: str) -> Broker | None:
+        return self._brokers.get(name)
+
+    def topics(self) -> Iterable[str]:
+        return tuple(self._topics)
+
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        """The topics of all brokers of a cluster, each once."""
+        names: dict[str, None] = {}
+        for broker in self._brokers.values():
+            if broker.cluster == cluster:
+                names.update(self._topics_of.get(broker.name, {}))
+        return list(names)
+
+    def topics_with(self, flags: int, *, without: int = 0) -> list[str]:
+        """The topics whose sysFlag has these bits on some broker, and none of the others."""
+        return [
+            topic
+            for topic, brokers in self._topics.items()
+            if any(queues.sys_flag & flags and not queues.sys_flag & without for queues in brokers.values())
+        ]

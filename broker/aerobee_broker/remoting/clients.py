@@ -1,0 +1,271 @@
+"""Remoting clients: which producers and consumers there are, what they subscribe, who is told when that changes; and
+the locks of those that consume in order.
+
+A client is known by its id in each group that its heartbeats name, for as long as its connection lives and heartbeats
+come. Locks are in memory and expire: after a restart consumers lock anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, body_object, integer_member, member, objects, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import RETRY_PREFIX, TopicConfig, TopicMessageType, retry_topic
+from aerobee_store.clock import Clock
+from aerobee_store.tables.java_json import Bean
+
+_log = logging.getLogger(__name__)
+
+LOCK_SECONDS: Final = 60.0  # RocketMQ's; clients renew their locks every 20 s
+_GROUPS_PER_HEARTBEAT_MAX: Final = 1000
+_SUBSCRIPTIONS_MAX: Final = 10_000  # of one group
+_CLIENT_ID_SIZE_MAX: Final = 1024
+_CLIENTS_PER_GROUP_MAX: Final = 10_000
+_LOCKS_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a group wants of a topic, as its last heartbeat says."""
+
+    topic: str
+    expression: str
+    expression_type: str
+    version: int
+    body: Bean = field(default_factory=Bean, compare=False)
+    """As it came, for whoever asks."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One client of a group."""
+
+    client_id: str
+    connection: Connection
+    language: str
+    version: int
+    seen_at: float  # on the monotonic clock
+
+
+@dataclass(slots=True)
+class Consumers:
+    """The consumers of one group."""
+
+    consume_type: str
+    message_model: str
+    consume_from: str
+    members: dict[str, Member] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+
+class RemotingClients:
+    """All remoting clients. Event loop only."""
+
+    def __init__(self, config: BrokerConfig, tables: Tables, clock: Clock) -> None:
+        self._config = config
+        self._tables = tables
+        self._clock = clock
+        self._consumers: dict[str, Consumers] = {}
+        self._producers: dict[str, dict[str, Member]] = {}
+        self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
+        self.producer_listeners: list[Callable[[str, Member], None]] = []  # group and client, when it is new
+        self._next_producer = 0
+
+    # --- Requests ---------------------------------------------------------------------------------------------
+
+    async def heartbeat(self, request: Command, connection: Connection) -> Command:
+        """Who the client is. Groups and retry topics that its consumers need are there when this returns."""
+        body = body_object(request)
+        client_id = member(body, "clientID")
+        if not client_id.strip() or len(client_id) > _CLIENT_ID_SIZE_MAX:
+            raise RemotingError(
+                Answer.INVALID_PARAMETER, "the heartbeat has no clientID, or one beyond 1024 characters"
+            )
+        for item in objects(body, "producerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
+            if group := member(item, "groupName"):
+                self._register_producer(group, self._member(client_id, request, connection))
+        for item in objects(body, "consumerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
+            if group := member(item, "groupName"):
+                await self._register_consumer(group, item, self._member(client_id, request, connection))
+        # Heartbeats that leave subscriptions out are not understood here; clients send whole ones then.
+        return answer({"IS_SUPPORT_HEART_BEAT_V2": False, "IS_SUB_CHANGE": False})
+
+    async def unregister(self, request: Command, _: Connection) -> Command:
+        client_id = text(request, "clientID")
+        self._remove_producer(text(request, "producerGroup", ""), client_id)
+        self._remove_consumer(text(request, "consumerGroup", ""), client_id)
+        return answer()
+
+    async def consumer_ids(self, request: Command, _: Connection) -> Command:
+        """Consumers sort these and take their queues by their place among them."""
+        group = text(request, "consumerGroup")
+        consumers = self._consumers.get(group)
+        if consumers is None:
+            raise RemotingError(Answer.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return answer(body={"consumerIdList": list[object](consumers.members)})
+
+    async def lock(self, request: Command, _: Connection) -> Command:
+        """Which of these queues belong to this client for the next minute."""
+        body = body_object(request)
+        group, client_id = member(body, "consumerGroup"), member(body, "clientId")
+        now = self._clock.monotonic()
+        locked: list[object] = []
+        for item in objects(body, "mqSet"):
+            key = (group, *_queue_of(item))
+            holder, until = self._locks.get(key, ("", 0.0))
+            if holder != client_id and until > now:
+                continue
+            if key not in self._locks and len(self._locks) >= _LOCKS_MAX:
+                self._drop_expired_locks(now)
+                if len(self._locks) >= _LOCKS_MAX:
+                    continue
+            self._locks[key] = (client_id, now + LOCK_SECONDS)
+            locked.append(Bean(brokerName=key[1], queueId=key[3], topic=key[2]))
+        return answer(body={"lockOKMQSet": locked})
+
+    async def unlock(self, request: Command, _: Connection) -> Command:
+        body = body_object(request)
+        group, client_id = member(body, "consumerGroup"), member(body, "clientId")
+        for item in objects(body, "mqSet"):
+            key = (group, *_queue_of(item))
+            if self._locks.get(key, ("", 0.0))[0] == client_id:
+                del self._locks[key]
+        return answer()
+
+    # --- For others -------------------------------------------------------------------------------------------
+
+    def consumers(self, group: str) -> Consumers | None:
+        """The consumers of a group; None if there are none."""
+        return self._consumers.get(group)
+
+    def consumer_groups(self) -> Iterable[str]:
+        return tuple(self._consumers)
+
+    def producers(self, group: str) -> list[Member]:
+        """The producers of a group."""
+        return list(self._producers.get(group, {}).values())
+
+    def producer_groups(self) -> Iterable[str]:
+        return tuple(self._producers)
+
+    def find_producer(self, client_id: str) -> Member | None:
+        """A producer by its client id, whatever its group."""
+        for members in self._producers.values():
+            if (found := members.get(client_id)) is not None:
+                return found
+        return None
+
+    def connection_closed(self, connection: Connection) -> None:
+        """All clients of this connection are gone."""
+        self._remove(lambda found: found.connection is connection)
+
+    def expire(self) -> None:
+        """Drop whoever was silent for too long."""
+        now = self._clock.monotonic()
+        limit = now - self._config.limits.client_expiry_seconds
+        self._remove(lambda found: found.seen_at < limit)
+        self._drop_expired_locks(now)
+
+    # --- Inside -----------------------------------------------------------------------------------------------
+
+    def _member(self, client_id: str, request: Command, connection: Connection) -> Member:
+        return Member(client_id, connection, request.language, request.version, self._clock.monotonic())
+
+    def _register_producer(self, group: str, found: Member) -> None:
+        members = self._producers.setdefault(group, {})
+        known = members.get(found.client_id)
+        if known is None and len(members) >= _CLIENTS_PER_GROUP_MAX:
+            raise RemotingError(Answer.SYSTEM_BUSY, f"producer group {group!r} has {len(members)} clients already")
+        members[found.client_id] = found
+        if known is None or known.connection is not found.connection:
+            for listener in self.producer_listeners:
+                listener(group, found)
+
+    async def _register_consumer(self, group: str, item: dict[str, object], found: Member) -> None:
+        subscriptions = {}
+        for data in objects(item, "subscriptionDataSet", count_max=_SUBSCRIPTIONS_MAX):
+            topic = member(data, "topic")
+            subscriptions[topic] = Subscription(
+                topic,
+                member(data, "subString"),
+                member(data, "expressionType") or "TAG",
+                integer_member(data, "subVersion"),
+                Bean(data),
+            )
+        topics = [topic for topic in subscriptions if not topic.startswith(RETRY_PREFIX)]
+        if group in self._tables.groups or self._config.auto_create_groups:
+            await self._tables.group_in_use(group, topics)
+            await self._ensure_retry_topic(group)
+        if not found.connection.is_open:
+            return  # it went away meanwhile, and nobody would notice any more
+        consumers = self._consumers.get(group)
+        if consumers is None:
+            consumers = self._consumers[group] = Consumers("", "", "")
+        consumers.consume_type = member(item, "consumeType") or "CONSUME_PASSIVELY"
+        consumers.message_model = member(item, "messageModel") or "CLUSTERING"
+        consumers.consume_from = member(item, "consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"
+        known = consumers.members.get(found.client_id)
+        if known is None and len(consumers.members) >= _CLIENTS_PER_GROUP_MAX:
+            raise RemotingError(
+                Answer.SYSTEM_BUSY, f"consumer group {group!r} has {len(consumers.members)} clients already"
+            )
+        consumers.members[found.client_id] = found
+        joined = known is None or known.connection is not found.connection
+        changed = consumers.subscriptions.keys() != subscriptions.keys() or any(
+            (old := consumers.subscriptions[topic]).expression != new.expression
+            or old.expression_type != new.expression_type
+            for topic, new in subscriptions.items()
+        )
+        consumers.subscriptions = subscriptions
+        if joined or changed:
+            self._notify(group, consumers)
+
+    async def _ensure_retry_topic(self, group: str) -> None:
+        name = retry_topic(group)
+        if name not in self._tables.topics:
+            self._tables.topics.create_internal(TopicConfig.of_type(name, TopicMessageType.NORMAL, queue_count=1))
+            await self._tables.save_topics()
+
+    def _notify(self, group: str, consumers: Consumers) -> None:
+        """Tell all consumers of the group that there are others now: each looks again which queues are its own."""
+        for found in consumers.members.values():
+            found.connection.notify(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, fields={"consumerGroup": group}))
+
+    def _remove_producer(self, group: str, client_id: str) -> None:
+        members = self._producers.get(group)
+        if members is not None and members.pop(client_id, None) is not None and not members:
+            del self._producers[group]
+
+    def _remove_consumer(self, group: str, client_id: str) -> None:
+        consumers = self._consumers.get(group)
+        if consumers is None or consumers.members.pop(client_id, None) is None:
+            return
+        if consumers.members:
+            self._notify(group, consumers)
+        else:
+            del self._consumers[group]
+
+    def _remove(self, gone: Callable[[Member], bool]) -> None:
+        for group, members in list(self._producers.items()):
+            for found in [found for found in members.values() if gone(found)]:
+                self._remove_producer(group, found.client_id)
+        for group, consumers in list(self._consumers.items()):
+            for found in [found for found in consumers.members.values() if gone(found)]:
+                self._remove_consumer(group, found.client_id)
+
+    def _drop_expired_locks(self, now: float) -> None:
+        for key in [key for key, (_, until) in self._locks.items() if until <= now]:
+            del self._locks[key]
+
+
+def _queue_of(item: dict[str, object]) -> tuple[str, str, int]:
+    return member(item, "brokerName"), member(item, "topic"), integer_member(item, "queueId")

@@ -1,0 +1,260 @@
+"""The shell around the frames: connections, their limits, and who answers. What a request means is not known here.
+
+Requests of one connection run side by side and are answered as they are ready, so a pull that waits holds up nothing.
+While more than a bound of them run, or the peer does not read its answers, nothing more is read from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, cast
+
+from aerobee_broker.config import Address
+from aerobee_broker.errors import BrokerError, ListenError
+from aerobee_broker.remoting.errors import refusal
+from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameFormatError, FrameReader, encode
+
+_log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both directions for so long is closed
+RUNNING_MAX: Final = 8192  # requests of one connection at a time; a consumer holds one pull for each of its queues
+_BACKLOG: Final = 1024
+_CLOSE_SECONDS: Final = 1.0  # for peers to read the last answers
+_OPAQUE_MAX: Final = (1 << 31) - 1
+
+Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
+"""Answers a request; None: it has no answer."""
+
+
+class PeerGoneError(BrokerError):
+    """The connection ended before the peer answered."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection from a client. Event loop only."""
+
+    def __init__(self, server: RemotingServer) -> None:
+        self._server = server
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._running = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._paused = False
+        self._active_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._opaques = itertools.count()
+        self._asked: dict[int, asyncio.Future[Command]] = {}
+        self.peer: tuple[str, int] = ("127.0.0.1", 0)
+        self.local = Address("127.0.0.1", 0)
+        self.key = f"remoting {next(server.numbers)}"
+        """Names the connection where client ids do; no client id has a blank in front of a number."""
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has no such base
+        peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        if peer:
+            self.peer = (peer[0].partition("%")[0].removeprefix("::ffff:"), peer[1])
+        if local:
+            self.local = Address(local[0].partition("%")[0].removeprefix("::ffff:"), local[1])
+        self._server.connections.add(self)
+        self._active_at = asyncio.get_running_loop().time()
+        self._watch_idleness()
+
+    def data_received(self, data: bytes) -> None:
+        self._active_at = asyncio.get_running_loop().time()
+        try:
+            commands = self._reader.feed(data)
+        except FrameFormatError as error:
+            _log.warning("connection closed peer=%s:%d cause=%s", *self.peer, error)
+            self.abort()
+            return
+        for command in commands:
+            if command.is_response:
+                asked = self._asked.get(command.opaque)
+                if asked is not None and not asked.done():
+                    asked.set_result(command)
+            else:
+                self._running += 1
+                self._server.start(self._answer(command))
+        self._pause_or_resume()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._pause_or_resume()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        self._pause_or_resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._writable.set()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(PeerGoneError("the connection ended before the answer came"))
+        self._server.closed(self)
+
+    # --- For handlers -----------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def writable(self) -> None:
+        """Return when the peer has read enough of what was written, or is gone."""
+        await self._writable.wait()
+
+    def notify(self, command: Command) -> bool:
+        """Send a request that wants no answer; False if the peer is gone, or does not read."""
+        if not self.is_open or not self._writable.is_set():
+            return False
+        command.flag |= FLAG_ONE_WAY
+        command.opaque = self._next_opaque()
+        self._write(command)
+        return True
+
+    async def ask(self, command: Command, seconds: float) -> Command:
+        """Send a request and return its answer. Raises PeerGoneError, TimeoutError."""
+        if not self.is_open:
+            raise PeerGoneError("the connection has ended")
+        command.opaque = self._next_opaque()
+        asked: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._asked[command.opaque] = asked
+        try:
+            self._write(command)
+            async with asyncio.timeout(seconds):
+                return await asked
+        finally:
+            del self._asked[command.opaque]
+
+    def abort(self) -> None:
+        """End the connection now, without what was not written yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """End the connection once all that was answered is written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- Inside -----------------------------------------------------------------------------------------------
+
+    async def _answer(self, command: Command) -> None:
+        try:
+            try:
+                answer = await self._server.handler(command, self)
+            except Exception as error:
+                answer = refusal(error, command.code)
+            if answer is not None and not command.is_one_way and self.is_open:
+                answer.opaque = command.opaque
+                answer.flag |= FLAG_RESPONSE
+                self._write(answer)
+        finally:
+            self._running -= 1
+            self._pause_or_resume()
+
+    def _write(self, command: Command) -> None:
+        assert self._transport is not None, "whoever writes has looked"
+        try:
+            data = encode(command)
+        except FrameFormatError as error:
+            data = encode(Command(1, opaque=command.opaque, flag=command.flag, remark=str(error)))
+        self._active_at = asyncio.get_running_loop().time()
+        self._transport.write(data)
+
+    def _next_opaque(self) -> int:
+        return next(self._opaques) & _OPAQUE_MAX
+
+    def _pause_or_resume(self) -> None:
+        wanted = self._running >= RUNNING_MAX or not self._writable.is_set()
+        if wanted == self._paused or not self.is_open:
+            return
+        assert self._transport is not None, "it is open"
+        self._paused = wanted
+        with suppress(RuntimeError):  # closing by now
+            if wanted:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _watch_idleness(self) -> None:
+        loop = asyncio.get_running_loop()
+        left = self._active_at + self._server.idle_seconds - loop.time()
+        if left <= 0:
+            _log.info("connection closed peer=%s:%d cause=silent for %g s", *self.peer, self._server.idle_seconds)
+            self.abort()
+        else:
+            self._idle_timer = loop.call_later(left, self._watch_idleness)
+
+
+class RemotingServer:
+    """Listens, and keeps the connections. Its tasks are those of requests; they end with `stop`."""
+
+    def __init__(self, handler: Handler, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self.handler = handler
+        self.idle_seconds = idle_seconds
+        self.connections: set[Connection] = set()
+        self.closed_listeners: list[Callable[[Connection], None]] = []
+        self.numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        self._closed_one = asyncio.Event()
+
+    def connection(self) -> Connection:
+        """A new connection, for whoever accepts them."""
+        return Connection(self)
+
+    async def listen(self, setting: str, address: Address) -> Address:
+        """Bind the address that this setting names; the one that was bound. Raises ListenError."""
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self.connection, address.host, address.port, backlog=_BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise ListenError(setting, address, error.strerror or str(error)) from None
+        return Address(address.host, self._listener.sockets[0].getsockname()[1])
+
+    def start(self, work: Awaitable[None]) -> None:
+        """Run the answering of a request."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def closed(self, connection: Connection) -> None:
+        """The connection ended."""
+        self.connections.discard(connection)
+        self._closed_one.set()
+        for listener in self.closed_listeners:
+            listener(connection)
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more connections, wait so long for requests in progress, then close all."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in tuple(self.connections):
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._all_closed()
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    async def _all_closed(self) -> None:
+        while self.connections:
+            self._closed_one.clear()
+            await self._closed_one.wait()

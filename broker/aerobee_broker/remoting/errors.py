@@ -1,0 +1,72 @@
+"""From what went wrong to the response code that a client gets: the one table of this protocol."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from aerobee_broker import errors as broker
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.frame import FLAG_RESPONSE, Command
+from aerobee_proto import v2
+from aerobee_store import errors as store
+from aerobee_store.tables.java_json import JsonFormatError
+
+_log = logging.getLogger(__name__)
+_TEXT_MAX: Final = 900  # characters
+
+# The first class of an error's bases that is here decides.
+_CODES: Final[dict[type[BaseException], Answer]] = {
+    broker.IllegalTopicError: Answer.INVALID_PARAMETER,
+    broker.IllegalGroupError: Answer.INVALID_PARAMETER,
+    broker.TopicNotFoundError: Answer.TOPIC_NOT_EXIST,
+    broker.GroupNotFoundError: Answer.SUBSCRIPTION_GROUP_NOT_EXIST,
+    broker.UnauthorizedError: Answer.NO_PERMISSION,
+    broker.ForbiddenError: Answer.NO_PERMISSION,
+    broker.TooManyRequestsError: Answer.SYSTEM_BUSY,
+    broker.ClientNotConnectedError: Answer.CONSUMER_NOT_ONLINE,
+    broker.ClientSilentError: Answer.CONSUME_MESSAGE_TIMEOUT,
+    broker.BrokerError: Answer.SYSTEM_ERROR,
+    JsonFormatError: Answer.INVALID_PARAMETER,
+    store.InvalidMessageError: Answer.MESSAGE_ILLEGAL,
+    store.StoreFullError: Answer.SYSTEM_BUSY,  # StoreBusyError, too: producers try another broker
+    store.StoreAccessError: Answer.SERVICE_NOT_AVAILABLE,
+    store.StoreFailedError: Answer.SERVICE_NOT_AVAILABLE,
+    store.StoreClosedError: Answer.SERVICE_NOT_AVAILABLE,
+    store.SyncTimeoutError: Answer.FLUSH_DISK_TIMEOUT,
+    store.StoreError: Answer.SYSTEM_ERROR,
+}
+
+
+class RemotingError(broker.BrokerError):
+    """A request that is refused with a code of this protocol."""
+
+    def __init__(self, code: Answer, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def refusal(error: Exception, code: int) -> Command:
+    """The answer to a request of this code that failed so. What nobody expected is logged with its traceback."""
+    return Command(_code_of(error, code), flag=FLAG_RESPONSE, remark=_text_of(error))
+
+
+def _code_of(error: Exception, request_code: int) -> Answer:
+    if isinstance(error, RemotingError):
+        return error.code
+    if isinstance(error, broker.InvalidRequestError):
+        if error.code == v2.Code.ILLEGAL_FILTER_EXPRESSION:
+            return Answer.SUBSCRIPTION_PARSE_FAILED
+        return Answer.INVALID_PARAMETER
+    for kind in type(error).__mro__:
+        if (found := _CODES.get(kind)) is not None:
+            return found
+    _log.error("request failed code=%d", request_code, exc_info=error)
+    return Answer.SYSTEM_ERROR
+
+
+def _text_of(error: Exception) -> str:
+    if not isinstance(error, broker.BrokerError | store.StoreError):
+        return "the broker failed at this request; its log has the reason"
+    text = str(error)
+    return text if len(text) <= _TEXT_MAX else f"{text[: _TEXT_MAX // 2]} ... {text[-_TEXT_MAX // 2 :]}"

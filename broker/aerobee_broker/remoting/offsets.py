@@ -1,0 +1,102 @@
+"""How far groups have consumed, and where queues begin and end, for remoting clients.
+
+Committed offsets are those of the whole broker: a group may receive with a client of RocketMQ 5 and pull with one of 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, boolean, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.tables import Tables
+from aerobee_store import MessageStore
+
+_RESETS_MAX: Final = 100_000
+
+
+class OffsetRequests:
+    """Answers QUERY_CONSUMER_OFFSET, UPDATE_CONSUMER_OFFSET and the questions about a queue."""
+
+    def __init__(self, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
+        self._store = store
+        self._tables = tables
+        self._deliveries = deliveries
+        # (topic, group, queue id) -> where the next pull is sent to: what a reset has set and nobody has followed yet.
+        self._resets: dict[tuple[str, str, int], int] = {}
+
+    async def query(self, request: Command, _: Connection) -> Command:
+        """A group that begins here gets 0 where nothing was deleted yet, so that it misses nothing; else the client
+        decides where to begin."""
+        topic, group, queue_id = _place(request)
+        offset = self._deliveries.committed_offset(topic, group, queue_id)
+        if offset is None:
+            low, _high = self._store.queue_range(topic, queue_id)
+            if low > 0 or not boolean(request, "setZeroIfNotFound", True):
+                raise RemotingError(
+                    Answer.QUERY_NOT_FOUND,
+                    f"consumer group {group!r} has no offset in queue {queue_id} of topic {topic!r}",
+                )
+            offset = 0
+        return answer({"offset": offset})
+
+    async def update(self, request: Command, _: Connection) -> Command:
+        topic, group, queue_id = _place(request)
+        offset = integer(request, "commitOffset")
+        self._tables.groups.require(group)
+        self._tables.topics.require(topic)
+        if (topic, group, queue_id) in self._resets:
+            return answer(remark="an offset reset is pending; the commit is ignored")
+        if offset >= 0:  # the Go client sends -1 for queues that it did not touch
+            await self.commit(topic, group, queue_id, offset)
+        return answer()
+
+    async def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """The group goes on at this offset; of a group that only pulls it is on disk within seconds."""
+        if not 0 <= queue_id < 1 << 31 or (topic, group, queue_id) in self._resets:
+            return
+        if self._deliveries.queue_delivery(topic, group, queue_id) is None:
+            self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
+        elif self._deliveries.committed_offset(topic, group, queue_id) != offset:
+            await self._deliveries.reset(topic, group, {queue_id: offset})
+
+    async def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """The group goes on at these offsets: its next pull of each queue is sent there, whatever it commits before."""
+        await self._deliveries.reset(topic, group, offsets)
+        for queue_id, offset in offsets.items():
+            if len(self._resets) < _RESETS_MAX:
+                self._resets[topic, group, queue_id] = offset
+        self._deliveries.long_polling.end_line(topic, group)
+
+    def pending_reset(self, topic: str, group: str, queue_id: int) -> int | None:
+        """Where a pull must go on; asked once, for the client follows then."""
+        return self._resets.pop((topic, group, queue_id), None) if self._resets else None
+
+    async def maximum(self, request: Command, _: Connection) -> Command:
+        topic, queue_id = text(request, "topic"), integer(request, "queueId", bits=32)
+        return answer({"offset": self._store.queue_range(topic, queue_id)[1]})
+
+    async def minimum(self, request: Command, _: Connection) -> Command:
+        topic, queue_id = text(request, "topic"), integer(request, "queueId", bits=32)
+        return answer({"offset": self._store.queue_range(topic, queue_id)[0]})
+
+    async def by_time(self, request: Command, _: Connection) -> Command:
+        topic, queue_id = text(request, "topic"), integer(request, "queueId", bits=32)
+        upper = text(request, "boundaryType", "LOWER").upper() == "UPPER"
+        time_ms = integer(request, "timestamp")
+        return answer({"offset": self._store.offset_by_time(topic, queue_id, time_ms, "upper" if upper else "lower")})
+
+    async def earliest_time(self, request: Command, _: Connection) -> Command:
+        topic, queue_id = text(request, "topic"), integer(request, "queueId", bits=32)
+        low, high = self._store.queue_range(topic, queue_id)
+        found = self._store.store_timestamp_at(topic, queue_id, low) if low < high else None
+        return answer({"timestamp": -1 if found is None else found})
+
+
+def _place(request: Command) -> tuple[str, str, int]:
+    return text(request, "topic"), text(request, "consumerGroup"), integer(request, "queueId", bits=32)

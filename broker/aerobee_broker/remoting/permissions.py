@@ -1,0 +1,150 @@
+"""Who may send which remoting request, where the broker has accounts: the signature, and what each code needs.
+
+A client signs the values of all fields but the signature itself, in the order of their names, followed by the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from aerobee_broker.clients.accounts import Account, Accounts
+from aerobee_broker.errors import UnauthorizedError
+from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting.fields import body_object, integer, member, objects, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.topics import RETRY_PREFIX
+from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
+from aerobee_store.records import properties as p
+
+_SIGNATURE: Final = "Signature"
+_ACCESS_KEY: Final = "AccessKey"
+_UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+_LAST_UNSIGNED_VERSION: Final = 399  # clients up to here add _UNIQUE_KEY_QUERY after they have signed
+
+Permit = Callable[[Account, Command], None]
+
+
+class Permissions:
+    """Decides about requests. `accounts` None: everybody may do everything."""
+
+    def __init__(self, accounts: Accounts | None, store: MessageStore) -> None:
+        self._accounts = accounts
+        self._store = store
+        self._permits: dict[int, Permit] = {
+            **dict.fromkeys((Request.SEND_MESSAGE, Request.SEND_REPLY_MESSAGE), _publish("topic")),
+            **dict.fromkeys(
+                (Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE, Request.SEND_REPLY_MESSAGE_V2), _publish("b")
+            ),
+            **dict.fromkeys((Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE), _consume),
+            **dict.fromkeys((Request.QUERY_CONSUMER_OFFSET, Request.UPDATE_CONSUMER_OFFSET), _consume),
+            **dict.fromkeys(
+                (
+                    Request.GET_MAX_OFFSET,
+                    Request.GET_MIN_OFFSET,
+                    Request.SEARCH_OFFSET_BY_TIMESTAMP,
+                    Request.GET_EARLIEST_MESSAGE_STORE_TIME,
+                    Request.GET_ROUTE_INFO_BY_TOPIC,
+                ),
+                _use_topic,
+            ),
+            Request.QUERY_MESSAGE: _consume_topic,
+            Request.VIEW_MESSAGE_BY_ID: lambda account, request: self._of_message(account, request, "offset"),
+            Request.HEART_BEAT: _heartbeat,
+            Request.UNREGISTER_CLIENT: _nothing,
+            Request.CHECK_CLIENT_CONFIG: _nothing,
+            Request.CONSUMER_SEND_MESSAGE_BACK: self._send_back,
+            Request.END_TRANSACTION: self._end_transaction,
+            Request.GET_CONSUMER_LIST_BY_GROUP: lambda account, request: account.require_group(
+                text(request, "consumerGroup")
+            ),
+            **dict.fromkeys((Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ), _lock),
+        }
+
+    def check(self, request: Command) -> None:
+        """Raise UnauthorizedError for a request that nobody known has signed, ForbiddenError if its account may not
+        do this. All that is not listed is for administrators."""
+        if self._accounts is None:
+            return
+        account = self._accounts.of_content(*_signed(request))
+        if account.admin:
+            return
+        permit = self._permits.get(request.code)
+        if permit is None:
+            account.require_admin(f"request {request.code}")
+        else:
+            permit(account, request)
+
+    def _send_back(self, account: Account, request: Command) -> None:
+        account.require_group(text(request, "group"))
+        self._of_message(account, request, "offset")
+
+    def _of_message(self, account: Account, request: Command, name: str) -> None:
+        topic = self._property_or_topic(integer(request, name), p.RETRY_TOPIC)
+        if topic is not None:
+            account.require_consume(topic)
+
+    def _end_transaction(self, account: Account, request: Command) -> None:
+        topic = self._property_or_topic(integer(request, "commitLogOffset"), p.REAL_TOPIC)
+        if topic is not None:
+            account.require_publish(topic)
+
+    def _property_or_topic(self, physical_offset: int, name: str) -> str | None:
+        """Which topic a stored message is about; None without such a message: the request then fails by itself."""
+        try:
+            record = self._store.record_at(physical_offset)
+        except (RecordNotFoundError, CorruptRecordError):
+            return None
+        return record.properties.get(name) or record.topic
+
+
+def _signed(request: Command) -> tuple[str, str, bytes]:
+    """Access key, signature, and what was signed."""
+    fields = request.fields
+    access_key, signature = fields.get(_ACCESS_KEY), fields.get(_SIGNATURE)
+    if not access_key or not signature:
+        raise UnauthorizedError("this broker asks for credentials; give the client an access key and a secret key")
+    left_out = {_SIGNATURE}
+    if request.version <= _LAST_UNSIGNED_VERSION:
+        left_out.add(_UNIQUE_KEY_QUERY)
+    values = [fields[name] for name in sorted(fields) if name not in left_out]
+    return access_key, signature, "".join(values).encode("utf-8", "replace") + request.body
+
+
+def _publish(field: str) -> Permit:
+    def permit(account: Account, request: Command) -> None:
+        topic = text(request, field)
+        if topic.startswith(RETRY_PREFIX):
+            account.require_group(topic.removeprefix(RETRY_PREFIX))
+        else:
+            account.require_publish(topic)
+
+    return permit
+
+
+def _consume(account: Account, request: Command) -> None:
+    account.require_group(text(request, "consumerGroup"))
+    account.require_consume(text(request, "topic"))
+
+
+def _consume_topic(account: Account, request: Command) -> None:
+    account.require_consume(text(request, "topic"))
+
+
+def _use_topic(account: Account, request: Command) -> None:
+    account.require_use(text(request, "topic"))
+
+
+def _heartbeat(account: Account, request: Command) -> None:
+    for item in objects(body_object(request), "consumerDataSet"):
+        account.require_group(member(item, "groupName"))
+        for subscription in objects(item, "subscriptionDataSet"):
+            account.require_consume(member(subscription, "topic"))
+
+
+def _lock(account: Account, request: Command) -> None:
+    account.require_group(member(body_object(request), "consumerGroup"))
+
+
+def _nothing(account: Account, request: Command) -> None:
+    """Every account may do this."""

@@ -1,0 +1,236 @@
+"""PULL_MESSAGE: stored records of one queue, as they lie in the log; held while there is none.
+
+sys_flag    1 commit `commitOffset`   2 may be held   4 the subscription is in the request   8, 16 are ignored
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.delivery.filters import MessageFilter, filter_of
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.remoting.clients import RemotingClients, Subscription
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting.offsets import OffsetRequests
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicConfig
+from aerobee_proto import v2
+from aerobee_store import MessageStore, ReadResult, RecordNotFoundError
+
+_COMMIT: Final = 1
+_MAY_BE_HELD: Final = 2
+_HAS_SUBSCRIPTION: Final = 4
+_ANSWER_SIZE_MAX: Final = 256 << 10  # bytes of records, but always one record; RocketMQ's for what is in memory
+_HELD_SECONDS_MAX: Final = 120.0
+# What RocketMQ calls the state of a read, in the remark of the answer.
+_NAMES: Final = {
+    "found": "FOUND",
+    "empty": "NO_MESSAGE_IN_QUEUE",
+    "no-match": "NO_MATCHED_MESSAGE",
+    "offset-too-small": "OFFSET_TOO_SMALL",
+    "offset-at-end": "OFFSET_OVERFLOW_ONE",
+    "offset-too-large": "OFFSET_OVERFLOW_BADLY",
+}
+
+
+class PullRequests:
+    """Answers PULL_MESSAGE and LITE_PULL_MESSAGE."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        deliveries: Deliveries,
+        clients: RemotingClients,
+        offsets: OffsetRequests,
+        counters: BrokerCounters,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._tables = tables
+        self._deliveries = deliveries
+        self._clients = clients
+        self._offsets = offsets
+        self._counters = counters
+        self._waits = itertools.count()
+
+    async def pull(self, request: Command, connection: Connection) -> Command:
+        group, name = text(request, "consumerGroup"), text(request, "topic")
+        queue_id = integer(request, "queueId", bits=32)
+        offset = integer(request, "queueOffset")
+        count = min(max(integer(request, "maxMsgNums", bits=32), 1), self._config.delivery.receive_count_max)
+        sys_flag = integer(request, "sysFlag", 0, bits=32)
+        await self._check_group(group, name)
+        topic = self._tables.topics.require(name)
+        _check_queue(topic, queue_id)
+        wanted = self._filter(request, group, name, sys_flag)
+        if sys_flag & _COMMIT and (commit := integer(request, "commitOffset", -1)) > 0:
+            await self._offsets.commit(name, group, queue_id, commit)
+        if (reset := self._offsets.pending_reset(name, group, queue_id)) is not None:
+            return self._moved(reset, *self._store.queue_range(name, queue_id), remark="OFFSET_RESET")
+        seconds = 0.0
+        if sys_flag & _MAY_BE_HELD:
+            seconds = min(max(integer(request, "suspendTimeoutMillis", 0), 0) / 1000, _HELD_SECONDS_MAX)
+        size_max = min(integer(request, "maxMsgBytes", _ANSWER_SIZE_MAX, bits=32), _ANSWER_SIZE_MAX)
+        await connection.writable()
+        held = _Held(self._deliveries, connection.key, f"{group} pull {next(self._waits)}", name, queue_id, seconds)
+        return await self._read(group, held, offset, count, size_max, wanted)
+
+    async def _read(
+        self, group: str, held: _Held, offset: int, count: int, size_max: int, wanted: MessageFilter
+    ) -> Command:
+        """Read until there is something to say, or the time is over."""
+        topic, queue_id = held.topic, held.queue_id
+        begin = offset
+        first = True
+        while True:
+            result = self._look(group, topic, queue_id, offset, count, size_max, wanted)
+            low, high = result.min_offset, result.max_offset
+            status = result.status if result.records or result.status != "found" else "no-match"
+            match status:
+                case "found":
+                    return self._found(group, topic, result)
+                case "no-match":
+                    if first or not held.seconds_left:
+                        return self._answer(Answer.PULL_RETRY_IMMEDIATELY, result.next_offset, low, high, status)
+                    offset = result.next_offset
+                    continue
+                case "offset-too-small" | "offset-too-large":
+                    return self._moved(result.next_offset, low, high, remark=_NAMES[status])
+                case "empty" if offset:
+                    return self._moved(0, low, high, remark=_NAMES[status])
+            first = False
+            if not await held.wait():
+                code = Answer.PULL_NOT_FOUND if offset == begin else Answer.PULL_RETRY_IMMEDIATELY
+                return self._answer(code, offset, low, high, status)
+            self._tables.topics.require(topic)  # it may have been deleted meanwhile
+
+    def _look(
+        self, group: str, topic: str, queue_id: int, offset: int, count: int, size_max: int, wanted: MessageFilter
+    ) -> ReadResult:
+        """One read that passes over what the filter leaves out, as far as one step of the loop may go."""
+        result = wanted.read(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
+        for _ in range(wanted.reads_per_step - 1):
+            if result.records or not offset < result.next_offset < result.max_offset:
+                break
+            offset = result.next_offset
+            result = wanted.read(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
+        return result
+
+    def _found(self, group: str, topic: str, result: ReadResult) -> Command:
+        try:
+            body = b"".join([self._store.record_bytes(record) for record in result.records])
+        except RecordNotFoundError:  # expired in this very moment
+            return self._moved(result.next_offset, result.min_offset, result.max_offset, remark="MESSAGE_WAS_REMOVING")
+        received = self._counters.received_by(topic, group)
+        received.messages += len(result.records)
+        received.bytes += len(body)
+        found = self._answer(Answer.SUCCESS, result.next_offset, result.min_offset, result.max_offset, result.status)
+        found.body = body
+        return found
+
+    def _moved(self, offset: int, low: int, high: int, *, remark: str) -> Command:
+        moved = self._answer(Answer.PULL_OFFSET_MOVED, offset, low, high, "empty")
+        moved.remark = remark
+        return moved
+
+    @staticmethod
+    def _answer(code: Answer, next_offset: int, low: int, high: int, status: str) -> Command:
+        fields = {
+            "suggestWhichBrokerId": 0,
+            "nextBeginOffset": next_offset,
+            "minOffset": low,
+            "maxOffset": high,
+            "topicSysFlag": 0,
+            "groupSysFlag": 0,
+        }
+        return answer(fields, code=code, remark=_NAMES[status])
+
+    async def _check_group(self, group: str, topic: str) -> None:
+        if group not in self._tables.groups:
+            await self._tables.group_in_use(group, [topic])
+        if not self._tables.groups.require(group).consume_enabled:
+            raise RemotingError(
+                Answer.NO_PERMISSION,
+                f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
+            )
+
+    def _filter(self, request: Command, group: str, topic: str, sys_flag: int) -> MessageFilter:
+        if sys_flag & _HAS_SUBSCRIPTION:
+            expression, kind = text(request, "subscription", "*"), text(request, "expressionType", "TAG")
+            return filter_of_subscription(Subscription(topic, expression, kind, 0))
+        consumers = self._clients.consumers(group)
+        if consumers is None:
+            raise RemotingError(
+                Answer.SUBSCRIPTION_NOT_EXIST, f"no consumer of group {group!r} has sent a heartbeat; send one first"
+            )
+        subscription = consumers.subscriptions.get(topic)
+        if subscription is None:
+            raise RemotingError(
+                Answer.SUBSCRIPTION_NOT_EXIST, f"consumer group {group!r} has not subscribed topic {topic!r}"
+            )
+        if subscription.version < integer(request, "subVersion", 0):
+            raise RemotingError(
+                Answer.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of group {group!r} to topic {topic!r} is older here; send a heartbeat first",
+            )
+        return filter_of_subscription(subscription)
+
+
+class _Held:
+    """A pull that waits. Everyone who pulls gets every message, so each waits in a line of its own. No group has the
+    name of such a line, for there is a blank in it."""
+
+    __slots__ = ("_again", "_deliveries", "_key", "_line", "_until", "queue_id", "topic")
+
+    def __init__(self, deliveries: Deliveries, key: str, line: str, topic: str, queue_id: int, seconds: float) -> None:
+        self._deliveries = deliveries
+        self._key = key
+        self._line = line
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._again = False
+        self.topic = topic
+        self.queue_id = queue_id
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self._until - asyncio.get_running_loop().time(), 0.0)
+
+    async def wait(self) -> bool:
+        """True when it is worth looking again; False when the time is over, or the connection."""
+        polling = self._deliveries.long_polling
+        seconds, again, self._again = self.seconds_left, self._again, True
+        return await polling.wait(self.topic, self._line, self._key, seconds, queue_id=self.queue_id, again=again)
+
+
+def filter_of_subscription(subscription: Subscription) -> MessageFilter:
+    """What a subscription asks for. Raises what becomes SUBSCRIPTION_PARSE_FAILED."""
+    kind = v2.FilterType.SQL if subscription.expression_type == "SQL92" else v2.FilterType.TAG
+    if kind == v2.FilterType.TAG and subscription.expression_type not in ("", "TAG"):
+        raise RemotingError(
+            Answer.SUBSCRIPTION_PARSE_FAILED,
+            f"there is no expression type {subscription.expression_type[:80]!r}; choose TAG or SQL92",
+        )
+    return filter_of(v2.FilterExpression(type=kind, expression=subscription.expression or "*"))
+
+
+def _check_queue(topic: TopicConfig, queue_id: int) -> None:
+    if not topic.readable:
+        raise RemotingError(
+            Answer.NO_PERMISSION,
+            f"topic {topic.name!r} may not be read; allow it with: aerobee topic update {topic.name}",
+        )
+    if not 0 <= queue_id < topic.read_queue_count:
+        raise RemotingError(
+            Answer.INVALID_PARAMETER,
+            f"topic {topic.name!r} has {topic.read_queue_count} queues to read, but no queue {queue_id}",
+        )

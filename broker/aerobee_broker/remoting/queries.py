@@ -1,0 +1,52 @@
+"""Messages that remoting clients look for: by key, or by where they lie."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.processors.query import COUNT_MAX
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.tables import Tables
+from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
+
+_ANSWER_SIZE_MAX: Final = 12 << 20  # bytes of records: less than a frame
+
+
+class QueryRequests:
+    """Answers QUERY_MESSAGE and VIEW_MESSAGE_BY_ID."""
+
+    def __init__(self, store: MessageStore, tables: Tables) -> None:
+        self._store = store
+        self._tables = tables
+
+    async def by_key(self, request: Command, _: Connection) -> Command:
+        """The newest messages with a key, or with a client's message id; clients compare the key again."""
+        topic, key = text(request, "topic"), text(request, "key")
+        count = min(max(integer(request, "maxNum", bits=32), 1), COUNT_MAX)
+        begin, end = max(integer(request, "beginTimestamp"), 0), integer(request, "endTimestamp")
+        records = self._store.query(topic, key, max_count=count, begin=begin, end=end)
+        parts: list[bytes] = []
+        size = 0
+        for record in reversed(records):
+            size += record.size
+            if parts and size > _ANSWER_SIZE_MAX:
+                break
+            parts.append(self._store.record_bytes(record))
+        if not parts:
+            raise RemotingError(Answer.QUERY_NOT_FOUND, f"topic {topic!r} has no message with key {key[:80]!r}")
+        fields = {
+            "indexLastUpdateTimestamp": records[-1].store_timestamp,
+            "indexLastUpdatePhyoffset": records[-1].physical_offset,
+        }
+        return answer(fields, body=b"".join(reversed(parts)))
+
+    async def by_place(self, request: Command, _: Connection) -> Command:
+        """The message at a physical offset, which is the second half of the server's message id."""
+        try:
+            return answer(body=self._store.record_bytes(self._store.record_at(integer(request, "offset"))))
+        except (RecordNotFoundError, CorruptRecordError) as error:
+            raise RemotingError(Answer.SYSTEM_ERROR, str(error)) from None

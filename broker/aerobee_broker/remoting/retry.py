@@ -1,0 +1,76 @@
+"""CONSUMER_SEND_MESSAGE_BACK: a consumer could not consume a message and wants it again later.
+
+The message is copied to the group's retry topic after a delay that grows with each attempt; after the last attempt to
+its dead letters.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting.send import SendRequests, store_host
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import retry_topic
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_store import CorruptRecordError, MessageStore, RecordNotFoundError
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import Message
+
+_FIRST_LEVEL: Final = 3  # 10 seconds, one level more with each attempt
+
+
+class RetryRequests:
+    """Answers CONSUMER_SEND_MESSAGE_BACK."""
+
+    def __init__(self, store: MessageStore, tables: Tables, send: SendRequests, level_delay: LevelDelay) -> None:
+        self._store = store
+        self._tables = tables
+        self._send = send
+        self._level_delay = level_delay
+
+    async def send_back(self, request: Command, connection: Connection) -> Command:
+        group = self._tables.groups.require(text(request, "group"))
+        offset, level = integer(request, "offset"), integer(request, "delayLevel", bits=32)
+        limit = group.retry_max_times
+        if request.fields.get("maxReconsumeTimes"):
+            limit = integer(request, "maxReconsumeTimes", bits=32)
+        try:
+            record = self._store.record_at(offset)
+        except (RecordNotFoundError, CorruptRecordError) as error:
+            raise RemotingError(Answer.SYSTEM_ERROR, f"the message to send back cannot be read: {error}") from None
+        queues = group.extra.get("retryQueueNums", 1)
+        queue_count = queues if isinstance(queues, int) else 1
+        if queue_count <= 0:
+            return answer()  # such a group gives up at once
+        properties = dict(record.properties)
+        properties.setdefault(p.RETRY_TOPIC, record.topic)
+        properties.setdefault(p.ORIGIN_MESSAGE_ID, p.offset_message_id(record.store_host, record.physical_offset))
+        for name in (p.WAIT, p.DELAY, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS, p.TIMER_OUT_MS):
+            properties.pop(name, None)
+        topic = await self._send.ensure_topic(retry_topic(group.name), queue_count)
+        message = Message(
+            topic=topic.name,
+            queue_id=offset % max(topic.write_queue_count, 1),
+            body=record.body,
+            properties=properties,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            store_host=store_host(connection),
+            reconsume_times=record.reconsume_times + 1,
+        )
+        if level < 0 or record.reconsume_times >= limit:
+            properties[p.DLQ_ORIGIN_TOPIC] = properties[p.RETRY_TOPIC]
+            properties[p.DLQ_ORIGIN_MESSAGE_ID] = record.unique_key or properties[p.ORIGIN_MESSAGE_ID]
+            message = await self._send.dead_letter(message, group.name)
+        else:
+            message = self._level_delay.delayed(message, level or _FIRST_LEVEL + record.reconsume_times)
+        [place] = self._store.append([message], essential=True)
+        await self._store.wait_stored(place.end)
+        return answer()

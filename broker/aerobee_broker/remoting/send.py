@@ -1,0 +1,419 @@
+"""Sends of remoting clients: one message, a batch, half messages; with a delay by level or to a time.
+
+Batches come as a body of their own layout, integers big-endian:
+
+    4 size of all   4 magic 0   4 CRC 0   4 flag   4 size of the body, body   2 size of the properties, properties
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.errors import IllegalTopicError
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, boolean, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    TopicConfig,
+    TopicMessageType,
+    check_new_topic_name,
+    dead_letter_topic,
+    is_system_topic,
+)
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.recall_handle import RecallHandle
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.transactions import Transactions
+from aerobee_store import MessageStore, SyncTimeoutError
+from aerobee_store.clock import Clock
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import (
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_COMPRESSION_TYPE,
+    SYS_FLAG_MULTI_TAGS,
+    Message,
+)
+
+REGION: Final = "DefaultRegion"
+_OWN_TOPICS: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Nobody may send to these, as in RocketMQ."""
+_KEPT_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_MULTI_TAGS
+_BATCH_COUNT_MAX: Final = 32_768
+_BATCH_ITEM: Final = struct.Struct(">iiiii")
+_I16: Final = struct.Struct(">h")
+# What a SEND_MESSAGE_V2 request calls the fields of SEND_MESSAGE.
+_SHORT_NAMES: Final = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "unitMode": "k",
+    "maxReconsumeTimes": "l",
+    "batch": "m",
+    "brokerName": "n",
+}
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a request says, whatever it calls its fields."""
+
+    producer_group: str
+    topic: str
+    queue_count: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: dict[str, str]
+    reconsume_times: int
+    reconsume_times_max: int | None
+    is_batch: bool
+
+
+class SendRequests:
+    """Answers SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        counters: BrokerCounters,
+        clock: Clock,
+        transactions: Transactions,
+        timer: Timer,
+        level_delay: LevelDelay,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._tables = tables
+        self._counters = counters
+        self._clock = clock
+        self._transactions = transactions
+        self._timer = timer
+        self._level_delay = level_delay
+        self._next_queue = 0
+
+    async def send(self, request: Command, connection: Connection) -> Command:
+        """SEND_MESSAGE, with the long names of its fields."""
+        return await self._send(_sent(request, short=False), request, connection)
+
+    async def send_v2(self, request: Command, connection: Connection) -> Command:
+        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, with the short names."""
+        return await self._send(_sent(request, short=True), request, connection)
+
+    async def _send(self, sent: _Sent, request: Command, connection: Connection) -> Command:
+        started = perf_counter()
+        topic = await self._topic(sent)
+        queue_id = self._queue_id(topic, sent.queue_id)
+        if not request.body:
+            raise RemotingError(Answer.MESSAGE_ILLEGAL, "the body of the message is empty; send at least one byte")
+        if len(request.body) > self._config.store.body_size_max:
+            raise RemotingError(
+                Answer.MESSAGE_ILLEGAL,
+                f"the body of the message has {len(request.body)} bytes, the limit is "
+                f"{self._config.store.body_size_max}; split or compress it",
+            )
+        message = Message(
+            topic=topic.name,
+            queue_id=queue_id,
+            body=request.body,
+            properties=self._with_own(sent.properties),
+            flag=sent.flag,
+            sys_flag=sent.sys_flag & _KEPT_FLAGS,
+            born_timestamp=sent.born_timestamp,
+            born_host=connection.peer,
+            store_host=store_host(connection),
+            reconsume_times=sent.reconsume_times,
+        )
+        if sent.is_batch:
+            return await self._send_batch(message, started)
+        if topic.name.startswith(RETRY_PREFIX):
+            message = await self._again_or_dead(message, sent)
+        if message.properties.get(p.TRANSACTION_MESSAGE, "").lower() == "true":
+            return await self._send_half(message, sent, connection)
+        stored, handle = self.delayed(message)
+        [place] = self._store.append([stored])
+        kind = "normal" if stored is message else "delay"
+        sent_to = self._counters.sent_to(message.topic, kind)
+        sent_to.add(place.size)
+        code = await self._wait(place.end, message)
+        sent_to.milliseconds.observe((perf_counter() - started) * 1000)
+        ids = [p.offset_message_id(message.store_host or self._store.config.store_host, place.physical_offset)]
+        return self._sent(code, ids, queue_id, place.queue_offset, message, handle)
+
+    async def _send_batch(self, whole: Message, started: float) -> Command:
+        """Each of its messages becomes one of its own."""
+        if whole.topic.startswith(RETRY_PREFIX):
+            raise RemotingError(Answer.MESSAGE_ILLEGAL, "a retry topic takes no batches; send the messages one by one")
+        messages = [
+            Message(
+                topic=whole.topic,
+                queue_id=whole.queue_id,
+                body=body,
+                properties=self._with_own(properties),
+                flag=flag,
+                sys_flag=whole.sys_flag & ~(SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE),
+                born_timestamp=whole.born_timestamp,
+                born_host=whole.born_host,
+                store_host=whole.store_host,
+                reconsume_times=whole.reconsume_times,
+            )
+            for flag, body, properties in _split_batch(bytes(whole.body))
+        ]
+        if any(_delay_of(message.properties) or p.TRANSACTION_MESSAGE in message.properties for message in messages):
+            raise RemotingError(Answer.MESSAGE_ILLEGAL, "a batch takes neither delayed nor transactional messages")
+        places = self._store.append(messages, split_batch=True)
+        sent_to = self._counters.sent_to(whole.topic, "normal")
+        for place in places:
+            sent_to.add(place.size)
+        code = await self._wait(places[-1].end, whole)
+        sent_to.milliseconds.observe((perf_counter() - started) * 1000)
+        host = whole.store_host or self._store.config.store_host
+        ids = [p.offset_message_id(host, place.physical_offset) for place in places]
+        return self._sent(code, ids, whole.queue_id, places[0].queue_offset, messages[0], "")
+
+    async def _send_half(self, message: Message, sent: _Sent, connection: Connection) -> Command:
+        """A transactional message: it waits for the decision of its producer."""
+        properties = {p.PRODUCER_GROUP: sent.producer_group, **message.properties}
+        message.properties = properties
+        if not self._transactions.has_topics:
+            await self._transactions.create_topics()
+        [place] = self._transactions.append_halves([message], connection.key)
+        code = await self._wait(place.end, message)
+        host = message.store_host or self._store.config.store_host
+        ids = [p.offset_message_id(host, place.physical_offset or 0)]
+        return self._sent(code, ids, message.queue_id, place.queue_offset, message, "")
+
+    async def _wait(self, end: int, message: Message) -> Answer:
+        """How safe the message is: what a client asks for with WAIT=false is the page cache."""
+        try:
+            await self._store.wait_stored(end, durable=False if message.properties.get(p.WAIT) == "false" else None)
+        except SyncTimeoutError:
+            return Answer.FLUSH_DISK_TIMEOUT  # stored all the same, and clients count it so
+        return Answer.SUCCESS
+
+    def _sent(
+        self, code: Answer, ids: list[str], queue_id: int, queue_offset: int, message: Message, recall_handle: str
+    ) -> Command:
+        fields: dict[str, object] = {
+            "msgId": ",".join(ids),
+            "queueId": queue_id,
+            "queueOffset": queue_offset,
+            "transactionId": message.properties[p.UNIQ_KEY],
+            "MSG_REGION": REGION,
+            "TRACE_ON": True,
+        }
+        if recall_handle:
+            fields["recallHandle"] = recall_handle
+        return answer(fields, code=code)
+
+    def _with_own(self, properties: dict[str, str]) -> dict[str, str]:
+        """What a broker adds, and leaves out, of what a client gave a message."""
+        properties = {
+            **properties,
+            p.CLUSTER: self._config.cluster,
+            p.MSG_REGION: REGION,
+            p.TRACE_ON: properties.get(p.TRACE_ON, "true"),
+        }
+        properties.pop(p.POP_CK, None)
+        if not properties.get(p.UNIQ_KEY):
+            properties[p.UNIQ_KEY] = secrets.token_hex(16).upper()
+        return properties
+
+    # --- Where to ---------------------------------------------------------------------------------------------
+
+    async def _topic(self, sent: _Sent) -> TopicConfig:
+        name = sent.topic
+        if name in _OWN_TOPICS:
+            raise RemotingError(Answer.NO_PERMISSION, f"topic {name!r} belongs to the broker; send to another one")
+        if name.startswith(RETRY_PREFIX):
+            self._tables.groups.require(name.removeprefix(RETRY_PREFIX))
+        topic = self._tables.topics.get(name)
+        if topic is None:
+            if not is_system_topic(name):
+                check_new_or_own_name(name)
+            topic = await self._tables.topic_in_use(name, queue_count=max(sent.queue_count, 1))
+        if not topic.writable or not topic.write_queue_count:
+            raise RemotingError(
+                Answer.NO_PERMISSION,
+                f"topic {name!r} may not be written; allow it with: aerobee topic update {name}",
+            )
+        return topic
+
+    def _queue_id(self, topic: TopicConfig, wanted: int) -> int:
+        if wanted < 0:
+            self._next_queue += 1
+            return self._next_queue % topic.write_queue_count
+        count = max(topic.write_queue_count, topic.read_queue_count)
+        if wanted >= count:
+            raise RemotingError(
+                Answer.INVALID_PARAMETER,
+                f"topic {topic.name!r} has {count} queues, counted from 0, but no queue {wanted}",
+            )
+        return wanted
+
+    async def _again_or_dead(self, message: Message, sent: _Sent) -> Message:
+        """What a consumer sends to its retry topic itself; a dead letter once it was tried often enough."""
+        group = self._tables.groups.require(message.topic.removeprefix(RETRY_PREFIX))
+        limit = group.retry_max_times if sent.reconsume_times_max is None else sent.reconsume_times_max
+        if sent.reconsume_times <= limit:
+            return message
+        return await self.dead_letter(message, group.name)
+
+    async def dead_letter(self, message: Message, group: str) -> Message:
+        """The message as a dead letter of the group, whose topic is there when this returns."""
+        name = dead_letter_topic(group)
+        await self.ensure_topic(name, 1)
+        properties = dict(message.properties)
+        for dropped in (p.DELAY, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS):
+            properties.pop(dropped, None)
+        message.topic, message.queue_id, message.properties = name, 0, properties
+        return message
+
+    async def ensure_topic(self, name: str, queue_count: int) -> TopicConfig:
+        """The topic of that name, which the broker needs; in the file when this returns."""
+        topic = self._tables.topics.get(name)
+        if topic is None:
+            topic = TopicConfig.of_type(name, TopicMessageType.NORMAL, queue_count=queue_count)
+            topic = self._tables.topics.create_internal(topic)
+            await self._tables.save_topics()
+        return topic
+
+    def delayed(self, message: Message) -> tuple[Message, str]:
+        """What is stored for a message, which may ask for a delay, and with which handle it can be recalled.
+
+        Raises RemotingError for a delay that cannot be granted.
+        """
+        properties = message.properties
+        if not (delay := _delay_of(properties)):
+            return message, ""
+        now_ms = self._clock.now_ms()
+        if delay == p.DELAY:
+            return self._level_delay.delayed(message, _number(properties, p.DELAY)), ""
+        number = _number(properties, delay)
+        deliver_ms = {p.TIMER_DELAY_SEC: now_ms + number * 1000, p.TIMER_DELAY_MS: now_ms + number}.get(delay, number)
+        if deliver_ms > now_ms + self._config.limits.delay_seconds_max * 1000:
+            raise RemotingError(
+                Answer.MESSAGE_ILLEGAL,
+                f"{delay} is {number}: more than {self._config.limits.delay_seconds_max:g} s ahead, the limit",
+            )
+        if deliver_ms <= now_ms:
+            return message, ""
+        handle = RecallHandle(message.topic, self._config.name, deliver_ms, properties[p.UNIQ_KEY])
+        return self._timer.delayed(message, deliver_ms), handle.encode()
+
+
+def store_host(connection: Connection) -> tuple[str, int] | None:
+    """What records name as their broker's address: clients connect to it to fetch a message by its id."""
+    return (connection.local.host, connection.local.port)
+
+
+def check_new_or_own_name(name: str) -> None:
+    """Raise IllegalTopicError unless a client may name this topic in a send."""
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return
+    if not name:
+        raise IllegalTopicError("the name of a topic is blank; give it one")
+    check_new_topic_name(name)
+
+
+def _delay_of(properties: Mapping[str, str]) -> str:
+    """The property that asks for a delay; empty if there is none. A level of 0 is none."""
+    if properties.get(p.DELAY):
+        return p.DELAY if _number(properties, p.DELAY) > 0 else ""
+    for name in (p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS):
+        if name in properties:
+            return name
+    return ""
+
+
+def _number(properties: Mapping[str, str], name: str) -> int:
+    value = properties[name]
+    if not (value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 15):
+        raise RemotingError(Answer.MESSAGE_ILLEGAL, f"the property {name} is {value[:80]!r}, which is no number")
+    return int(value)
+
+
+def _sent(request: Command, *, short: bool) -> _Sent:
+    def name(long: str) -> str:
+        return _SHORT_NAMES[long] if short else long
+
+    maximum = name("maxReconsumeTimes")
+    topic = text(request, name("topic"), "")
+    if not topic:
+        raise RemotingError(Answer.INVALID_PARAMETER, f"the field {name('topic')!r}, the topic, is missing")
+    encoded = text(request, name("properties"), "").encode("utf-8", "replace")
+    if len(encoded) > p.PROPERTIES_SIZE_MAX:
+        raise RemotingError(
+            Answer.MESSAGE_ILLEGAL,
+            f"the properties take {len(encoded)} bytes, the limit is {p.PROPERTIES_SIZE_MAX}; move data into the body",
+        )
+    return _Sent(
+        producer_group=text(request, name("producerGroup")),
+        topic=topic,
+        queue_count=integer(request, name("defaultTopicQueueNums"), 4, bits=32),
+        queue_id=integer(request, name("queueId"), bits=32),
+        sys_flag=integer(request, name("sysFlag"), bits=32),
+        born_timestamp=integer(request, name("bornTimestamp")),
+        flag=integer(request, name("flag"), bits=32),
+        properties=p.decode_properties(encoded),
+        reconsume_times=integer(request, name("reconsumeTimes"), 0, bits=32),
+        reconsume_times_max=integer(request, maximum, bits=32) if request.fields.get(maximum) else None,
+        is_batch=boolean(request, name("batch")),
+    )
+
+
+def _split_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
+    """Flag, body and properties of each message in the body of a batch. Raises RemotingError."""
+    items: list[tuple[int, bytes, dict[str, str]]] = []
+    at = 0
+    try:
+        while at < len(body):
+            total, _, _, flag, body_size = _BATCH_ITEM.unpack_from(body, at)
+            begin = at + _BATCH_ITEM.size
+            if body_size < 0 or body_size > len(body) - begin:
+                raise RemotingError(
+                    Answer.MESSAGE_ILLEGAL, f"a message of the batch says that it has {body_size} bytes"
+                )
+            (properties_size,) = _I16.unpack_from(body, begin + body_size)
+            end = begin + body_size + _I16.size + properties_size
+            if properties_size < 0 or end > len(body) or total != end - at or len(items) >= _BATCH_COUNT_MAX:
+                raise RemotingError(
+                    Answer.MESSAGE_ILLEGAL, f"the lengths in message {len(items)} of the batch disagree"
+                )
+            properties = p.decode_properties(body[end - properties_size : end])
+            items.append((flag, body[begin : begin + body_size], properties))
+            at = end
+    except struct.error:
+        raise RemotingError(Answer.MESSAGE_ILLEGAL, f"the batch ends within message {len(items)}") from None
+    return items

@@ -1,0 +1,180 @@
+"""The broker as remoting clients see it: the table of request codes, and what runs beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
+from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData, Registration, RouteTables
+from aerobee_broker.remoting.clients import RemotingClients, Subscription
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection, Handler, RemotingServer
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, body_object, member
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting.offsets import OffsetRequests
+from aerobee_broker.remoting.permissions import Permissions
+from aerobee_broker.remoting.pull import PullRequests, filter_of_subscription
+from aerobee_broker.remoting.queries import QueryRequests
+from aerobee_broker.remoting.retry import RetryRequests
+from aerobee_broker.remoting.send import SendRequests
+from aerobee_broker.remoting.transactions import TransactionRequests
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import Permission
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.producers import Producers
+from aerobee_broker.transactions.transactions import Transactions
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+
+TEMPLATE_TOPIC: Final = "TBW102"
+"""Clients take the route of this topic for that of one which their first send will create."""
+_SCAN_SECONDS: Final = 10.0
+_OWN_CONNECTION: Final = "own"
+
+
+class RemotingService:
+    """All of it. `run` beside everything else; `listen` binds an address."""
+
+    name: Final = "remoting"
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        deliveries: Deliveries,
+        transactions: Transactions,
+        producers: Producers,
+        timer: Timer,
+        level_delay: LevelDelay,
+        counters: BrokerCounters,
+        accounts: Accounts | None,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._tables = tables
+        self._transactions = transactions
+        self._deliveries = deliveries
+        self.clients = RemotingClients(config, tables, clock)
+        self._routes = RouteTables(clock)
+        self._registered_revision = -1
+        self._permissions = Permissions(accounts, store)
+        self.server = RemotingServer(self.handle)
+        self.server.closed_listeners.append(self._closed)
+        offsets = OffsetRequests(store, tables, deliveries)
+        pull = PullRequests(config, store, tables, deliveries, self.clients, offsets, counters)
+        send = SendRequests(config, store, tables, counters, clock, transactions, timer, level_delay)
+        retry = RetryRequests(store, tables, send, level_delay)
+        decisions = TransactionRequests(store, transactions, self.clients, counters)
+        queries = QueryRequests(store, tables)
+        name_server = NameServerRequests(self._routes, KvConfig(), dict)
+        clients = self.clients
+        producers.ask_by_group = decisions.ask
+        clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
+        self._handlers: dict[int, Handler] = {
+            Request.SEND_MESSAGE: send.send,
+            Request.SEND_MESSAGE_V2: send.send_v2,
+            Request.SEND_BATCH_MESSAGE: send.send_v2,
+            Request.PULL_MESSAGE: pull.pull,
+            Request.LITE_PULL_MESSAGE: pull.pull,
+            Request.CONSUMER_SEND_MESSAGE_BACK: retry.send_back,
+            Request.END_TRANSACTION: decisions.end,
+            Request.QUERY_MESSAGE: queries.by_key,
+            Request.VIEW_MESSAGE_BY_ID: queries.by_place,
+            Request.QUERY_CONSUMER_OFFSET: offsets.query,
+            Request.UPDATE_CONSUMER_OFFSET: offsets.update,
+            Request.GET_MAX_OFFSET: offsets.maximum,
+            Request.GET_MIN_OFFSET: offsets.minimum,
+            Request.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
+            Request.GET_EARLIEST_MESSAGE_STORE_TIME: offsets.earliest_time,
+            Request.HEART_BEAT: clients.heartbeat,
+            Request.UNREGISTER_CLIENT: clients.unregister,
+            Request.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_ids,
+            Request.LOCK_BATCH_MQ: clients.lock,
+            Request.UNLOCK_BATCH_MQ: clients.unlock,
+            Request.CHECK_CLIENT_CONFIG: _check_client_config,
+            **{code: self._with_own_routes(handler) for code, handler in name_server.handlers.items()},
+        }
+
+    async def listen(self, address: Address) -> Address:
+        """Bind; the address that was bound. Raises ListenError."""
+        return await self.server.listen("listen.remoting", address)
+
+    async def run(self) -> None:
+        """Drop clients that are silent, until cancelled."""
+        while True:
+            await asyncio.sleep(_SCAN_SECONDS)
+            self.clients.expire()
+            self._routes.expire()
+
+    async def handle(self, request: Command, connection: Connection) -> Command | None:
+        """Answer one request. Raises what `errors.refusal` makes an answer of."""
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            raise RemotingError(Answer.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+        self._permissions.check(request)
+        return await handler(request, connection)
+
+    def _with_own_routes(self, handler: Handler) -> Handler:
+        """What this broker has is known to its own name server at every question."""
+
+        async def handle(request: Command, connection: Connection) -> Command | None:
+            if self._registered_revision != self._tables.topics.revision:
+                self._register_own()
+            return await handler(request, connection)
+
+        return handle
+
+    def _register_own(self) -> None:
+        config, table = self._config, self._tables.topics
+        self._registered_revision = table.revision
+        topics = own_topics(config, self._tables)
+        if self._routes.broker(config.name) is None:
+            self._routes.register(
+                Registration(
+                    cluster=config.cluster,
+                    broker=config.name,
+                    address=LOCAL,
+                    broker_id=MASTER_ID,
+                    version=table.version,
+                    topics={},
+                    connection=_OWN_CONNECTION,
+                    timeout_seconds=float("inf"),
+                )
+            )
+        self._routes.replace_topics(config.name, topics)
+
+    def _closed(self, connection: Connection) -> None:
+        self.clients.connection_closed(connection)
+        self._routes.connection_closed(connection.key)
+        self._deliveries.long_polling.end_client(connection.key)
+
+
+def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
+    """What a broker tells name servers: its topics, and where they are created on first use the template for that."""
+    topics = {
+        topic.name: QueueData(topic.read_queue_count, topic.write_queue_count, int(topic.permission), topic.sys_flag)
+        for topic in tables.topics
+    }
+    if config.auto_create_topics:
+        count = config.topics.queue_count
+        topics.setdefault(TEMPLATE_TOPIC, QueueData(count, count, int(Permission.READ_WRITE | Permission.INHERIT)))
+    return topics
+
+
+async def _check_client_config(request: Command, _: Connection) -> Command:
+    """Whether a consumer's filter can be used; clients ask before they start."""
+    data = body_object(request).get("subscriptionData")
+    found: dict[str, object] = data if isinstance(data, dict) else {}
+    filter_of_subscription(
+        Subscription(member(found, "topic"), member(found, "subString"), member(found, "expressionType"), 0)
+    )
+    return answer()

@@ -1,0 +1,98 @@
+"""Transactions of remoting producers: their decisions, and the questions about those that do not come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.remoting.clients import RemotingClients
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.transactions.half_messages import HALF_TOPIC, Outcome, read_half
+from aerobee_broker.transactions.transactions import Transactions
+from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import Message, encode
+
+_OUTCOMES: Final[dict[int, Outcome | None]] = {8: Outcome.COMMIT, 12: Outcome.ROLLBACK, 0: None}
+
+
+class TransactionRequests:
+    """Answers END_TRANSACTION, and asks producers by CHECK_TRANSACTION_STATE."""
+
+    def __init__(
+        self, store: MessageStore, transactions: Transactions, clients: RemotingClients, counters: BrokerCounters
+    ) -> None:
+        self._store = store
+        self._transactions = transactions
+        self._clients = clients
+        self._counters = counters
+
+    async def end(self, request: Command, _: Connection) -> Command | None:
+        """A decision. The one for "not known yet" is never answered."""
+        decision = integer(request, "commitOrRollback", bits=32)
+        if decision not in _OUTCOMES:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"commitOrRollback is {decision}; 8 commits, 12 rolls back")
+        outcome = _OUTCOMES[decision]
+        if outcome is None:
+            return None
+        group, offset = text(request, "producerGroup"), integer(request, "commitLogOffset")
+        try:
+            record = self._store.record_at(offset)
+        except (RecordNotFoundError, CorruptRecordError) as error:
+            raise RemotingError(Answer.SYSTEM_ERROR, f"there is no half message at commitLogOffset: {error}") from None
+        half = read_half(record) if record.topic == HALF_TOPIC else None
+        if half is None or record.queue_offset != integer(request, "tranStateTableOffset"):
+            raise RemotingError(Answer.SYSTEM_ERROR, f"the message at commitLogOffset {offset} is another one")
+        if record.properties.get(p.PRODUCER_GROUP) != group:
+            raise RemotingError(
+                Answer.SYSTEM_ERROR, f"the half message at commitLogOffset {offset} is of another producer group"
+            )
+        final = await self._transactions.end(half.topic, half.transaction_id, outcome)
+        if final is not None:
+            self._counters.sent_to(half.topic, "transaction").add(final.size)
+        return answer()
+
+    def ask(self, record: Record, topic: str, transaction_id: str, number: int) -> bool:
+        """Ask a producer of the group that sent this half message for the `number`-th time; False if there is none."""
+        producers = self._clients.producers(record.properties.get(p.PRODUCER_GROUP, ""))
+        queue_id = record.properties.get(p.REAL_QUEUE_ID, "")
+        original = Message(
+            topic=topic,
+            queue_id=int(queue_id) if queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10 else 0,
+            body=record.body,
+            raw_properties=record.raw_properties,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            store_host=record.store_host,
+            reconsume_times=record.reconsume_times,
+        )
+        for turn in range(len(producers)):
+            producer = producers[(number + turn) % len(producers)]
+            check = Command(
+                Request.CHECK_TRANSACTION_STATE,
+                fields={
+                    "topic": topic,
+                    "tranStateTableOffset": str(record.queue_offset),
+                    "commitLogOffset": str(record.physical_offset),
+                    "msgId": record.unique_key or transaction_id,
+                    "transactionId": transaction_id,
+                    "offsetMsgId": p.offset_message_id(record.store_host, record.physical_offset),
+                },
+                body=encode(
+                    original,
+                    queue_offset=record.queue_offset,
+                    physical_offset=record.physical_offset,
+                    store_timestamp=record.store_timestamp,
+                    store_host=record.store_host,
+                    property_crc=record.has_property_crc,
+                ),
+            )
+            if producer.connection.notify(check):
+                return True
+        return False

@@ -1,0 +1,57 @@
+"""A broker with a remoting port, and the releases of RocketMQ that speak with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster.java_program import Release, prepare
+
+CLIENT_VERSION: Final = "4.9.8"  # the newest client of its line in Maven's registry
+MARKS: Final = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),  # the first one downloads; every wait in it has its own limit
+    pytest.mark.skipif("AEROBEE_CLUSTER" not in os.environ, reason="run by `make test-cluster`"),
+]
+_CONFIG: Final = """
+[transactions]
+timeout_seconds = 2.0
+check_interval_seconds = 2.0
+"""
+
+
+@pytest.fixture(scope="session")
+def release() -> Release:
+    return prepare(CLIENT_VERSION)
+
+
+@pytest.fixture
+def remoting_address(tmp_path: Path) -> Iterator[str]:
+    """Where a broker of its own listens for remoting clients."""
+    config = tmp_path / "aerobee.toml"
+    config.write_text(_CONFIG)
+    with serve(tmp_path / "store", "--dev", "--config", str(config)) as line:
+        yield line["remoting"]
+
+
+@contextmanager
+def serve(store: Path, *arguments: str) -> Iterator[dict[str, str]]:
+    """`aerobee serve` on free ports; what its first line names."""
+    free = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--listen-remoting", "127.0.0.1:0")
+    command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(store), *free, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            first, *parts = process.stdout.readline().split()
+            assert first == "ready"
+            yield dict(part.split("=", 1) for part in parts)
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0

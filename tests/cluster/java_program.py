@@ -1,0 +1,83 @@
+"""Released RocketMQ programs as child processes: the client of release 4.9 and `mqadmin`.
+
+What is downloaded stays where Maven keeps it; what is compiled goes to `target/`, which git ignores.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+HERE: Final = Path(__file__).parent
+_COMPILE_SECONDS: Final = 120.0
+_MAVEN_SECONDS: Final = 600.0  # a first run downloads a hundred files
+_JAVA_OPTIONS: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of RocketMQ, ready to run."""
+
+    version: str
+    java: str
+    class_path: str
+
+    def run(self, home: Path, *arguments: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """A main class with its arguments, to its end; what it printed is in the result."""
+        home.mkdir(parents=True, exist_ok=True)
+        return subprocess.run(
+            [self.java, *_JAVA_OPTIONS, f"-Duser.home={home}", "-cp", self.class_path, *arguments],
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+
+def prepare(version: str) -> Release:
+    """Fetch a release and compile the stories for it. Skips the test where Java, Maven or its registry is missing."""
+    java, javac, maven = (shutil.which(name) for name in ("java", "javac", "mvn"))
+    if java is None or javac is None or maven is None:
+        pytest.skip("needs java, javac and mvn on the PATH (a JDK of version 11 or later, and Maven)")
+    target = HERE / "target" / version
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds, the others wait
+        dependencies = _dependencies(maven, version, target)
+        _compile(javac, target, dependencies)
+    return Release(version, java, f"{target / 'classes'}:{dependencies}")
+
+
+def _dependencies(maven: str, version: str, target: Path) -> str:
+    listed = target / "class-path"
+    if listed.exists():
+        found = listed.read_text().strip()
+        if all(Path(path).exists() for path in found.split(":")):
+            return found
+    goal = ["dependency:build-classpath", f"-Dmdep.outputFile={listed}", f"-Drocketmq.version={version}"]
+    command = [maven, "--quiet", "--batch-mode", "--file", str(HERE / "pom.xml"), *goal]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False)
+    if done.returncode:
+        cause = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-300:])
+        pytest.skip(f"Maven cannot fetch RocketMQ {version}: {cause}")
+    return listed.read_text().strip()
+
+
+def _compile(javac: str, target: Path, dependencies: str) -> None:
+    sources = sorted((HERE / "src").glob("*.java"))
+    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    stamp = target / "compiled"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    command = [javac, "-nowarn", "-d", str(target / "classes"), "-cp", dependencies, *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    stamp.write_text(wanted)

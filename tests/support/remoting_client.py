@@ -1,0 +1,225 @@
+"""A client of the remoting protocol for tests: one connection, requests by code, and what the broker asks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker.config import Address, ListenConfig
+from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameReader, encode
+from aerobee_store.clock import Clock
+from aerobee_store.records.record import Record, decode
+from aerobee_store.tables import java_json
+from tests.support.in_process_broker import InProcessBroker, in_process_broker
+
+_SECONDS = 20.0
+
+
+class RemotingClient:
+    """One connection. `asked` has the requests of the broker."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._opaques = itertools.count(100)
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self.asked: asyncio.Queue[Command] = asyncio.Queue()
+        self._task = asyncio.create_task(self._read())
+
+    @classmethod
+    async def connect(cls, address: Address | None) -> RemotingClient:
+        assert address is not None, "the broker was started without listen.remoting"
+        return cls(*await asyncio.open_connection(address.host, address.port))
+
+    async def call(
+        self,
+        code: int,
+        fields: Mapping[str, object] | None = None,
+        body: bytes | Mapping[str, object] = b"",
+        *,
+        version: int = 479,
+    ) -> Command:
+        """Send a request and return its answer."""
+        return await self.begin(code, fields, body, version=version)
+
+    def begin(
+        self,
+        code: int,
+        fields: Mapping[str, object] | None = None,
+        body: bytes | Mapping[str, object] = b"",
+        *,
+        version: int = 479,
+    ) -> asyncio.Task[Command]:
+        """Send a request; its answer is awaited later."""
+        opaque = next(self._opaques)
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._waiting[opaque] = future
+        self._write(Command(code, opaque=opaque, version=version, fields=_texts(fields), body=_bytes(body)))
+
+        async def answered() -> Command:
+            async with asyncio.timeout(_SECONDS):
+                return await future
+
+        return asyncio.create_task(answered())
+
+    def one_way(
+        self, code: int, fields: Mapping[str, object] | None = None, body: bytes | Mapping[str, object] = b""
+    ) -> None:
+        """Send a request that is never answered."""
+        opaque = next(self._opaques)
+        self._write(Command(code, opaque=opaque, flag=FLAG_ONE_WAY, fields=_texts(fields), body=_bytes(body)))
+
+    def reply(self, request: Command, body: bytes = b"", code: int = 0) -> None:
+        """Answer a request of the broker."""
+        self._write(Command(code, opaque=request.opaque, flag=FLAG_RESPONSE, body=body))
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def next_asked(self) -> Command:
+        """The broker's next request."""
+        async with asyncio.timeout(_SECONDS):
+            return await self.asked.get()
+
+    async def closed(self) -> None:
+        """Return when the broker has closed the connection."""
+        async with asyncio.timeout(_SECONDS):
+            await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        self._writer.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _write(self, command: Command) -> None:
+        self._writer.write(encode(command))
+
+    async def _read(self) -> None:
+        frames = FrameReader()
+        try:
+            while data := await self._reader.read(1 << 16):
+                for command in frames.feed(data):
+                    if command.is_response:
+                        self._waiting.pop(command.opaque).set_result(command)
+                    else:
+                        self.asked.put_nowait(command)
+        except ConnectionError:
+            pass
+
+
+@asynccontextmanager
+async def remoting_broker(
+    directory: Path, *, clock: Clock | None = None, **changes: Any
+) -> AsyncIterator[tuple[InProcessBroker, RemotingClient]]:
+    """A broker with a remoting port, and a connection to it."""
+    loopback = Address("127.0.0.1", 0)
+    listen = ListenConfig(grpc=loopback, metrics=loopback, remoting=loopback, drain_seconds=0.5)
+    async with in_process_broker(directory, clock=clock, **{"listen": listen, **changes}) as broker:
+        client = await RemotingClient.connect(broker.remoting)
+        try:
+            yield broker, client
+        finally:
+            await client.close()
+
+
+def send_fields(topic: str, *, queue_id: int = 0, properties: str = "", **others: object) -> dict[str, object]:
+    """The fields of SEND_MESSAGE_V2."""
+    fields: dict[str, object] = {
+        "a": "PG",
+        "b": topic,
+        "c": "TBW102",
+        "d": 4,
+        "e": queue_id,
+        "f": 0,
+        "g": 1_700_000_000_000,
+        "h": 0,
+        "i": properties,
+        "j": 0,
+        "k": False,
+        "m": False,
+    }
+    return {**fields, **others}
+
+
+def pull_fields(
+    topic: str, *, queue_id: int = 0, offset: int = 0, group: str = "CG", sys_flag: int = 4, **others: object
+) -> dict[str, object]:
+    """The fields of PULL_MESSAGE, with the subscription in the request."""
+    fields: dict[str, object] = {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": queue_id,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": sys_flag,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 15_000,
+        "subscription": "*",
+        "subVersion": 0,
+        "expressionType": "TAG",
+    }
+    return {**fields, **others}
+
+
+def heartbeat_body(
+    client_id: str, group: str, topic: str, *, version: int = 1, expression: str = "*"
+) -> dict[str, object]:
+    """The body of a consumer's heartbeat."""
+    subscription = {
+        "topic": topic,
+        "subString": expression,
+        "subVersion": version,
+        "expressionType": "TAG",
+        "classFilterMode": False,
+        "codeSet": list[object](),
+        "tagsSet": list[object](),
+    }
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "unitMode": False,
+        "subscriptionDataSet": list[object]([subscription]),
+    }
+    return {
+        "clientID": client_id,
+        "consumerDataSet": list[object]([consumer]),
+        "producerDataSet": list[object]([{"groupName": f"{group}_producer"}]),
+    }
+
+
+def records(body: bytes) -> list[Record]:
+    """The records in the body of an answer to a pull."""
+    found: list[Record] = []
+    at = 0
+    while at < len(body):
+        record = decode(body, at)
+        assert isinstance(record, Record), record
+        found.append(record)
+        at += record.size
+    return found
+
+
+def json_body(answer: Command) -> Any:
+    """The body of an answer as a value."""
+    return java_json.loads(answer.body, object_keys=True)
+
+
+async def send(client: RemotingClient, topic: str, body: bytes = b"hello", **others: Any) -> Command:
+    """Send one message."""
+    return await client.call(Request.SEND_MESSAGE_V2, send_fields(topic, **others), body)
+
+
+def _texts(fields: Mapping[str, object] | None) -> dict[str, str]:
+    values = {name: value for name, value in (fields or {}).items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+
+
+def _bytes(body: bytes | Mapping[str, object]) -> bytes:
+    return body if isinstance(body, bytes) else java_json.dumps(dict(body), pretty=False)
