@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -125,6 +126,21 @@ async def test_answer_comes_before_the_deadline(tmp_path: Path) -> None:
                 assert (await call(harness, request(wait=wait), remaining=4.2))[0].status.code == Code.MESSAGE_NOT_FOUND
     finally:
         await harness.stop()
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(4.0, False), (None, True), (1.0, True)])
+async def test_old_clients_keep_half_of_their_request_timeout(
+    harness: Harness, seconds: float | None, waits: bool
+) -> None:
+    """Clients before Java 5.0.5 do not say how long to wait: the answer has half of that time for its way."""
+    client = harness.client()
+    client.settings = v2.Settings()
+    if seconds is not None:  # without settings or with none in them: half of 3 s
+        client.settings.request_timeout.FromMilliseconds(round(seconds * 1000))
+    began = time.monotonic()
+    responses = [response async for response in harness.receive_processor.process(request(wait=None), client, 2.0)]
+    assert responses[0].status.code == Code.MESSAGE_NOT_FOUND
+    assert (time.monotonic() - began > 0.4) == waits
 
 
 async def test_delivered_message_has_what_clients_need(harness: Harness) -> None:
@@ -314,6 +330,7 @@ async def test_durations_outside_the_limits_are_refused(harness: Harness, millis
     with pytest.raises(InvalidRequestError) as caught:
         await harness.acknowledge_processor.change_invisible(change(handle, milliseconds), harness.client())
     assert caught.value.code == Code.ILLEGAL_INVISIBLE_TIME
+    assert f"of {milliseconds} ms is not within 0..43200000 ms" in str(caught.value)
     assert (
         await harness.acknowledge_processor.acknowledge(ack(harness, handle), harness.client())
     ).status.code == Code.OK

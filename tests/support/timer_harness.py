@@ -133,8 +133,9 @@ class TimerHarness:
     def is_idle(self) -> bool:
         timer, now_ms = self.timer, self.clock.now_ms()
         due = timer.next_look_ms
-        wrote, _, flushed, dispatched = self.store.positions
-        return timer.enqueue_lag == 0 and wrote == flushed == dispatched and (due is None or due > now_ms)
+        wrote, committed, flushed, dispatched = self.store.positions
+        stored = flushed if self.store.config.flush == "sync" else committed
+        return timer.enqueue_lag == 0 and wrote == stored == dispatched and (due is None or due > now_ms)
 
     async def advance(self, seconds: float) -> None:
         """Move the clock at once and let the timer work."""

@@ -117,6 +117,11 @@ class TransactionHarness:
         self._services = []
         self.store.close()
 
+    @property
+    def safe_position(self) -> int:
+        """The physical offset up to which messages are as safe as the flush mode promises."""
+        return self.store.positions[2 if self.flush == "sync" else 1]
+
     async def settle(self) -> None:
         """Let the services have their turns; what they stored can be read when this returns."""
         for _ in range(5):

@@ -275,8 +275,8 @@ class QueueDelivery:
         entry = self.in_flight.get(offset)
         if entry is None or entry.nonce != nonce:
             raise InvalidReceiptHandleError(
-                "the receipt handle is not valid (any more): the message's invisible time is over, it was "
-                "acknowledged, or its invisible time was changed and that gave it a new handle"
+                "receipt handle is expired: the message's invisible time is over, it was acknowledged, or its "
+                "invisible time was changed and that gave it a new handle"
             )
         return entry
 

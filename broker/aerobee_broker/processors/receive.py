@@ -17,6 +17,7 @@ from aerobee_broker.tables.tables import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
+_REQUEST_TIMEOUT_SECONDS: Final = 3.0  # the default of the official clients
 _FOUND: Final = v2.ReceiveMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK"))
 _NOTHING: Final = v2.ReceiveMessageResponse(
     status=v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
@@ -55,12 +56,12 @@ class ReceiveProcessor:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
         config = self._config.delivery
 
-        def seconds(requested: float | None) -> float:
-            return poll_seconds(
-                requested, remaining_seconds, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max
-            )
-
         asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
+        reserve = config.poll_reserve_seconds if asked is not None else self._reserve_seconds(client)
+
+        def seconds(requested: float | None) -> float:
+            return poll_seconds(requested, remaining_seconds, reserve=reserve, longest=config.poll_seconds_max)
+
         messages = await self._deliveries.receive(
             topic,
             group,
@@ -89,13 +90,22 @@ class ReceiveProcessor:
         now.FromMilliseconds(self._clock.now_ms())
         yield v2.ReceiveMessageResponse(delivery_timestamp=now)
 
+    def _reserve_seconds(self, client: Client) -> float:
+        """For clients before 5.0.5, which do not say how long to wait: half of their request timeout, as RocketMQ."""
+        timeout_ms = 0
+        if client.settings is not None:
+            timeout_ms = duration_ms(client.settings.request_timeout)
+        half = timeout_ms / 2000 if timeout_ms > 0 else _REQUEST_TIMEOUT_SECONDS / 2
+        return max(self._config.delivery.poll_reserve_seconds, half)
+
     def _invisible_ms(self, request: v2.ReceiveMessageRequest) -> int:
         milliseconds = duration_ms(request.invisible_duration)
         shortest, longest = self._config.delivery.invisible_seconds_min, self._config.delivery.invisible_seconds_max
         if not request.HasField("invisible_duration") or not shortest * 1000 <= milliseconds <= longest * 1000:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_INVISIBLE_TIME,
-                f"the invisible duration of {milliseconds / 1000:g} s is not within {shortest:g}..{longest:g} s "
+                f"the invisible duration of {milliseconds} ms is not within "
+                f"{shortest * 1000:.0f}..{longest * 1000:.0f} ms "
                 "(delivery.invisible_seconds_min, delivery.invisible_seconds_max)",
             )
         return milliseconds

@@ -90,8 +90,9 @@ class TelemetryProcessor:
         group = self._tables.group_or_first_use(name, topics)
         subscription = reply.subscription
         subscription.fifo = group.consume_orderly
-        # Go's client goes on with the rest of a batch while it waits to repeat a message that failed, out of order.
-        alone = group.consume_orderly and client.language == "GO"
+        # Go's client goes on with the rest of a batch while it waits to repeat a message that failed. Rust's consumes a
+        # batch in parallel, whatever the group is. Both would break the order.
+        alone = group.consume_orderly and client.language in ("GO", "RUST")
         subscription.receive_batch_size = 1 if alone else self._config.delivery.receive_count_max
         own = received.subscription.long_polling_timeout
         if received.client_type not in _SIMPLE_TYPES or (own.seconds, own.nanos) <= (0, 0):

@@ -100,11 +100,11 @@ def test_an_orderly_group_is_fifo(telemetry: TelemetryProcessor, tables: Tables)
     assert settings.backoff_policy.max_attempts == 5
 
 
-@pytest.mark.parametrize(("language", "size"), [("GO", 1), ("JAVA", 32), ("PYTHON", 32), ("HTTP", 32)])
-def test_only_go_gets_one_message_at_a_time_of_an_orderly_group(
+@pytest.mark.parametrize(("language", "size"), [("GO", 1), ("RUST", 1), ("JAVA", 32), ("PYTHON", 32), ("HTTP", 32)])
+def test_go_and_rust_get_one_message_at_a_time_of_an_orderly_group(
     telemetry: TelemetryProcessor, tables: Tables, language: str, size: int
 ) -> None:
-    """Its client goes on with the rest of a batch while it waits to repeat a message that failed."""
+    """Go's client goes on with the rest of a batch while one failed; Rust's ignores that the group is FIFO."""
     tables.groups.create(GroupConfig(name="billing", consume_orderly=True))
     client = Client("a")
     client.language = language

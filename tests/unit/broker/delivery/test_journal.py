@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.delivery.journal import (
+    JOURNAL_TOPIC,
     EventKind,
+    Journal,
     QueueKey,
     Removed,
     decode,
@@ -21,6 +26,8 @@ from aerobee_broker.delivery.journal import (
     highest_offset,
 )
 from aerobee_broker.errors import JournalFormatError
+from aerobee_store import MessageStore, StoreConfig
+from aerobee_store.testing import MemoryFileSystem
 
 KEY = QueueKey("g", "t", 3)
 DELIVERED = Delivered(5, 9, (Run(2, 1, 2), Run(6, 2, 1)), 0xA1, 1_700_000_000_000, "c")
@@ -142,3 +149,65 @@ def test_no_bytes_make_the_reader_fail_otherwise(
     for entry in entries:
         if not isinstance(entry.event, Removed):
             assert highest_offset(entry.event) >= 0
+
+
+# --- In a store ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Iterator[MessageStore]:
+    config = StoreConfig.tiny(Path("/store"))
+    with MessageStore.open(config, file_system=MemoryFileSystem()) as store:
+        yield store
+
+
+def replayed(journal: Journal, start: int | None) -> list[QueueEvent | Removed]:
+    return [entry.event for entry in journal.replay(start)]
+
+
+def acknowledgement(number: int) -> bytes:
+    return encode_acknowledged(KEY.encode(), Acknowledged(((number, number + 1),)))
+
+
+def test_a_replay_begins_where_append_says(store: MessageStore) -> None:
+    """With the first message of that append, neither earlier nor later; `next_queue_offset` is behind the last."""
+    journal = Journal(store, body_size_max=3 + 4 * len(acknowledgement(0)))  # a byte too few for four and the header
+    starts = [journal.next_queue_offset]
+    for first in (0, 7, 14):
+        start = journal.append(EventKind.ACKNOWLEDGED, [acknowledgement(first + n) for n in range(7)], 1)
+        assert start == starts[-1]
+        starts.append(journal.next_queue_offset)
+        store.flush()
+    assert starts == [0, 3, 6, 9]  # three events fit into a message, so seven take three
+    events = [Acknowledged(((number, number + 1),)) for number in range(21)]
+    for index, start in enumerate(starts):
+        assert replayed(journal, start) == events[7 * index :]
+    assert replayed(journal, None) == events
+    assert replayed(journal, starts[1] + 1) == events[10:]
+    assert journal.event_count == 21
+    assert journal.end == store.positions[0]
+
+
+@pytest.mark.parametrize(("spare", "messages"), [(0, 1), (-1, 2)])
+def test_as_many_events_as_fit_share_a_message(store: MessageStore, spare: int, messages: int) -> None:
+    """Up to the last byte of the limit."""
+    events = [acknowledgement(number) for number in range(5)]
+    journal = Journal(store, body_size_max=4 + sum(map(len, events)) + spare)
+    journal.append(EventKind.ACKNOWLEDGED, events, 1)
+    store.flush()
+    assert store.queue_range(JOURNAL_TOPIC, 0) == (0, messages)
+    low, _ = store.queue_range(JOURNAL_TOPIC, 0)
+    bodies = [record.body for record in store.read(JOURNAL_TOPIC, 0, low).records]
+    assert all(len(found) <= 4 + sum(map(len, events)) + spare for found in bodies)
+
+
+def test_the_largest_state_fits_into_a_message(store: MessageStore) -> None:
+    """With the longest names of the queue and of as many clients as entries."""
+    journal = Journal(store, body_size_max=4096)
+    count = journal.state_entry_count_max
+    entries = tuple(Entry(number, 1, 1, 1, f"{number:0255}") for number in range(count))
+    key = QueueKey("g" * 255, "t" * 255, 1)
+    encoded = encode_state(key.encode(), State(0, 0, count, entries))
+    assert count > 5
+    assert 4 + len(encoded) <= 4096
+    assert 4 + len(encoded) > 4096 - 1024 - 285  # and not much less would

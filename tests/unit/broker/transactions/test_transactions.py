@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from hashlib import md5
 from pathlib import Path
@@ -29,6 +30,7 @@ from aerobee_proto import v2
 from aerobee_store import ConfigError
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import Message, TransactionType
+from aerobee_store.testing import Operation
 from aerobee_store.timer.files import TIMER_TOPIC
 from tests.support.in_process_broker import message
 from tests.support.transaction_harness import ROLLBACK, TOPIC, UNDECIDED, TransactionHarness, half
@@ -36,10 +38,10 @@ from tests.support.transaction_harness import ROLLBACK, TOPIC, UNDECIDED, Transa
 Code = v2.Code
 
 
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[TransactionHarness]:
-    """A broker without gRPC, with RocketMQ's times."""
-    harness = await TransactionHarness(tmp_path).start()
+@pytest.fixture(params=["sync", "async"])
+async def harness(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[TransactionHarness]:
+    """A broker without gRPC, with RocketMQ's times, in either flush mode."""
+    harness = await TransactionHarness(tmp_path, flush=request.param).start()
     yield harness
     await harness.stop()
 
@@ -65,7 +67,7 @@ async def test_half_message_is_stored_as_rocketmq_stores_it(harness: Transaction
     }
     assert wanted.items() <= record.properties.items()
     assert harness.ids() == []
-    assert harness.store.positions[2] == harness.store.positions[0]  # durable by then
+    assert harness.safe_position == harness.store.positions[0]  # durable by then
 
 
 async def test_commit_stores_the_message_and_the_op_together(harness: TransactionHarness) -> None:
@@ -85,7 +87,7 @@ async def test_commit_stores_the_message_and_the_op_together(harness: Transactio
     [op] = harness.stored(OP_TOPIC)
     assert (op.tag, op.body, op.queue_id) == ("d", b"0", 0)
     assert op.physical_offset == final.physical_offset + final.size
-    assert harness.store.positions[2] == harness.store.positions[0]
+    assert harness.safe_position == harness.store.positions[0]
     assert harness.transactions.pending_count == 0
 
 
@@ -664,3 +666,31 @@ def test_an_op_is_readable_for_every_rocketmq() -> None:
     """Release 4 takes the whole body for one number, release 5 splits at commas."""
     op = op_message(12, Settled.COMMIT, TOPIC, "T1", 5)
     assert (op.topic, op.queue_id, op.body, op.properties[p.TAGS]) == (OP_TOPIC, 0, b"12", "d")
+
+
+async def test_a_repeated_decision_waits_for_the_disk(tmp_path: Path) -> None:
+    """The first EndTransaction is not answered yet: neither is the second before the decision is durable."""
+    harness = await TransactionHarness(tmp_path).start()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(operation: Operation) -> None:
+        if operation.name == "sync" and "commitlog" in operation.path.parts:
+            reached.set()
+            assert go_on.wait(20)
+
+    try:
+        await harness.send("T1")
+        harness.disk.before_operation = hold
+        first = asyncio.create_task(harness.end("T1"))
+        assert await asyncio.to_thread(reached.wait, 20)
+        second = asyncio.create_task(harness.end("T1"))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert not second.done()
+        go_on.set()
+        assert [await first, await second] == [Code.OK, Code.OK]
+    finally:
+        go_on.set()
+        harness.disk.before_operation = None
+        await harness.stop()
