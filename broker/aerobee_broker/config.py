@@ -27,6 +27,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.tables.topics import QUEUE_COUNT_MAX
 from aerobee_broker.timer.config import PRECISIONS_MS, TimerConfig
 from aerobee_broker.transactions.config import TransactionsConfig
@@ -84,9 +85,10 @@ class Address:
 class ListenConfig:
     """Where the broker can be reached."""
 
-    grpc: Address = Address("127.0.0.1", 8081)  # plaintext
-    tls: Address | None = None  # the same with TLS; None: nowhere
+    grpc: Address = Address("127.0.0.1", 8081)  # plaintext; with the front "native" and a certificate also TLS
+    tls: Address | None = None  # TLS and nothing else; None: nowhere
     remoting: Address | None = None  # for clients before RocketMQ 5 and mqadmin; None: nowhere
+    front: Literal["native", "grpcio"] = "grpcio"  # what serves gRPC: our own HTTP/2, or grpcio's server
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
     advertise_tls: Address | None = None  # the same for clients that came with TLS
@@ -95,9 +97,9 @@ class ListenConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """The certificate of `listen.tls`, and its key: PEM files. Read again when they change."""
+    """The certificate for TLS, and its key: PEM files. Read again when they change."""
 
-    certificate: Path | None = None  # with the chain that leads to it; None: made at the start, with broker.dev only
+    certificate: Path | None = None  # with the chain that leads to it; None: made when needed, with broker.dev only
     key: Path | None = None
 
 
@@ -152,6 +154,7 @@ class BrokerConfig:
     timer: TimerConfig = field(default_factory=TimerConfig)
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    front: FrontConfig = field(default_factory=FrontConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
     sources: Mapping[str, Source] = field(default_factory=dict)  # by full name, of what is not a default
 
@@ -176,12 +179,12 @@ class BrokerConfig:
         missing = [name for name, path in given.items() if path is None]
         if len(missing) == 1:
             raise ConfigError(f"{missing[0]}: missing; a certificate and its key come together")
-        if self.listen.tls is None:
+        if self.listen.tls is None and self.listen.front != "native":
             if not missing:
                 raise ConfigError("tls.certificate: nothing listens with it; set listen.tls, as 0.0.0.0:8082")
             if self.listen.advertise_tls is not None:
                 raise ConfigError("listen.advertise_tls: nothing listens with TLS; set listen.tls, as 0.0.0.0:8082")
-        elif missing and not self.dev:
+        elif self.listen.tls is not None and missing and not self.dev:
             raise ConfigError(
                 "listen.tls: needs tls.certificate and tls.key, PEM files; only with broker.dev one is made that "
                 "clients must not check"
@@ -258,6 +261,7 @@ class BrokerConfig:
             timer=TimerConfig(**sections["timer"]),
             transactions=TransactionsConfig(**sections["transactions"]),
             limits=LimitsConfig(**sections["limits"]),
+            front=FrontConfig(**sections["front"]),
             ignored_rocketmq_keys=ignored,
             sources=sources,
         )
@@ -339,6 +343,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "timer": _settings_of(TimerConfig),
     "transactions": _settings_of(TransactionsConfig),
     "limits": _settings_of(LimitsConfig),
+    "front": _settings_of(FrontConfig),
 }
 
 

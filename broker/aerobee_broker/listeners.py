@@ -7,11 +7,13 @@ before stays. For development a certificate can be made at the start, signed by 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import socket
 import ssl
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ import grpc
 
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import ListenError
+from aerobee_broker.front.front import Front, Security
 from aerobee_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -57,6 +60,58 @@ def check_ports(config: BrokerConfig) -> None:
                 probe.bind(name)
         except OSError as error:
             raise ListenError(setting, address, error.strerror or str(error)) from None
+
+
+def listen_native(front: Front, config: BrokerConfig) -> Listening:
+    """Bind what the configuration names. Where there is a certificate, the plaintext address takes TLS, too.
+
+    Raises ListenError, and ConfigError for a certificate that cannot be used.
+    """
+    context = TlsContexts(config) if config.tls.certificate is not None or config.dev else None
+    tls = None
+    if config.listen.tls is not None:
+        address = config.listen.tls
+        tls = _listening("listen.tls", address, lambda: front.listen(address.host, address.port, "tls", context))
+    plain = config.listen.grpc
+    security: Security = "plain" if context is None else "both"
+    port = _listening("listen.grpc", plain, lambda: front.listen(plain.host, plain.port, security, context))
+    return Listening(port, tls)
+
+
+class TlsContexts:
+    """Gives the context for a TLS connection: of the certificate's files as they are now, or one made on first use."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._host = (config.listen.tls or config.listen.grpc).host
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._context.set_alpn_protocols(["h2"])
+        self._making = asyncio.Lock()
+        self._made = False
+        self._files: CertificateFiles | None = None
+        if config.tls.certificate is not None and config.tls.key is not None:
+            self._files = CertificateFiles(config.tls.certificate, config.tls.key)
+            self._files.load()
+            self._files.load_into(self._context)
+
+    async def __call__(self) -> ssl.SSLContext:
+        """ConfigError if none can be made."""
+        if self._files is not None:
+            if self._files.load_if_changed() is not None:
+                self._files.load_into(self._context)
+        else:
+            async with self._making:
+                if not self._made:
+                    await asyncio.to_thread(self._make)
+                    self._made = True
+        return self._context
+
+    def _make(self) -> None:
+        key, certificate = self_signed_certificate(self._host)
+        with tempfile.NamedTemporaryFile() as file:  # ssl takes files only; this one nobody else can read
+            file.write(key + certificate)
+            file.flush()
+            self._context.load_cert_chain(file.name)
 
 
 def listen(server: grpc.aio.Server, config: BrokerConfig, credentials: grpc.ServerCredentials | None) -> Listening:
@@ -107,6 +162,10 @@ class CertificateFiles:
                 f"{error}; give both as PEM, the key without a password"
             ) from None
         return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])])
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """The two for new connections with this context. They were loaded before, so they fit."""
+        context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
 
     def load_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
         """The two if they have changed since they were read last and can be used; else None: keep what you have.
@@ -166,6 +225,13 @@ def self_signed_certificate(host: str) -> tuple[bytes, bytes]:
             f"tls.certificate: openssl cannot make one for development: {cause[-1]}; set tls.certificate and tls.key"
         )
     return key, begin + certificate
+
+
+def _listening(setting: str, address: Address, bind: Callable[[], int]) -> Address:
+    try:
+        return Address(address.host, bind())
+    except OSError as error:
+        raise ListenError(setting, address, error.strerror or str(error)) from None
 
 
 def _bound(setting: str, address: Address, bind: Callable[[], int]) -> Address:

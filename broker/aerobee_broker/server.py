@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 
@@ -16,8 +16,10 @@ from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
-from aerobee_broker.front.grpcio_front import GrpcioHandler
-from aerobee_broker.listeners import Listening, check_ports, listen, tls_credentials
+from aerobee_broker.front.calls import Method
+from aerobee_broker.front.front import Front
+from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_broker.listeners import Listening, check_ports, listen, listen_native, tls_credentials
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
@@ -90,6 +92,16 @@ _GRPC_OPTIONS: Final = (
     # Otherwise a second broker on the same port would take half of the connections instead of failing.
     ("grpc.so_reuseport", 0),
 )
+
+
+class Server(Protocol):
+    """What serves the methods."""
+
+    async def start(self) -> None:
+        """Serve from now on."""
+
+    async def stop(self, grace_seconds: float, /) -> None:
+        """Take no more calls, let those that run end for so long, and end what is left. May be called again."""
 
 
 class _Readiness:
@@ -282,7 +294,7 @@ async def _serve(
             finally:
                 ready.reason = ready.reason or "stopping: a service of the broker died"
                 with suppress(asyncio.CancelledError):
-                    await server.stop(None)
+                    await server.stop(0)
                     await remoting.server.stop(0)
             for service in services:
                 service.cancel()
@@ -308,7 +320,7 @@ async def _listen(
     counters: BrokerCounters,
     broker_stats: BrokerStats,
     remoting: RemotingService,
-) -> tuple[grpc.aio.Server, asyncio.Event, Listening]:
+) -> tuple[Server, asyncio.Event, Listening]:
     """Bind the gRPC ports and serve every service on it. The event, once set, ends streams of health and reflection.
 
     Raises ListenError.
@@ -319,11 +331,22 @@ async def _listen(
         holder_max=config.limits.request_bytes_per_client_max,
     )
     limits = RequestLimits(requests, body_size_max=config.store.body_size_max)
-    size_max = ("grpc.max_receive_message_length", limits.request_size_max)
-    server = grpc.aio.server(options=(*_GRPC_OPTIONS, size_max))
-    listening = listen(server, config, credentials)
-    if config.listen.remoting is not None:
-        listening = replace(listening, remoting=await remoting.listen(config.listen.remoting))
+    remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
+    methods: dict[str, Method] = {}  # complete before the loop turns to the first connection
+    server: Server
+    if config.listen.front == "native":
+        server = front = Front(methods, config.front, counters.front)
+        try:
+            listening = listen_native(front, config)
+        except BaseException:
+            front.close()
+            raise
+    else:
+        size_max = ("grpc.max_receive_message_length", limits.request_size_max)
+        grpcio = GrpcioServer(methods, (*_GRPC_OPTIONS, size_max))
+        server = grpcio
+        listening = listen(grpcio.server, config, credentials)
+    listening = replace(listening, remoting=remoting_address)
     route = RouteProcessor(config, tables, listening)
     send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
     messaging = MessagingService(
@@ -396,7 +419,7 @@ async def _listen(
         offsets=OffsetsProcessor(store, tables),
         draining=draining,
     )
-    methods = {
+    methods |= {
         **messaging.methods(),
         **admin.methods(),
         **aerobee_admin_methods(administration, counters, limits, accounts),
@@ -404,7 +427,6 @@ async def _listen(
         **health_methods(_SERVICES, draining),
         **reflection_methods(_SERVICES, draining),
     }
-    server.add_generic_rpc_handlers((GrpcioHandler(methods),))
     await server.start()
     return server, draining, listening
 

@@ -43,6 +43,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--listen-remoting", metavar="HOST:PORT", help="for clients before RocketMQ 5 and mqadmin (default: nowhere)"
     )
+    parser.add_argument(
+        "--front", choices=("native", "grpcio"), help="what serves gRPC: our own HTTP/2, or grpcio (default: grpcio)"
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="who may call, as TOML (default: everybody)")
@@ -80,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             "listen.grpc": arguments.listen,
             "listen.tls": arguments.listen_tls,
             "listen.remoting": arguments.listen_remoting,
+            "listen.front": arguments.front,
             "tls.certificate": arguments.tls_cert,
             "tls.key": arguments.tls_key,
             "auth.accounts": arguments.accounts,

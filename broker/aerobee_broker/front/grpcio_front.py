@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +24,23 @@ from aerobee_broker.front.calls import (
 
 _GrpcioContext = grpc.aio.ServicerContext[Any, Any]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class GrpcioServer:
+    """grpcio's server with a table of methods, which may be filled until `start`."""
+
+    def __init__(self, methods: Methods, options: Sequence[tuple[str, int]]) -> None:
+        self._methods = methods
+        self.server = grpc.aio.server(options=options)
+
+    async def start(self) -> None:
+        """Serve from now on."""
+        self.server.add_generic_rpc_handlers((GrpcioHandler(self._methods),))
+        await self.server.start()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no more calls, let those that run end for so long, and end what is left."""
+        await self.server.stop(grace_seconds or None)
 
 
 class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stub only

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_broker.front.counters import FrontCounters
 from aerobee_store.stats import Histogram
 
 MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)  # bytes, RocketMQ's buckets
@@ -105,6 +106,7 @@ class BrokerCounters:
     """By service, method and the name of the protocol code."""
     running_calls: dict[tuple[str, str], Running] = field(default_factory=dict)
     """By service and method."""
+    front: FrontCounters = field(default_factory=FrontCounters)
     forgotten_in: int = 0  # messages of counters that are gone
     forgotten_out: int = 0
 

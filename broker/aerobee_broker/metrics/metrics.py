@@ -140,7 +140,25 @@ class _BrokerCollector(Collector):
         yield self._gauge(
             "aerobee_long_polls", "Receives that wait for a message.", self._deliveries.long_polling.waiting_count
         )
+        yield from self._front()
         yield self._gauge("aerobee_clients", "Clients that were heard of within the expiry time.", len(self._clients))
+
+    def _front(self) -> Iterator[Metric]:
+        front = self._counters.front
+        yield self._gauge("aerobee_front_connections", "Connections that are open.", front.connections)
+        yield self._gauge("aerobee_front_calls", "Calls whose handlers run or wait.", front.calls)
+        yield self._gauge(
+            "aerobee_front_request_bytes", "Requests that are incomplete or were not read.", front.request_size
+        )
+        accepted = CounterMetricFamily("aerobee_front_connections_accepted", "Connections so far.", labels=_BROKER)
+        accepted.add_metric(self._base, front.accepted)
+        yield accepted
+        refused = CounterMetricFamily(
+            "aerobee_front_refused", "Connections and calls that a bound has ended.", labels=(*_BROKER, "bound")
+        )
+        for bound, count in front.refused.items():
+            refused.add_metric((*self._base, bound), count)
+        yield refused
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=_BROKER)

@@ -1,0 +1,424 @@
+"""One gRPC call: its handler's coroutine, run without a task, and what the handler sees of the call.
+
+A call steps its coroutine itself, as `asyncio.Task` does: at once when the request is complete, so that an answer that
+needs no wait leaves in the same step of the loop, and then each time what it waits for is done. While it steps it is
+the loop's current task, so `asyncio.timeout` and `TaskGroup` work in handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio.tasks import _enter_task, _leave_task
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from aerobee_broker.front.calls import (
+    Admission,
+    BidirectionalStream,
+    CallAbortedError,
+    ClientWentAwayError,
+    Metadata,
+    Method,
+    ServerStream,
+    StatusCode,
+    Unary,
+)
+from aerobee_broker.front.grpc_wire import (
+    HEADERS,
+    OK_TRAILERS,
+    CallHead,
+    MessageReader,
+    MessageTooLargeError,
+    message_prefix,
+    status_headers,
+)
+from aerobee_broker.front.header_blocks import encoded
+from aerobee_broker.front.http2 import Stream
+
+if TYPE_CHECKING:
+    from aerobee_broker.front.connection import Connection
+
+_log = logging.getLogger(__name__)
+_UNREAD_SIZE_MAX: Final = 1 << 20  # bytes of requests that a handler has not read; then its client waits
+_UNSENT_SIZE_MAX: Final = 256 << 10  # bytes of answers that the client has not taken; then its handler waits
+_MESSAGE_OVERHEAD: Final = 64  # bytes, of a message in memory
+_COPIED_SIZE_MAX: Final = 64 << 10  # an answer up to that is joined with its prefix, a larger one is not copied
+
+
+class Call:
+    """A `Context`. Made when the headers have come."""
+
+    __slots__ = (
+        "_admission",
+        "_cancels",
+        "_connection",
+        "_coroutine",
+        "_deadline",
+        "_head",
+        "_headers_sent",
+        "_kept",
+        "_loop",
+        "_method",
+        "_must_cancel",
+        "_over",
+        "_read_waiter",
+        "_reader",
+        "_requests",
+        "_requests_ended",
+        "_stream",
+        "_unread_size",
+        "_waiting",
+        "_write_waiter",
+        "bucket",
+        "caller",
+    )
+
+    def __init__(self, connection: Connection, stream: Stream, head: CallHead, method: Method) -> None:
+        self._connection = connection
+        self._loop = connection.loop
+        self._stream = stream
+        self._head = head
+        self._method = method
+        self._coroutine: Coroutine[Any, Any, Any] | None = None
+        self._admission = None if isinstance(method, BidirectionalStream) else method.admission
+        size_max = connection.config.message_size_max
+        if self._admission is not None:
+            size_max = self._admission.request_size_max
+        self._reader = MessageReader(head.encoding, size_max)
+        self._requests: list[bytes] = []
+        self._requests_ended = False
+        self._unread_size = 0
+        self._kept = 0  # bytes that were counted as kept for this call
+        self._waiting: asyncio.Future[Any] | None = None  # what the coroutine waits for
+        self._read_waiter: asyncio.Future[None] | None = None
+        self._write_waiter: asyncio.Future[None] | None = None
+        self._cancels = 0
+        self._must_cancel = False
+        self._headers_sent = False
+        self._over = False  # the answer is complete, or nobody wants it
+        self._deadline: float | None = None
+        self.bucket = 0  # of the deadlines
+        if head.timeout is not None:
+            self._deadline = self._loop.time() + head.timeout
+            connection.deadlines.add(self, self._deadline)
+        self.caller: Any = None
+        if isinstance(method, BidirectionalStream):
+            self._start(method.call(_Messages(self), self))
+        elif self._admission is not None and (refusal := self._admission.refusal(self)) is not None:
+            self._answer(refusal)
+
+    # --- From the connection --------------------------------------------------------------------------------
+
+    def data(self, data: bytes, ended: bool) -> None:
+        """Bytes of the request; `ended`: the last ones."""
+        if self._over:
+            return
+        if data:
+            try:
+                messages = self._reader.feed(data)
+            except MessageTooLargeError as error:
+                if self._admission is None:
+                    self._abort(error)
+                else:
+                    self._answer(self._admission.too_large(error.size))
+                    self.cancel()
+                return
+            except CallAbortedError as error:
+                self._abort(error)
+                return
+            if messages:
+                self._requests.extend(messages)
+                self._unread_size += sum(map(len, messages)) + _MESSAGE_OVERHEAD * len(messages)
+        if ended:
+            self._requests_ended = True
+            if self._reader.size:
+                self._abort(CallAbortedError(StatusCode.INTERNAL, "the request ends in the middle of a message"))
+                return
+        if isinstance(self._method, BidirectionalStream):
+            if self._requests or ended:
+                _resolve(self._read_waiter)
+            if self._unread_size > _UNREAD_SIZE_MAX:
+                self._connection.core.hold(self._stream)
+        elif len(self._requests) > 1 or (ended and not self._requests):
+            text = f"the method takes one message, {len(self._requests) or 'none'} came"
+            self._abort(CallAbortedError(StatusCode.UNIMPLEMENTED, text))
+            return
+        elif self._coroutine is not None:
+            if ended:
+                _resolve(self._read_waiter)
+        elif ended:
+            self._unread_size = 0
+            self._start(self._method.call(self._requests.pop(), self))
+        elif self._admission is not None and self._reader.size:
+            self._start(self._when_there_is_room(self._method, self._admission))
+        if not self._count_kept():
+            text = "too many bytes of requests are under way; try again later"
+            self._abort(CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text))
+
+    async def _when_there_is_room(self, method: Unary | ServerStream, admission: Admission) -> Any:
+        """The handler of a request that comes in pieces: the rest is asked for when there is room for it."""
+        core = self._connection.core
+        core.hold(self._stream)
+        refusal = await admission.room(self)
+        if refusal is not None:
+            return _Refusal(refusal)
+        core.release(self._stream)
+        self._connection.flush_soon()
+        while not self._requests_ended:
+            await self._wait_for_requests()
+        self._unread_size = 0
+        request = self._requests.pop()
+        self._count_kept()
+        return await method.call(request, self)
+
+    def _count_kept(self) -> bool:
+        """Whether what is kept of this call's request is within the bounds."""
+        kept = self._reader.size + self._unread_size
+        if kept == self._kept or self._over:
+            return True
+        change, self._kept = kept - self._kept, kept
+        return self._connection.keep(change)
+
+    def gone(self) -> None:
+        """The client does not want the answer any more, or cannot get it."""
+        if not self._over:
+            self._end()
+            self.cancel()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        if not self._over:
+            self._abort(CallAbortedError(StatusCode.DEADLINE_EXCEEDED, "the deadline of the call has passed"))
+
+    def drained(self) -> None:
+        """What was written has been taken."""
+        _resolve(self._write_waiter)
+
+    # --- For the handler ------------------------------------------------------------------------------------
+
+    def metadata(self) -> Metadata:
+        return self._head.metadata
+
+    def peer_address(self) -> tuple[str, int]:
+        return self._connection.peer_address
+
+    def connection(self) -> str:
+        return self._connection.name
+
+    def is_secure(self) -> bool:
+        return self._connection.is_secure
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+
+    async def send_initial_metadata(self) -> None:
+        if not self._over and not self._headers_sent:
+            self._headers_sent = True
+            self._connection.core.send_headers(self._stream, HEADERS)
+            self._connection.flush_soon()
+
+    async def write(self, response: bytes) -> None:
+        if self._over:
+            raise ClientWentAwayError
+        connection, stream = self._connection, self._stream
+        if not self._headers_sent:
+            self._headers_sent = True
+            connection.core.send_headers(stream, HEADERS)
+        self._send_message(response)
+        connection.flush_soon()
+        if stream.pending_size > _UNSENT_SIZE_MAX:
+            stream.watched = True
+            self._write_waiter = self._loop.create_future()
+            try:
+                await self._write_waiter
+            finally:
+                self._write_waiter = None
+                stream.watched = False
+            if self._over:
+                raise ClientWentAwayError
+
+    async def next_request(self) -> bytes | None:
+        """The next message of a stream of requests; None after the last."""
+        while not self._requests:
+            if self._requests_ended or self._over:
+                return None
+            await self._wait_for_requests()
+        request = self._requests.pop(0)
+        self._unread_size -= len(request) + _MESSAGE_OVERHEAD
+        self._count_kept()
+        if self._stream.held and self._unread_size <= _UNREAD_SIZE_MAX // 2:
+            self._connection.core.release(self._stream)
+            self._connection.flush_soon()
+        return request
+
+    async def _wait_for_requests(self) -> None:
+        self._read_waiter = self._loop.create_future()
+        try:
+            await self._read_waiter
+        finally:
+            self._read_waiter = None
+
+    def _send_message(self, message: bytes) -> None:
+        if len(message) <= _COPIED_SIZE_MAX:
+            self._connection.core.send_data(self._stream, message_prefix(len(message)) + message)
+        else:
+            self._connection.core.send_data(self._stream, message_prefix(len(message)), message)
+
+    # --- The coroutine --------------------------------------------------------------------------------------
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._connection.counters.calls += 1
+        self._step(None)
+
+    def _step(self, error: BaseException | None) -> None:
+        coroutine = self._coroutine
+        assert coroutine is not None, "it waits for something, so it has not ended"
+        if self._must_cancel:
+            self._must_cancel = False
+            error = asyncio.CancelledError()
+        self._waiting = None
+        loop = self._loop
+        _enter_task(loop, self)  # type: ignore[arg-type]  # a task of another kind
+        try:
+            yielded = coroutine.send(None) if error is None else coroutine.throw(error)
+        except StopIteration as stop:
+            self._coroutine = None
+            self._succeeded(stop.value)
+        except CallAbortedError as aborted:
+            self._coroutine = None
+            self._abort(aborted)
+        except (asyncio.CancelledError, ClientWentAwayError):
+            self._coroutine = None
+            if not self._over:  # the handler cancelled itself
+                self._abort(CallAbortedError(StatusCode.CANCELLED, "the call was cancelled by the server"))
+        except Exception as failure:
+            self._coroutine = None
+            _log.error("call failed path=%s", self._head.path, exc_info=failure)
+            self._abort(CallAbortedError(StatusCode.INTERNAL, "the server failed at this call; its log has the reason"))
+        else:
+            if yielded is None:
+                loop.call_soon(self._step, None)
+            else:
+                assert yielded._asyncio_future_blocking, "handlers await futures of asyncio"
+                yielded._asyncio_future_blocking = False
+                yielded.add_done_callback(self._wake)
+                self._waiting = yielded
+                if self._must_cancel and yielded.cancel():
+                    self._must_cancel = False
+        finally:
+            _leave_task(loop, self)  # type: ignore[arg-type]
+        if self._coroutine is None:
+            self._connection.counters.calls -= 1
+
+    def _wake(self, future: asyncio.Future[Any]) -> None:
+        try:
+            future.result()
+        except BaseException as error:
+            self._step(error)
+        else:
+            self._step(None)
+
+    def cancel(self, msg: object = None) -> bool:
+        """As of a task."""
+        if self._coroutine is None:
+            return False
+        self._cancels += 1
+        if self._waiting is None or not self._waiting.cancel():
+            self._must_cancel = True
+        return True
+
+    def cancelling(self) -> int:
+        """As of a task."""
+        return self._cancels
+
+    def uncancel(self) -> int:
+        """As of a task."""
+        self._cancels = max(0, self._cancels - 1)
+        return self._cancels
+
+    # --- The end --------------------------------------------------------------------------------------------
+
+    def _succeeded(self, response: Any) -> None:
+        if self._over:
+            return
+        if response.__class__ is _Refusal:
+            self._answer(response.answer)
+            return
+        if isinstance(self._method, Unary):
+            self._answer(response)
+            return
+        if not self._headers_sent:
+            self._connection.core.send_headers(self._stream, HEADERS)
+        self._connection.core.send_trailers(self._stream, OK_TRAILERS)
+        self._end()
+        self._connection.flush_soon()
+
+    def _answer(self, response: bytes) -> None:
+        """Send the one message of the answer, and end it."""
+        core, stream = self._connection.core, self._stream
+        if len(response) <= _COPIED_SIZE_MAX:
+            core.respond(stream, HEADERS, message_prefix(len(response)) + response, OK_TRAILERS)
+        else:
+            core.send_headers(stream, HEADERS)
+            self._send_message(response)
+            core.send_trailers(stream, OK_TRAILERS)
+        self._end()
+        self._connection.flush_soon()
+
+    def _abort(self, error: CallAbortedError) -> None:
+        if self._over:
+            return
+        status = status_headers(error.code, error.details)
+        core = self._connection.core
+        if self._headers_sent:
+            core.send_trailers(self._stream, encoded(status))
+        else:
+            core.send_headers(self._stream, HEADERS + encoded(status), ended=True)
+        self._end()
+        self._connection.flush_soon()
+        self.cancel()
+
+    def _end(self) -> None:
+        self._over = True
+        if self._deadline is not None:
+            self._connection.deadlines.discard(self)
+        if self._kept:
+            self._connection.keep(-self._kept)
+            self._kept = 0
+        self._requests.clear()
+        _resolve(self._read_waiter)
+        _resolve(self._write_waiter)
+
+
+class _Refusal:
+    """What a call is answered with instead of by its handler."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+
+class _Messages:
+    """The requests of a stream, as they come."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._call.next_request()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+
+def _resolve(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

@@ -1,0 +1,278 @@
+"""One connection that speaks gRPC: HTTP/2's events to calls, and the output of a tick in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Final, cast
+
+from aerobee_broker.front.call import Call
+from aerobee_broker.front.calls import CallAbortedError, Method, Methods, StatusCode
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.counters import FrontCounters
+from aerobee_broker.front.deadlines import Deadlines
+from aerobee_broker.front.frames import ErrorCode
+from aerobee_broker.front.grpc_wire import HEADERS, CallHead, plain_error_headers, status_headers
+from aerobee_broker.front.header_blocks import encoded
+from aerobee_broker.front.http2 import (
+    ConnectionEnded,
+    DataReceived,
+    Http2Connection,
+    RequestReceived,
+    Stream,
+    StreamEnded,
+)
+
+_log = logging.getLogger(__name__)
+_JOINED_SIZE_MAX: Final = 64 << 10  # bytes; more are handed to the transport as they are
+_WRITE_BUFFER: Final = 1 << 20  # bytes in the transport; above that nothing is read or written
+_numbers: Final = itertools.count(1)
+TICK_SECONDS: Final = 1.0
+"""How often `Connection.tick` is to be called."""
+
+
+class Connection(asyncio.Protocol):
+    """`open_connections` is whoever owns it: it is in there from its first byte to its last."""
+
+    def __init__(
+        self,
+        methods: Methods,
+        config: FrontConfig,
+        counters: FrontCounters,
+        deadlines: Deadlines,
+        open_connections: set[Connection],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.config = config
+        self.counters = counters
+        self.deadlines = deadlines
+        self.core = Http2Connection(config)
+        self.name = f"connection {next(_numbers)}"
+        self.peer_address = ("127.0.0.1", 1)
+        self.is_secure = False
+        self._methods: Mapping[str, Method] = methods
+        self._open_connections = open_connections
+        self._transport: asyncio.Transport | None = None
+        self._flushing = False
+        self._paused = False
+        self._kept = 0  # bytes of requests that are incomplete or were not read
+        self._refused = 0
+        self._silent_ticks = 0  # since the last byte came
+        self._idle_ticks = 0  # without a call
+        self._paused_ticks = 0
+        self._left_to_pause = 0
+        self._stopping = False
+
+    # --- The transport --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # of uvloop, which is none by its class
+        self._transport = transport
+        transport.set_write_buffer_limits(_WRITE_BUFFER)
+        self.peer_address = _address(transport.get_extra_info("peername"))
+        self.is_secure = transport.get_extra_info("ssl_object") is not None
+        self._open_connections.add(self)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._silent_ticks = 0
+        for event in self.core.receive(data):
+            kind = event.__class__
+            if kind is DataReceived:
+                event = cast(DataReceived, event)
+                call = event.stream.call
+                if call is not None:
+                    cast(Call, call).data(event.data, event.ended)
+            elif kind is RequestReceived:
+                self._request(cast(RequestReceived, event))
+            elif kind is StreamEnded:
+                call = cast(StreamEnded, event).stream.call
+                if call is not None:
+                    cast(Call, call).gone()
+            else:
+                self._ended(cast(ConnectionEnded, event))
+        if self.core.refused_count != self._refused:
+            self.counters.refused["stream_count_max"] += self.core.refused_count - self._refused
+            self._refused = self.core.refused_count
+        self.flush()
+
+    def eof_received(self) -> None:
+        """The client says no more: nobody waits for answers, as gRPC's clients never close one side only."""
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        assert self._transport is not None
+        # Who does not take answers asks for no more of them.
+        if self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._paused_ticks = 0
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+        self.flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._open_connections.discard(self)
+        for event in self.core.abandon():
+            if isinstance(event, StreamEnded) and event.stream.call is not None:
+                cast(Call, event.stream.call).gone()
+
+    def flush_soon(self) -> None:
+        """Write at the end of this tick, or rather at the beginning of the next."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what the core has for the client."""
+        self._flushing = False
+        transport = self._transport
+        core = self.core
+        if transport is None or self._paused or transport.is_closing():
+            return
+        while core.has_output:
+            output = core.take_output()
+            if len(output) == 1:
+                transport.write(output[0])
+            elif sum(map(len, output)) <= _JOINED_SIZE_MAX:
+                transport.write(b"".join(output))
+            else:
+                transport.writelines(output)
+            if core.drained:
+                drained, core.drained = core.drained, []
+                for stream in drained:
+                    cast(Call, stream.call).drained()
+            if transport.get_write_buffer_size() > _WRITE_BUFFER:
+                return  # until resume_writing
+        if core.is_over:
+            transport.close()
+
+    # --- Calls ----------------------------------------------------------------------------------------------
+
+    def _request(self, event: RequestReceived) -> None:
+        stream, head = event.stream, event.head
+        call_head = head.note
+        if call_head is None:
+            call_head = head.note = CallHead(head)
+        assert isinstance(call_head, CallHead)
+        method = self._methods.get(call_head.path)
+        if call_head.plain_error:
+            self.core.send_headers(stream, plain_error_headers(call_head.plain_error), ended=True)
+        elif method is None:
+            self._refuse(stream, CallAbortedError(StatusCode.UNIMPLEMENTED, "there is no such method"))
+        elif call_head.error is not None:
+            self._refuse(stream, call_head.error)
+        elif head.size > self.config.header_size_max or len(head.headers) > self.config.header_count_max:
+            self.counters.refused["header_size_max"] += 1
+            text = f"the headers are larger than allowed ({self.config.header_size_max} bytes); send less metadata"
+            self._refuse(stream, CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text))
+        else:
+            self._idle_ticks = 0
+            call = Call(self, stream, call_head, method)
+            stream.call = call
+            if event.ended:
+                call.data(b"", True)
+
+    def _refuse(self, stream: Stream, error: CallAbortedError) -> None:
+        block = HEADERS + encoded(status_headers(error.code, error.details))
+        self.core.send_headers(stream, block, ended=True)
+
+    def keep(self, change: int) -> bool:
+        """Count bytes of requests that are kept; whether the bounds allow it."""
+        self._kept += change
+        self.counters.request_size += change
+        if change <= 0:
+            return True
+        if self._kept > self.config.connection_request_size_max:
+            self.counters.refused["connection_request_size_max"] += 1
+            return False
+        if self.counters.request_size > self.config.request_size_max:
+            self.counters.refused["request_size_max"] += 1
+            return False
+        return True
+
+    def _ended(self, event: ConnectionEnded) -> None:
+        if event.bound:
+            self.counters.refused[event.bound] += 1
+            _log.warning("connection ended address=%s:%d bound=%s: %s", *self.peer_address, event.bound, event.text)
+        else:
+            _log.info("connection ended address=%s:%d: %s", *self.peer_address, event.text)
+
+    # --- Time -----------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """A second has passed: see who is too slow, idle, or dead."""
+        core, config = self.core, self.config
+        core.relax()
+        if self._transport is None:
+            return
+        self._silent_ticks += 1
+        if self._paused:
+            # The buffer may be large and the client slow; it has to take some of it.
+            left = self._transport.get_write_buffer_size()
+            self._paused_ticks = self._paused_ticks + 1 if left >= self._left_to_pause else 0
+            self._left_to_pause = left
+            if self._paused_ticks > config.stall_seconds:
+                self._give_up("stall_seconds")
+                return
+        if not core.greeted and self._silent_ticks > 0:
+            self._idle_ticks += 1
+            if self._idle_ticks > config.handshake_seconds:
+                self._give_up("handshake_seconds")
+            return
+        for stream in core.stalled(int(config.stall_seconds)):
+            self.counters.refused["stall_seconds"] += 1
+            core.reset(stream, ErrorCode.CANCEL)
+            if stream.call is not None:
+                cast(Call, stream.call).gone()
+        self._idle_ticks = 0 if core.streams else self._idle_ticks + 1
+        if self._idle_ticks > config.idle_seconds and not self._stopping:
+            self.begin_stop()
+        elif self._silent_ticks > config.keepalive_seconds + config.keepalive_timeout_seconds:
+            self._give_up("keepalive_seconds")
+            return
+        elif self._silent_ticks == int(config.keepalive_seconds) + 1:
+            core.ping()
+        self.flush()
+
+    def _give_up(self, bound: str) -> None:
+        self.counters.refused[bound] += 1
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- The end --------------------------------------------------------------------------------------------
+
+    def begin_stop(self) -> None:
+        """Tell the client to go elsewhere; the connection closes when the calls that it has, or sends before it has
+        heard of it, are answered."""
+        if not self._stopping:
+            self._stopping = True
+            self.core.begin_shutdown()
+            self.flush()
+
+    def finish_stop(self) -> None:
+        """Take no more calls, whether the client has heard of it or not."""
+        self.core.finish_shutdown()
+        self.flush()
+
+    def abort(self) -> None:
+        """End it now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _address(peer: object) -> tuple[str, int]:
+    if not isinstance(peer, tuple):
+        return "127.0.0.1", 1  # a Unix socket
+    host, port = str(peer[0]).partition("%")[0], int(peer[1])
+    ip = ipaddress.ip_address(host)
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped), port
+    return host, port

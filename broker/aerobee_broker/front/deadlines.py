@@ -1,0 +1,63 @@
+"""Deadlines of calls, in buckets: a timer for each call would cost more than many calls do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from aerobee_broker.front.call import Call
+
+_BUCKETS_PER_SECOND: Final = 50  # a call ends up to 20 ms after its deadline
+
+
+class Deadlines:
+    """All calls with a deadline. Event loop only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._buckets: dict[int, set[Call]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_bucket = 0
+
+    def add(self, call: Call, deadline: float) -> None:
+        """Call `expire` of it at `deadline`, a time of the loop's clock."""
+        bucket = math.ceil(deadline * _BUCKETS_PER_SECOND)
+        call.bucket = bucket
+        calls = self._buckets.get(bucket)
+        if calls is not None:
+            calls.add(call)
+            return
+        self._buckets[bucket] = {call}
+        if self._timer is None or bucket < self._timer_bucket:
+            self._arm(bucket)
+
+    def discard(self, call: Call) -> None:
+        """The call has ended."""
+        calls = self._buckets.get(call.bucket)
+        if calls is not None:
+            calls.discard(call)
+            if not calls:
+                del self._buckets[call.bucket]
+
+    def _arm(self, bucket: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_bucket = bucket
+        self._timer = self._loop.call_at(bucket / _BUCKETS_PER_SECOND, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = math.floor(self._loop.time() * _BUCKETS_PER_SECOND)
+        for bucket in [bucket for bucket in self._buckets if bucket <= now]:
+            for call in self._buckets.pop(bucket):
+                call.expire()
+        if self._buckets:
+            self._arm(max(min(self._buckets), now + 1))
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

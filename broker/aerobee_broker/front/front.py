@@ -1,0 +1,260 @@
+"""The front end's sockets: it listens, accepts, finds out what a connection speaks, and ends all of it in order.
+
+TLS and plaintext share a port. The first byte of a connection tells them apart, and is looked at without being taken,
+so that the one or the other transport can be made of the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Literal
+
+from aerobee_broker.front.calls import Methods
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.connection import TICK_SECONDS, Connection
+from aerobee_broker.front.counters import FrontCounters
+from aerobee_broker.front.deadlines import Deadlines
+from aerobee_broker.front.doors import TLS_HANDSHAKE, Door, FirstBytes
+
+_log = logging.getLogger(__name__)
+_BACKLOG: Final = 1024
+_ACCEPTED_AT_ONCE: Final = 64  # connections, before the loop turns to others
+_NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_FAREWELL_SECONDS: Final = 1.0  # until a client that does not answer has heard of the end all the same
+Security = Literal["plain", "tls", "both"]
+TlsContext = Callable[[], Awaitable[ssl.SSLContext]]
+"""The context for a connection that begins now: certificates may have changed since the last."""
+
+
+class Front:
+    """Serves methods on any number of addresses."""
+
+    def __init__(
+        self, methods: Methods, config: FrontConfig, counters: FrontCounters, *, doors: Sequence[Door] = ()
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._methods = methods
+        self._config = config
+        self._counters = counters
+        self._doors = tuple(doors)
+        self._deadlines = Deadlines(self._loop)
+        self._listeners: list[_Listener] = []
+        self._connections: set[Connection] = set()
+        self._deciding: set[FirstBytes] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._silent: dict[socket.socket, int] = {}  # accepted, without a byte yet: for how many ticks
+        self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
+
+    async def start(self) -> None:
+        """Nothing is left to do: connections are served from `listen` on."""
+
+    def listen(self, host: str, port: int, security: Security, tls: TlsContext | None) -> int:
+        """Accept connections there; return the port (for 0, one that was free). OSError.
+
+        A name is listened on at each of its addresses. `tls` is needed unless `security` is "plain".
+        """
+        assert tls is not None or security == "plain", "TLS takes a certificate"
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            try:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    # Like other servers: [::] is also for IPv4, a name has an address for each.
+                    dual = address[0] == "::" and len(found) == 1
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+                listening.bind((address[0], port, *address[2:]))
+                self._listen(listening, security, tls)
+            except OSError:
+                listening.close()
+                raise
+            port = listening.getsockname()[1]
+        return port
+
+    def listen_unix(self, path: str, security: Security, tls: TlsContext | None) -> None:
+        """Accept connections on a Unix socket. OSError."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(path)
+            self._listen(listening, security, tls)
+        except OSError:
+            listening.close()
+            raise
+
+    def _listen(self, listening: socket.socket, security: Security, tls: TlsContext | None) -> None:
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+        self._listeners.append(
+            _Listener(self._loop, listening, lambda accepted: self._accepted(accepted, security, tls))
+        )
+
+    # --- From a socket to a connection ----------------------------------------------------------------------
+
+    def _accepted(self, accepted: socket.socket, security: Security, tls: TlsContext | None) -> None:
+        self._counters.accepted += 1
+        if self._count() >= self._config.connection_count_max:
+            self._counters.refused["connection_count_max"] += 1
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if security == "both":
+            self._look(accepted, tls, waiting=False)
+        else:
+            self._connect(accepted, tls if security == "tls" else None)
+
+    def _count(self) -> int:
+        return len(self._connections) + len(self._deciding) + len(self._handshakes) + len(self._silent)
+
+    def _look(self, accepted: socket.socket, tls: TlsContext | None, *, waiting: bool) -> None:
+        """See whether the first byte is there, and which one it is."""
+        try:
+            first = accepted.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            if not waiting:
+                self._silent[accepted] = 0
+                self._loop.add_reader(accepted, lambda: self._look(accepted, tls, waiting=True))
+            return
+        except OSError:
+            first = b""
+        if waiting:
+            self._forget_silent(accepted)
+        if not first:
+            accepted.close()
+        else:
+            self._connect(accepted, tls if first[0] == TLS_HANDSHAKE else None)
+
+    def _forget_silent(self, accepted: socket.socket) -> None:
+        del self._silent[accepted]
+        self._loop.remove_reader(accepted)
+
+    def _connect(self, accepted: socket.socket, tls: TlsContext | None) -> None:
+        task = self._loop.create_task(self._handshake(accepted, tls), name="front-handshake")
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _handshake(self, accepted: socket.socket, tls: TlsContext | None) -> None:
+        def first_bytes() -> FirstBytes:
+            return FirstBytes(self._connection, self._doors, self._deciding)
+
+        try:
+            if tls is None:
+                await self._loop.connect_accepted_socket(first_bytes, accepted)
+            else:
+                context = await tls()
+                await self._loop.connect_accepted_socket(
+                    first_bytes, accepted, ssl=context, ssl_handshake_timeout=self._config.handshake_seconds
+                )
+        except OSError as error:  # also of TLS, and a handshake that takes too long
+            self._counters.refused["tls_handshake"] += 1
+            _log.debug("no connection: %s", error)
+            accepted.close()
+        except Exception as error:
+            self._counters.refused["tls_handshake"] += 1
+            _log.error("no TLS: %s", error)  # ConfigError: there is no certificate
+            accepted.close()
+
+    def _connection(self) -> Connection:
+        return Connection(self._methods, self._config, self._counters, self._deadlines, self._connections)
+
+    # --- Time and end ---------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._counters.connections = self._count()
+        for connection in tuple(self._connections):
+            connection.tick()
+        for undecided in tuple(self._deciding):
+            undecided.ticks += 1
+            if undecided.ticks > self._config.handshake_seconds:
+                self._counters.refused["handshake_seconds"] += 1
+                undecided.abort()
+        for accepted, ticks in tuple(self._silent.items()):
+            self._silent[accepted] = ticks + 1
+            if ticks >= self._config.handshake_seconds:
+                self._counters.refused["handshake_seconds"] += 1
+                self._forget_silent(accepted)
+                accepted.close()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Accept nothing more, let calls end for so long, then end what is left."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        ends = self._loop.time() + grace_seconds
+        heard = min(ends, self._loop.time() + _FAREWELL_SECONDS)
+        for accepted in tuple(self._silent):
+            self._forget_silent(accepted)
+            accepted.close()
+        told: set[Connection] = set()
+        while (self._connections or self._handshakes) and self._loop.time() < ends:
+            for connection in self._connections - told:
+                connection.begin_stop()
+                told.add(connection)
+            if self._loop.time() >= heard:
+                for connection in tuple(self._connections):
+                    connection.finish_stop()
+            await asyncio.sleep(0.01)
+        self.close()
+        for _ in range(3):
+            await asyncio.sleep(0)  # what was aborted hears of it from the loop, and its calls are cancelled
+
+    def close(self) -> None:
+        """End everything now."""
+        self._ticker.cancel()
+        self._deadlines.close()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for accepted in tuple(self._silent):
+            self._forget_silent(accepted)
+            accepted.close()
+        for task in tuple(self._handshakes):
+            task.cancel()
+        for undecided in tuple(self._deciding):
+            undecided.abort()
+        for connection in tuple(self._connections):
+            connection.abort()
+
+
+class _Listener:
+    """A listening socket."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, listening: socket.socket, accepted: Callable[[socket.socket], None]
+    ) -> None:
+        self._loop = loop
+        self._socket = listening
+        self._accepted = accepted
+        self._resume: asyncio.TimerHandle | None = None
+        loop.add_reader(listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    _log.warning("no connection is accepted for a second: %s", error.strerror)
+                    self._loop.remove_reader(self._socket)
+                    self._resume = self._loop.call_later(
+                        _NO_DESCRIPTORS_PAUSE, self._loop.add_reader, self._socket, self._accept
+                    )
+                    return
+                continue  # of the connection: it was given up already
+            self._accepted(accepted)
+
+    def close(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()

@@ -1,0 +1,197 @@
+"""What gRPC adds to HTTP/2 (its document PROTOCOL-HTTP2): headers, timeouts, messages, statuses.
+
+A message on a stream:
+
+    offset  size  field
+         0     1  compressed   1: by the stream's grpc-encoding; else 0
+         1     4  size         bytes, big-endian
+         5     -  the message
+"""
+
+from __future__ import annotations
+
+import zlib
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote_from_bytes
+
+from aerobee_broker.front.calls import CallAbortedError, Metadata, StatusCode
+from aerobee_broker.front.header_blocks import RequestHead, encoded
+
+PREFIX_SIZE: Final = 5
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT_MAX: Final = 365 * 86_400.0
+_OWN_HEADERS: Final = frozenset((b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"))
+_DETAILS_MAX: Final = 2000  # bytes; clients allow few headers
+
+HEADERS: Final = encoded(
+    (
+        (b":status", b"200"),
+        (b"content-type", b"application/grpc"),
+        (b"grpc-accept-encoding", b"identity,gzip"),
+    )
+)
+"""What comes before the messages of an answer."""
+OK_TRAILERS: Final = encoded(((b"grpc-status", b"0"),))
+
+
+class CallHead:
+    """The headers of a call. Shared by calls whose headers were the same bytes."""
+
+    __slots__ = ("encoding", "error", "metadata", "path", "plain_error", "timeout")
+
+    def __init__(self, head: RequestHead) -> None:
+        self.path = head.path.decode("latin-1")
+        self.timeout: float | None = None  # seconds
+        self.encoding = b"identity"
+        self.plain_error = b""  # the HTTP status for what is no gRPC at all
+        self.error: CallAbortedError | None = None
+        content_type = b""
+        metadata: list[tuple[str, str | bytes]] = []
+        for name, value in head.headers:
+            if name[:1] == b":":
+                continue
+            if name in _OWN_HEADERS:
+                if name == b"grpc-timeout":
+                    self.timeout = _timeout(value)
+                elif name == b"grpc-encoding":
+                    self.encoding = value
+                elif name == b"content-type":
+                    content_type = value
+                continue
+            key = name.decode("ascii")
+            if key.endswith("-bin"):
+                metadata.extend((key, _binary(part)) for part in value.split(b","))
+            else:
+                metadata.append((key, value.decode("latin-1")))
+        self.metadata: Metadata = metadata
+        if head.method != b"POST":
+            self.plain_error = b"405"
+        elif not content_type.startswith(b"application/grpc"):
+            self.plain_error = b"415"
+        elif self.encoding not in (b"identity", b"gzip"):
+            encoding = self.encoding.decode("latin-1")
+            text = f"the grpc-encoding {encoding!r} is not known here; use identity or gzip"
+            self.error = CallAbortedError(StatusCode.UNIMPLEMENTED, text)
+
+
+@lru_cache(maxsize=64)
+def plain_error_headers(status: bytes) -> bytes:
+    """The answer to what is no gRPC call."""
+    return encoded(((b":status", status), (b"content-length", b"0")))
+
+
+def _timeout(value: bytes) -> float | None:
+    number, unit = value[:-1], _SECONDS.get(value[-1:])
+    if unit is None or not number.isdigit() or len(number) > 8:
+        return None
+    return min(int(number) * unit, _TIMEOUT_MAX)
+
+
+def _binary(value: bytes) -> bytes:
+    try:
+        return b64decode(value.strip() + b"=" * (-len(value.strip()) % 4))
+    except (Base64Error, ValueError):
+        return value
+
+
+def metadata_headers(metadata: Metadata) -> list[tuple[bytes, bytes]]:
+    """Metadata as headers."""
+    headers = []
+    for name, value in metadata:
+        if isinstance(value, bytes) and name.endswith("-bin"):
+            headers.append((name.encode(), b64encode(value).rstrip(b"=")))
+        else:
+            headers.append((name.encode(), value.encode("latin-1") if isinstance(value, str) else value))
+    return headers
+
+
+def status_headers(code: StatusCode, details: str) -> list[tuple[bytes, bytes]]:
+    """How a call ended."""
+    headers = [(b"grpc-status", b"%d" % code)]
+    if details:
+        text = details.encode()[:_DETAILS_MAX].decode(errors="ignore").encode()
+        # Percent-encoded are only what is no printable ASCII, and the percent sign.
+        headers.append((b"grpc-message", quote_from_bytes(text, _PLAIN).encode()))
+    return headers
+
+
+_PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+class MessageTooLargeError(CallAbortedError):
+    """A message above the bound of its method; `size` is how many bytes it has, or is known to have at least."""
+
+    def __init__(self, size: int, size_max: int) -> None:
+        text = f"the request is larger than allowed ({size} vs. {size_max} bytes); send less at a time"
+        super().__init__(StatusCode.RESOURCE_EXHAUSTED, text)
+        self.size: Final = size
+
+
+def message_prefix(size: int) -> bytes:
+    """What goes before a message of this size that is not compressed."""
+    return b"\0" + size.to_bytes(4, "big")
+
+
+class MessageReader:
+    """Takes the messages out of the bytes of one stream.
+
+    `size` is how many bytes are kept: of the message that is incomplete.
+    """
+
+    __slots__ = ("_encoding", "_missing", "_parts", "_size_max", "size")
+
+    def __init__(self, encoding: bytes, size_max: int) -> None:
+        self._encoding = encoding
+        self._size_max = size_max
+        self._parts: list[bytes] = []
+        self._missing = PREFIX_SIZE  # bytes until the next step: the prefix, or the message with it
+        self.size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes. CallAbortedError for what is none, or is too large."""
+        if self.size:
+            self._parts.append(data)
+            self.size += len(data)
+            if self.size < self._missing:
+                return []
+            data = b"".join(self._parts)
+            self._parts.clear()
+        messages: list[bytes] = []
+        begin, size = 0, len(data)
+        missing = PREFIX_SIZE
+        while size - begin >= PREFIX_SIZE:
+            length = int.from_bytes(data[begin + 1 : begin + PREFIX_SIZE], "big")
+            if length > self._size_max:
+                raise MessageTooLargeError(length, self._size_max)
+            end = begin + PREFIX_SIZE + length
+            if end > size:
+                missing = PREFIX_SIZE + length
+                break
+            message = data[begin + PREFIX_SIZE : end]
+            messages.append(self._decompressed(data[begin], message) if data[begin] else message)
+            begin = end
+        self.size = size - begin
+        self._missing = missing
+        if self.size:
+            self._parts.append(data[begin:] if begin else data)
+        return messages
+
+    def _decompressed(self, flag: int, message: bytes) -> bytes:
+        if flag != 1 or self._encoding != b"gzip":
+            raise CallAbortedError(
+                StatusCode.INTERNAL, "a compressed message on a stream without grpc-encoding; set it to gzip"
+            )
+        decompressor = zlib.decompressobj(_GZIP)
+        try:
+            plain = decompressor.decompress(message, self._size_max + 1)
+        except zlib.error:
+            raise CallAbortedError(StatusCode.INTERNAL, "a message that gzip cannot decompress") from None
+        if len(plain) > self._size_max:
+            raise MessageTooLargeError(len(plain), self._size_max)
+        if not decompressor.eof:
+            raise CallAbortedError(StatusCode.INTERNAL, "a compressed message that ends too early")
+        return plain

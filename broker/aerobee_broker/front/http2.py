@@ -1,0 +1,773 @@
+"""One HTTP/2 connection, the server's side, as a state machine without I/O (RFC 9113).
+
+    receive(bytes) -> events          what the client wants; never raises, whatever the bytes
+    respond, send_*, reset            what the server answers
+    take_output() -> buffers          what has to be written now
+
+A stream lives from its HEADERS until both sides have ended it or one has reset it. Frames for a stream that is gone are
+told apart by how it went: of those that this side has reset, the client cannot know yet, so what comes is dropped; on
+those that both had ended, nothing may come.
+
+Flow control, towards us: the connection's window is given back as bytes arrive, so that no stream can stop another;
+a stream's as they arrive, too, unless it is held, because nobody reads it. So what a client can make us keep is a
+window a stream, which the layer above counts and bounds. Towards the client: what a window does not admit waits in
+`Stream.pending`, and `pending_size` says how much that is.
+
+Frames that cost their receiver more than their sender (resets, pings, settings, empty ones, errors) are counted in
+`_cheap`, which `relax` lowers once a second; above the bound the connection ends. Pings and window updates are free as
+long as they follow what we send, for clients measure and account with them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from aerobee_broker.front import frames
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.frames import (
+    FRAME_SIZE_DEFAULT,
+    PREFACE,
+    STREAM_ID_MAX,
+    WINDOW_DEFAULT,
+    WINDOW_MAX,
+    ErrorCode,
+    Setting,
+    frame,
+    frame_header,
+)
+from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, RequestHead, trailers_error
+
+STREAM_WINDOW: Final = 4 << 20
+"""Bytes that a client may send on a stream before we have taken any. A fast sender far away is not stalled."""
+CONNECTION_WINDOW: Final = 16 << 20
+_CONTINUATIONS_MAX: Final = 64  # frames of one header block
+_RESET_STREAMS_MAX: Final = 4096  # how many streams we remember that we have reset
+_TINY: Final = 256  # bytes; a window that makes us send smaller frames than that is a game
+_FREE_MAX: Final = 1000  # pings and window updates that a client may save up
+_SHUTDOWN_PING: Final = b"goodbye!"
+_STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must go while it is watched for a stall
+_STREAMS_PER_CHEAP: Final = 100  # a setting that touches every stream costs accordingly
+_FREE_PER_FRAME: Final = 4  # of those, for each frame of ours
+
+
+class Stream:
+    """One request and its answer."""
+
+    __slots__ = (
+        "call",
+        "epoch",
+        "expected",
+        "held",
+        "id",
+        "local_open",
+        "pending",
+        "pending_size",
+        "receive_window",
+        "received",
+        "remote_open",
+        "send_window",
+        "stall_size",
+        "stall_ticks",
+        "trailers",
+        "unreturned",
+        "watched",
+    )
+
+    def __init__(self, stream_id: int, send_window: int, epoch: int) -> None:
+        self.id: Final = stream_id
+        self.call: object = None  # the layer above's
+        self.epoch = epoch
+        self.send_window = send_window
+        self.receive_window = STREAM_WINDOW
+        self.unreturned = 0  # bytes that arrived and for which the window was not given back
+        self.received = 0  # bytes of DATA, to be compared with the content-length
+        self.expected: int | None = None
+        self.held = False  # nobody reads: give nothing back
+        self.remote_open = True  # the client may send more
+        self.local_open = True  # we may send more
+        self.pending: deque[bytes | memoryview] = deque()  # data that waits for a window, or for the end of the tick
+        self.pending_size = 0
+        self.trailers: bytes | None = None  # a block to be sent behind `pending`
+        self.watched = False  # tell when nothing is pending any more
+        self.stall_size = self.stall_ticks = 0  # see `stalled`
+
+
+class RequestReceived:
+    """A new stream. `ended`: no data will follow."""
+
+    __slots__ = ("ended", "head", "stream")
+
+    def __init__(self, stream: Stream, head: RequestHead, ended: bool) -> None:
+        self.stream = stream
+        self.head = head
+        self.ended = ended
+
+
+class DataReceived:
+    """Bytes of a request. `ended`: the last ones, perhaps none."""
+
+    __slots__ = ("data", "ended", "stream")
+
+    def __init__(self, stream: Stream, data: bytes, ended: bool) -> None:
+        self.stream = stream
+        self.data = data
+        self.ended = ended
+
+
+class StreamEnded:
+    """The stream is gone before its answer was complete: reset by the client, or because of its mistake."""
+
+    __slots__ = ("code", "stream")
+
+    def __init__(self, stream: Stream, code: int) -> None:
+        self.stream = stream
+        self.code = code
+
+
+class ConnectionEnded:
+    """Nothing that comes is read any more. Output remains to be written: it says why. All streams are gone."""
+
+    __slots__ = ("bound", "code", "text")
+
+    def __init__(self, code: int, text: str, bound: str) -> None:
+        self.code = code
+        self.text = text
+        self.bound = bound  # the name of the bound that has ended it; empty for a mistake of the client
+
+
+Event = RequestReceived | DataReceived | StreamEnded | ConnectionEnded
+
+
+class _ConnectionError(Exception):
+    def __init__(self, code: ErrorCode, text: str, bound: str = "") -> None:
+        super().__init__(text)
+        self.code: Final = code
+        self.bound: Final = bound
+
+
+class Http2Connection:
+    """The state machine. `streams` are those that are open on one side at least."""
+
+    def __init__(self, config: FrontConfig) -> None:
+        self._config = config
+        self._decoder = BlockDecoder(config.header_size_max)
+        self._buffer = b""
+        self._events: list[Event] = []
+        self._output: list[bytes | memoryview] = []
+        self._ready: dict[int, Stream] = {}  # have something to send that was not tried yet
+        self._blocked: dict[int, Stream] = {}  # have something to send that their window does not admit
+        self._starved: dict[int, Stream] = {}  # the same, and the connection's window; served in turn
+        self._handle: Callable[[int, int, int, bytes], None] = self._first_frame
+        self._preface_seen = False
+        self._header_stream = 0  # whose header block is being received
+        self._header_flags = 0
+        self._header_parts: list[bytes] = []
+        self._header_size = 0
+        self._reset: dict[int, None] = {}
+        self._last_stream_id = 0
+        self._served_up_to = STREAM_ID_MAX  # after GOAWAY: later streams are not served
+        self._send_window = WINDOW_DEFAULT
+        self._receive_window = CONNECTION_WINDOW
+        self._unreturned = 0
+        self._initial_send_window = WINDOW_DEFAULT
+        self._frame_size_max = FRAME_SIZE_DEFAULT
+        self._table_update = b""
+        self._cheap = 0
+        self._free = _FREE_MAX
+        self._epoch = 0
+        self.streams: dict[int, Stream] = {}
+        self.pending_size = 0  # bytes of all streams that wait for windows
+        self.greeted = False  # the client's first SETTINGS have come
+        self.ended = False
+        self.refused_count = 0  # streams above the bound
+        self.drained: list[Stream] = []  # watched streams of which nothing is pending any more; the shell takes them
+        self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._data,
+            self._headers,
+            self._priority,
+            self._rst_stream,
+            self._settings,
+            self._push_promise,
+            self._ping,
+            self._goaway,
+            self._window_update,
+            self._stray_continuation,
+        )
+        own = {
+            Setting.MAX_CONCURRENT_STREAMS: config.stream_count_max,
+            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Setting.MAX_HEADER_LIST_SIZE: config.header_size_max,
+        }
+        self._output.append(frames.settings(own) + frames.window_update(0, CONNECTION_WINDOW - WINDOW_DEFAULT))
+
+    # --- What comes -----------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take the next bytes of the connection, however they are split; return what they mean."""
+        if self.ended:
+            return []
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        position = 0
+        try:
+            if not self._preface_seen:
+                if not data.startswith(PREFACE):
+                    if PREFACE.startswith(data):
+                        self._buffer = data
+                        return []
+                    raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
+                self._preface_seen = True
+                position = len(PREFACE)
+            size = len(data)
+            while size - position >= 9:
+                head, flags, stream_id = frames.read_header(data, position)
+                length = head >> 8
+                if length > FRAME_SIZE_DEFAULT:
+                    raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+                begin = position + 9
+                end = begin + length
+                if end > size:
+                    break
+                position = end
+                self._handle(head & 0xFF, flags, stream_id & STREAM_ID_MAX, data[begin:end])
+            if position < size:
+                self._buffer = data[position:]
+        except _ConnectionError as error:
+            self._end(error.code, str(error), error.bound)
+        except HeaderBlockError as error:
+            bound = "header_size_max" if error.code is ErrorCode.ENHANCE_YOUR_CALM else ""
+            self._end(error.code, str(error), bound)
+        events, self._events = self._events, []
+        return events
+
+    def relax(self) -> None:
+        """To be called once a second: cheap frames are forgiven at this rate."""
+        self._cheap = max(0, self._cheap - self._config.cheap_frame_rate_max)
+        self._epoch += 1
+
+    def _end(self, code: ErrorCode, text: str, bound: str = "") -> None:
+        if not self.ended:
+            self.ended = True
+            self._output.append(frames.goaway(self._last_stream_id, code, text))
+            self._forget_all()
+            self._events.append(ConnectionEnded(code, text, bound))
+
+    def _forget_all(self) -> None:
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+            self._events.append(StreamEnded(stream, ErrorCode.CANCEL))
+        self._buffer = b""
+
+    def _spend(self) -> None:
+        """A cheap frame."""
+        self._cheap += 1
+        if self._cheap > self._config.cheap_frame_count_max:
+            raise _ConnectionError(
+                ErrorCode.ENHANCE_YOUR_CALM, "too many frames that only cause work", "cheap_frame_count_max"
+            )
+
+    def _spend_free(self) -> None:
+        """A frame that is free after frames of ours."""
+        if self._free > 0:
+            self._free -= 1
+        else:
+            self._spend()
+
+    def _first_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind != frames.SETTINGS or flags & frames.ACK:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        self.greeted = True
+        self._handle = self._frame
+        self._settings(flags, stream_id, payload)
+
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind <= frames.CONTINUATION:
+            self._handlers[kind](flags, stream_id, payload)
+        else:
+            self._spend()  # of an extension, to be ignored
+
+    def _frame_of_block(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Nothing may come between the frames of a header block."""
+        if kind != frames.CONTINUATION or stream_id != self._header_stream:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame in the middle of a header block")
+        self._header_size += len(payload)
+        self._header_parts.append(payload)
+        if self._header_size > 2 * self._config.header_size_max or len(self._header_parts) > _CONTINUATIONS_MAX:
+            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end", "header_size_max")
+        if flags & frames.END_HEADERS:
+            self._handle = self._frame
+            block = b"".join(self._header_parts)
+            self._header_parts.clear()
+            self._header_block(stream_id, self._header_flags, block)
+
+    def _stray_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+
+    def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        length = len(payload)
+        stream = self.streams.get(stream_id)
+        if length:
+            self._receive_window -= length
+            if self._receive_window < 0:
+                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            self._unreturned += length
+            if self._unreturned >= CONNECTION_WINDOW // 2:
+                self._output.append(frames.window_update(0, self._unreturned))
+                self._receive_window += self._unreturned
+                self._unreturned = 0
+        ended = bool(flags & frames.END_STREAM)
+        if stream is None or not stream.remote_open:
+            self._late_frame(stream_id, stream)
+            return
+        if flags & frames.PADDED:
+            payload = _without_padding(payload)
+        if not payload and not ended:
+            self._spend()
+        if length:
+            stream.receive_window -= length
+            if stream.receive_window < 0:
+                self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
+                return
+            stream.unreturned += length
+            if stream.unreturned >= STREAM_WINDOW // 2 and not stream.held and not ended:
+                self.release(stream)
+        stream.received += len(payload)
+        expected = stream.expected
+        if expected is not None and (stream.received > expected or (ended and stream.received != expected)):
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        if ended:
+            self._end_remote(stream)
+        if payload or ended:
+            self._events.append(DataReceived(stream, payload, ended))
+
+    def _late_frame(self, stream_id: int, stream: Stream | None) -> None:
+        """A frame on a stream that takes none."""
+        if stream is not None:
+            self._fail(stream, ErrorCode.STREAM_CLOSED)
+        elif stream_id == 0 or stream_id > self._last_stream_id or not stream_id & 1:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was not opened")
+        elif stream_id not in self._reset and stream_id <= self._served_up_to:
+            raise _ConnectionError(ErrorCode.STREAM_CLOSED, "a frame on a stream that has ended")
+
+    def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id & 1:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that clients do not have")
+        if flags & frames.PADDED:
+            payload = _without_padding(payload)
+        if flags & frames.HAS_PRIORITY:
+            if len(payload) < 5:
+                raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for their priority")
+            if int.from_bytes(payload[:4], "big") & STREAM_ID_MAX == stream_id:
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+            payload = payload[5:]
+        if flags & frames.END_HEADERS:
+            self._header_block(stream_id, flags, payload)
+            return
+        self._header_stream, self._header_flags = stream_id, flags
+        self._header_parts.append(payload)
+        self._header_size = len(payload)
+        self._handle = self._frame_of_block
+
+    def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
+        ended = bool(flags & frames.END_STREAM)
+        if stream_id <= self._last_stream_id:
+            self._more_headers(stream_id, block, ended)
+            return
+        head = self._decoder.request(block)
+        self._last_stream_id = stream_id
+        if stream_id > self._served_up_to:
+            return  # they came after our GOAWAY; the client sends them elsewhere
+        if len(self.streams) >= self._config.stream_count_max or (
+            self.pending_size > self._config.connection_answer_size_max
+        ):
+            self.refused_count += 1
+            self._spend()
+            self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        if head.error:
+            self._spend()
+            self._send_reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream = Stream(stream_id, self._initial_send_window, self._epoch)
+        self.streams[stream_id] = stream
+        stream.expected = head.content_length
+        if self._free < _FREE_MAX:
+            self._free += _FREE_PER_FRAME
+        if ended:
+            stream.remote_open = False
+            if stream.expected:
+                self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+                return
+        self._events.append(RequestReceived(stream, head, ended))
+
+    def _more_headers(self, stream_id: int, block: bytes, ended: bool) -> None:
+        """Trailers, or a mistake. Decoded in any case: the next block builds on this one."""
+        headers = self._decoder.headers(block)
+        stream = self.streams.get(stream_id)
+        if stream is None or not stream.remote_open:
+            self._late_frame(stream_id, stream)
+        elif not ended or trailers_error(headers) or stream.expected not in (None, stream.received):
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._end_remote(stream)
+            self._events.append(DataReceived(stream, b"", True))
+
+    def _priority(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
+        self._spend()
+        if len(payload) != 5:
+            self._fail_id(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+        elif int.from_bytes(payload[:4], "big") & STREAM_ID_MAX == stream_id:
+            self._fail_id(stream_id, ErrorCode.PROTOCOL_ERROR)
+
+    def _rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another size than 4")
+        if not stream_id or stream_id > self._last_stream_id or not stream_id & 1:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of a stream that was not opened")
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._spend_free()
+            return
+        if stream.epoch >= self._epoch - 1:  # calls are given up, but not at once and in numbers
+            self._spend()
+        self._drop(stream)
+        self._events.append(StreamEnded(stream, int.from_bytes(payload, "big")))
+
+    def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS that is not empty")
+            self._spend()
+            return
+        if len(payload) % 6:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a size that is no multiple of 6")
+        self._spend()
+        for offset in range(0, len(payload), 6):
+            key = int.from_bytes(payload[offset : offset + 2], "big")
+            self._set(key, int.from_bytes(payload[offset + 2 : offset + 6], "big"))
+        self._output.append(frame(frames.SETTINGS, frames.ACK, 0))
+
+    def _set(self, key: int, value: int) -> None:
+        if key == Setting.INITIAL_WINDOW_SIZE:
+            if value > WINDOW_MAX:
+                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "an initial window above 2^31-1")
+            change = value - self._initial_send_window
+            self._initial_send_window = value
+            for stream in self.streams.values():
+                stream.send_window += change
+                if stream.send_window > WINDOW_MAX:
+                    raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+            self._cheap += len(self.streams) // _STREAMS_PER_CHEAP
+            if change > 0:
+                self._ready.update(self._blocked)
+                self._blocked.clear()
+        elif key == Setting.MAX_FRAME_SIZE:
+            if not FRAME_SIZE_DEFAULT <= value < 1 << 24:
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame size that is not allowed")
+            self._frame_size_max = value
+        elif key == Setting.ENABLE_PUSH:
+            if value > 1:
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        elif key == Setting.HEADER_TABLE_SIZE and value < 4096:
+            self._table_update = b"\x20"  # we use none; a decoder that has less wants to be told
+
+    def _push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
+        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+
+    def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != 8:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "PING of another size than 8")
+        self._spend_free()
+        if not flags & frames.ACK:
+            self._output.append(frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == _SHUTDOWN_PING:
+            self.finish_shutdown()
+
+    def _goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+        if len(payload) < 8:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY below 8 bytes")
+        self._spend()  # the client opens no more streams of ours, and closes when those there are have ended
+
+    def _window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another size than 4")
+        increment = int.from_bytes(payload, "big") & WINDOW_MAX
+        self._spend_free()
+        if not stream_id:
+            if not increment:
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            self._send_window += increment
+            if self._send_window > WINDOW_MAX:
+                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
+            return
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if stream_id > self._last_stream_id or not stream_id & 1:
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was not opened")
+            return
+        if not increment:
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.send_window += increment
+        if stream.send_window > WINDOW_MAX:
+            self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
+        elif self._blocked.pop(stream_id, None) is not None:
+            self._ready[stream_id] = stream
+
+    def _end_remote(self, stream: Stream) -> None:
+        stream.remote_open = False
+        if not stream.local_open:
+            self._drop(stream)
+
+    def _fail(self, stream: Stream, code: ErrorCode) -> None:
+        """A mistake on one stream."""
+        self._spend()
+        self._drop(stream)
+        self._send_reset(stream.id, code)
+        self._events.append(StreamEnded(stream, code))
+
+    def _fail_id(self, stream_id: int, code: ErrorCode) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._fail(stream, code)
+        else:
+            self._spend()
+            self._output.append(frames.rst_stream(stream_id, code))
+
+    # --- What goes ------------------------------------------------------------------------------------------
+    # Events are handed out together, so the one being handled may be about a stream that is gone by now: what is sent
+    # on such a stream goes nowhere.
+
+    def respond(self, stream: Stream, headers: bytes, body: bytes, trailers: bytes) -> None:
+        """A whole answer: blocks of headers and trailers, and the data between them."""
+        if not stream.local_open:
+            return
+        size = len(body)
+        if size <= stream.send_window and size <= self._send_window and size <= FRAME_SIZE_DEFAULT:
+            stream.send_window -= size
+            self._send_window -= size
+            stream_id = stream.id
+            if self._table_update:
+                headers = self._take_table_update() + headers
+            self._output.append(
+                b"".join(
+                    (
+                        frame_header(frames.HEADERS, frames.END_HEADERS, stream_id, len(headers)),
+                        headers,
+                        frame_header(frames.DATA, 0, stream_id, size),
+                        body,
+                        frame_header(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream_id, len(trailers)),
+                        trailers,
+                    )
+                )
+            )
+            if self._free < _FREE_MAX:
+                self._free += _FREE_PER_FRAME
+            self._end_local(stream)
+        else:
+            self.send_headers(stream, headers)
+            self.send_data(stream, body)
+            self.send_trailers(stream, trailers)
+
+    def send_headers(self, stream: Stream, block: bytes, *, ended: bool = False) -> None:
+        """Send a block at once: of the answer's headers, or with `ended` of the whole answer."""
+        if not stream.local_open:
+            return
+        flags = frames.END_STREAM if ended else 0
+        if self._table_update:
+            block = self._take_table_update() + block
+        limit = self._frame_size_max
+        kind = frames.HEADERS
+        view = block
+        while len(view) > limit:
+            self._output.append(frame(kind, flags, stream.id, view[:limit]))
+            kind, flags, view = frames.CONTINUATION, 0, view[limit:]
+        self._output.append(frame(kind, flags | frames.END_HEADERS, stream.id, view))
+        if ended:
+            self._end_local(stream)
+
+    def send_data(self, stream: Stream, *parts: bytes | memoryview) -> None:
+        """Send bytes, as soon as windows admit them. What is written in one tick goes in as few frames as possible."""
+        if not stream.local_open:
+            return
+        size = sum(map(len, parts))
+        stream.pending.extend(parts)
+        stream.pending_size += size
+        self.pending_size += size
+        self._ready[stream.id] = stream
+
+    def send_trailers(self, stream: Stream, block: bytes) -> None:
+        """End the answer, behind the data that waits."""
+        if not stream.local_open:
+            return
+        stream.trailers = block
+        self._ready[stream.id] = stream
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Give a stream up. There is no event for it."""
+        if stream.id in self.streams:
+            self._drop(stream)
+            self._send_reset(stream.id, code)
+
+    def hold(self, stream: Stream) -> None:
+        """Nobody reads this stream: when its window is used up the client has to wait."""
+        stream.held = True
+
+    def release(self, stream: Stream) -> None:
+        """Give the window back for what has arrived on a stream."""
+        stream.held = False
+        if stream.unreturned and stream.remote_open:
+            self._output.append(frames.window_update(stream.id, stream.unreturned))
+            stream.receive_window += stream.unreturned
+            stream.unreturned = 0
+
+    def ping(self) -> None:
+        """Ask whether the client lives; any bytes from it are an answer."""
+        self._output.append(frame(frames.PING, 0, 0, b"aerobee?"))
+
+    def begin_shutdown(self) -> None:
+        """Say that an end is near: clients open streams elsewhere. Those that are on their way are still served."""
+        self._output.append(frames.goaway(STREAM_ID_MAX, ErrorCode.NO_ERROR, "the server stops"))
+        self._output.append(frame(frames.PING, 0, 0, _SHUTDOWN_PING))
+
+    def finish_shutdown(self) -> None:
+        """Serve no further streams. Happens by itself a round trip after `begin_shutdown`."""
+        if self._served_up_to == STREAM_ID_MAX:
+            self._served_up_to = self._last_stream_id
+            self._output.append(frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR, "the server stops"))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no stream, and there will be none."""
+        return not self.streams and (self.ended or self._served_up_to != STREAM_ID_MAX)
+
+    def stalled(self, ticks: int) -> list[Stream]:
+        """To be called at a steady pace: the streams of which the client took next to nothing for so many calls."""
+        found = []
+        for waiting in (self._blocked, self._starved):
+            for stream in waiting.values():
+                if not stream.stall_ticks:
+                    stream.stall_size = stream.pending_size
+                stream.stall_ticks += 1
+                if stream.stall_ticks > ticks:
+                    if stream.stall_size - stream.pending_size < _STALL_PROGRESS_MIN:
+                        found.append(stream)
+                    stream.stall_ticks = 0
+        return found
+
+    def end(self, code: ErrorCode, text: str) -> list[Event]:
+        """End the connection from this side."""
+        self._end(code, text)
+        events, self._events = self._events, []
+        return events
+
+    def abandon(self) -> list[Event]:
+        """The connection is gone: end every stream, write nothing."""
+        self.ended = True
+        self._forget_all()
+        self._output.clear()
+        events, self._events = self._events, []
+        return events
+
+    def take_output(self) -> list[bytes | memoryview]:
+        """The buffers to be written now, in their order."""
+        if self._ready:
+            ready, self._ready = self._ready, {}
+            for stream in ready.values():
+                self._pump(stream)
+        while self._starved and self._send_window > 0:
+            self._pump(self._starved.pop(next(iter(self._starved))))
+        output, self._output = self._output, []
+        return output
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output or self._ready or (self._starved and self._send_window > 0))
+
+    def _pump(self, stream: Stream) -> None:
+        """Send of a stream what the windows admit."""
+        output = self._output
+        pending = stream.pending
+        while stream.pending_size:
+            room = min(stream.send_window, self._send_window, self._frame_size_max)
+            if room <= 0:
+                waiting = self._blocked if stream.send_window <= 0 else self._starved
+                waiting[stream.id] = stream
+                return
+            size = min(room, stream.pending_size)
+            if size < _TINY and size < stream.pending_size:
+                if self._free > 0:
+                    self._free -= 1
+                else:
+                    self._cheap += 1  # ends the connection with the next frame that comes
+            elif self._free < _FREE_MAX:
+                self._free += _FREE_PER_FRAME
+            stream.pending_size -= size
+            self.pending_size -= size
+            stream.send_window -= size
+            self._send_window -= size
+            output.append(frame_header(frames.DATA, 0, stream.id, size))
+            while size:
+                part = pending.popleft()
+                if len(part) > size:
+                    view = memoryview(part)
+                    output.append(view[:size])
+                    pending.appendleft(view[size:])
+                    break
+                output.append(part)
+                size -= len(part)
+        pending.clear()  # empty parts
+        stream.stall_ticks = 0
+        if stream.watched:
+            stream.watched = False
+            self.drained.append(stream)
+        if stream.trailers is not None:
+            trailers, stream.trailers = stream.trailers, None
+            self.send_headers(stream, trailers, ended=True)
+
+    def _end_local(self, stream: Stream) -> None:
+        stream.local_open = False
+        if stream.remote_open:  # the answer does not need the rest of the request
+            self._drop(stream)
+            self._send_reset(stream.id, ErrorCode.NO_ERROR)
+        else:
+            self._drop(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        self.streams.pop(stream.id, None)
+        self._ready.pop(stream.id, None)
+        self._blocked.pop(stream.id, None)
+        self._starved.pop(stream.id, None)
+        self.pending_size -= stream.pending_size
+        stream.pending_size = 0
+        stream.pending.clear()
+        stream.trailers = None
+        stream.local_open = stream.remote_open = False
+
+    def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
+        self._output.append(frames.rst_stream(stream_id, code))
+        self._reset[stream_id] = None
+        if len(self._reset) > _RESET_STREAMS_MAX:
+            del self._reset[next(iter(self._reset))]
+
+    def _take_table_update(self) -> bytes:
+        update, self._table_update = self._table_update, b""
+        return update
+
+
+def _without_padding(payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "padding as long as its frame")
+    return payload[1 : len(payload) - payload[0]]

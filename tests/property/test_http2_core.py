@@ -1,0 +1,100 @@
+"""The HTTP/2 core for any input: how bytes are split does not matter, none of them raises, and memory stays bounded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aerobee_broker.front import frames
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.header_blocks import encoded
+from aerobee_broker.front.http2 import Http2Connection, RequestReceived
+from tests.support.http2_client import GREETING, data, output, parse, request, summary
+
+_STREAM_IDS = st.sampled_from((0, 1, 2, 3, 5, 7, 9, 2**31 - 1))
+_SMALL = FrontConfig(stream_count_max=3, cheap_frame_count_max=20, header_size_max=2048)
+
+
+@st.composite
+def _frame(draw: st.DrawFn) -> bytes:
+    """Nearly always something that a client may send, on a stream where it may or may not."""
+    kind = draw(st.integers(0, 10))
+    stream_id = draw(_STREAM_IDS)
+    if kind == frames.HEADERS:
+        return request(stream_id, ended=draw(st.booleans()))
+    if kind == frames.DATA:
+        return data(stream_id, draw(st.binary(max_size=40)), ended=draw(st.booleans()))
+    if kind == frames.WINDOW_UPDATE:
+        return frames.window_update(stream_id, draw(st.sampled_from((0, 1, 100, 2**31 - 1))))
+    if kind == frames.SETTINGS:
+        key = draw(st.sampled_from(frames.Setting))
+        return frames.settings({key: draw(st.sampled_from((0, 1, 100, 16384, 65535, 2**31 - 1, 2**32 - 1)))})
+    sizes = {frames.PING: 8, frames.RST_STREAM: 4, frames.PRIORITY: 5, frames.GOAWAY: 8}
+    payload = draw(st.binary(min_size=sizes.get(kind, 0), max_size=sizes.get(kind, 20)))
+    return frames.frame(kind, draw(st.integers(0, 255)), stream_id, payload)
+
+
+@st.composite
+def _conversation(draw: st.DrawFn) -> bytes:
+    sent = bytearray(GREETING + b"".join(draw(st.lists(_frame(), max_size=25))))
+    for _ in range(draw(st.integers(0, 2))):  # mutations
+        sent[draw(st.integers(0, len(sent) - 1))] = draw(st.integers(0, 255))
+    return bytes(sent)
+
+
+def _answering(core: Http2Connection, sent: bytes) -> list[tuple[object, ...]]:
+    """Feed it, answer every request at once, and return what happened."""
+    found = []
+    for event in core.receive(sent):
+        found.append(summary(event))
+        if isinstance(event, RequestReceived):
+            core.respond(event.stream, encoded(((b":status", b"200"),)), b"x" * 300, encoded(((b"grpc-status", b"0"),)))
+    return found
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(_conversation(), st.lists(st.integers(0, 2000), max_size=12))
+def test_any_split_gives_the_same_events(sent: bytes, cuts: list[int]) -> None:
+    """As does one byte at a time."""
+    whole = Http2Connection(_SMALL)
+    expected = [summary(event) for event in whole.receive(sent)]
+    places = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
+    for pieces in (
+        [sent[begin:end] for begin, end in pairwise(places)],
+        [sent[index : index + 1] for index in range(len(sent))],
+    ):
+        core = Http2Connection(_SMALL)
+        found = [summary(event) for piece in pieces for event in core.receive(piece)]
+        assert found == expected
+        assert sorted(core.streams) == sorted(whole.streams)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(_conversation())
+def test_any_conversation_is_answered_in_whole_frames(sent: bytes) -> None:
+    """No input raises; what is sent are frames that fit, none on a stream that has ended; few things are kept."""
+    core = Http2Connection(_SMALL)
+    _answering(core, sent)
+    reset: set[int] = set()
+    for frame in output(core):
+        assert len(frame.payload) <= 16384 or core.ended
+        if frame.kind in (frames.DATA, frames.HEADERS):
+            assert frame.stream_id not in reset
+        if frame.kind == frames.RST_STREAM:
+            reset.add(frame.stream_id)
+    assert len(core.streams) <= _SMALL.stream_count_max
+    assert core.pending_size <= 300 * _SMALL.stream_count_max
+    assert core.ended == any(frame.kind == frames.GOAWAY for frame in output(core)) or core.ended
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.binary(max_size=300), st.booleans())
+def test_random_bytes_raise_nothing(sent: bytes, greeted: bool) -> None:
+    """And leave at most an incomplete frame behind."""
+    core = Http2Connection(_SMALL)
+    _answering(core, GREETING + sent if greeted else sent)
+    parse(b"".join(core.take_output()))
+    assert len(core._buffer) <= 16384 + frames.HEADER_SIZE
+    assert core.abandon() == [] or not core.streams

@@ -1,0 +1,108 @@
+"""A client's side of HTTP/2 for tests, frame by frame: it sends what it is told, also what no client may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from hpack import Encoder
+
+from aerobee_broker.front import frames
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.frames import ErrorCode
+from aerobee_broker.front.http2 import (
+    ConnectionEnded,
+    DataReceived,
+    Event,
+    Http2Connection,
+    RequestReceived,
+)
+
+GREETING: Final = frames.PREFACE + frames.settings({})
+HEADERS: Final = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/test.Service/Echo"),
+    (b":authority", b"localhost"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame that came."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+
+def parse(data: bytes) -> list[Frame]:
+    """The frames in `data`, which has whole ones only."""
+    found = []
+    position = 0
+    while position < len(data):
+        head, flags, stream_id = frames.read_header(data, position)
+        end = position + frames.HEADER_SIZE + (head >> 8)
+        assert end <= len(data)
+        found.append(Frame(head & 0xFF, flags, stream_id, data[position + frames.HEADER_SIZE : end]))
+        position = end
+    return found
+
+
+def request(
+    stream_id: int,
+    *,
+    headers: tuple[tuple[bytes, bytes], ...] = HEADERS,
+    ended: bool = False,
+    encoder: Encoder | None = None,
+) -> bytes:
+    """HEADERS of a request. Without an encoder none of them enters the peer's table."""
+    block = (
+        Encoder().encode([(name, value, True) for name, value in headers])
+        if encoder is None
+        else encoder.encode(headers)
+    )
+    flags = frames.END_HEADERS | (frames.END_STREAM if ended else 0)
+    return frames.frame(frames.HEADERS, flags, stream_id, block)
+
+
+def data(stream_id: int, payload: bytes, *, ended: bool = False) -> bytes:
+    """A DATA frame."""
+    return frames.frame(frames.DATA, frames.END_STREAM if ended else 0, stream_id, payload)
+
+
+def greeted(config: FrontConfig | None = None) -> Http2Connection:
+    """A connection whose settings went both ways."""
+    core = Http2Connection(config or FrontConfig())
+    assert core.receive(GREETING) == []
+    core.take_output()
+    return core
+
+
+def output(core: Http2Connection) -> list[Frame]:
+    """The frames that the connection wants to send."""
+    return parse(b"".join(core.take_output()))
+
+
+def summary(event: Event) -> tuple[object, ...]:
+    """What an event says, to be compared."""
+    match event:
+        case RequestReceived():
+            return "request", event.stream.id, tuple(event.head.headers), event.ended
+        case DataReceived():
+            return "data", event.stream.id, event.data, event.ended
+        case ConnectionEnded():
+            return "connection", event.code, event.text, event.bound
+        case _:
+            return "stream", event.stream.id, event.code
+
+
+def ended_with(events: list[Event]) -> tuple[ErrorCode, str] | None:
+    """Error and bound with which the connection ended; None if it lives."""
+    for event in events:
+        if isinstance(event, ConnectionEnded):
+            return ErrorCode(event.code), event.bound
+    return None

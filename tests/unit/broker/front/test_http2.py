@@ -1,0 +1,382 @@
+"""The HTTP/2 core: streams, windows, headers, and each bound of what a client may make it do."""
+
+from __future__ import annotations
+
+import pytest
+from hpack import Encoder
+
+from aerobee_broker.front import frames
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.frames import ErrorCode, Setting
+from aerobee_broker.front.header_blocks import encoded
+from aerobee_broker.front.http2 import (
+    CONNECTION_WINDOW,
+    STREAM_WINDOW,
+    DataReceived,
+    Http2Connection,
+    RequestReceived,
+    Stream,
+    StreamEnded,
+)
+from tests.support.http2_client import GREETING, HEADERS, data, ended_with, greeted, output, request
+
+BLOCK = encoded(((b":status", b"200"),))
+TRAILERS = encoded(((b"grpc-status", b"0"),))
+CALM = ErrorCode.ENHANCE_YOUR_CALM
+
+
+def opened(core: Http2Connection, stream_id: int = 1, *, ended: bool = True) -> Stream:
+    """A stream whose request has come."""
+    [event] = core.receive(request(stream_id, ended=ended))
+    assert isinstance(event, RequestReceived)
+    return event.stream
+
+
+# --- Streams ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_and_its_answer() -> None:
+    """HEADERS, DATA, trailers: each way."""
+    core = greeted()
+    events = core.receive(request(1) + data(1, b"hello") + data(1, b"", ended=True))
+    head, hello, end = events
+    assert isinstance(head, RequestReceived)
+    assert (head.head.path, head.ended) == (b"/test.Service/Echo", False)
+    assert isinstance(hello, DataReceived)
+    assert hello.data == b"hello"
+    assert isinstance(end, DataReceived)
+    assert end.ended
+    core.respond(head.stream, BLOCK, b"answer", TRAILERS)
+    assert [(frame.kind, frame.flags) for frame in output(core)] == [
+        (frames.HEADERS, frames.END_HEADERS),
+        (frames.DATA, 0),
+        (frames.HEADERS, frames.END_HEADERS | frames.END_STREAM),
+    ]
+    assert core.streams == {}
+
+
+def test_an_answer_before_the_request_has_ended_resets_it() -> None:
+    """And what is still on its way is dropped, with its bytes given back to the connection."""
+    core = greeted()
+    stream = opened(core, ended=False)
+    core.send_headers(stream, BLOCK, ended=True)
+    assert [frame.kind for frame in output(core)] == [frames.HEADERS, frames.RST_STREAM]
+    for _ in range(CONNECTION_WINDOW // 16384 + 1):
+        assert core.receive(data(1, bytes(16384))) == []
+        core.take_output()
+    assert not core.ended
+
+
+def test_what_is_sent_on_a_stream_that_is_gone_goes_nowhere() -> None:
+    """A batch of bytes may have reset it before its first event is handled."""
+    core = greeted()
+    events = core.receive(request(1, ended=True) + frames.rst_stream(1, ErrorCode.CANCEL))
+    assert isinstance(events[0], RequestReceived)
+    assert isinstance(events[1], StreamEnded)
+    core.respond(events[0].stream, BLOCK, b"late", TRAILERS)
+    core.send_headers(events[0].stream, BLOCK)
+    core.send_data(events[0].stream, b"late")
+    core.send_trailers(events[0].stream, TRAILERS)
+    assert output(core) == []
+    assert core.pending_size == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (data(1, b"x"), ErrorCode.PROTOCOL_ERROR),
+        (request(2), ErrorCode.PROTOCOL_ERROR),
+        (request(0), ErrorCode.PROTOCOL_ERROR),
+        (request(3, ended=True) + request(1), ErrorCode.STREAM_CLOSED),
+        (frames.rst_stream(1, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.CONTINUATION, 4, 1), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, 0, 1) + frames.frame(frames.PING, 0, 0, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.DATA, 0, 1, bytes(16385)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
+        (frames.window_update(0, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
+        (frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 31}), ErrorCode.FLOW_CONTROL_ERROR),
+        (frames.settings({Setting.MAX_FRAME_SIZE: 100}), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+    ],
+)
+def test_mistakes_that_end_the_connection(sent: bytes, code: ErrorCode) -> None:
+    """With the error that RFC 9113 names."""
+    core = greeted()
+    assert ended_with(core.receive(sent)) == (code, "")
+    assert output(core)[-1].kind == frames.GOAWAY
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        HEADERS[1:],
+        (*HEADERS, (b"Upper", b"x")),
+        (*HEADERS, (b"connection", b"close")),
+        (*HEADERS, (b"te", b"gzip")),
+        (*HEADERS, (b":late", b"x")),
+        (HEADERS[0], *HEADERS),
+        (*HEADERS, (b"content-length", b"-1")),
+        (*HEADERS, (b"x", b"line\nfeed")),
+    ],
+)
+def test_headers_that_are_none(wrong: tuple[tuple[bytes, bytes], ...]) -> None:
+    """End their stream and no other."""
+    core = greeted()
+    assert core.receive(request(1, headers=wrong)) == []
+    [frame] = output(core)
+    assert (frame.kind, frame.stream_id) == (frames.RST_STREAM, 1)
+    assert opened(core, 3).id == 3
+
+
+@pytest.mark.parametrize(("length", "sent"), [(b"3", b"four"), (b"3", b"to")])
+def test_a_content_length_that_is_wrong(length: bytes, sent: bytes) -> None:
+    """Resets the stream."""
+    core = greeted()
+    events = core.receive(request(1, headers=(*HEADERS, (b"content-length", length))) + data(1, sent, ended=True))
+    assert isinstance(events[-1], StreamEnded)
+
+
+def test_the_same_headers_are_decoded_once() -> None:
+    """Blocks that are all indexes share a head, until the table has changed."""
+    core, encoder = greeted(), Encoder()
+    core.receive(request(1, encoder=encoder, ended=True))
+    [second] = core.receive(request(3, encoder=encoder, ended=True))
+    [third] = core.receive(request(5, encoder=encoder, ended=True))
+    assert isinstance(second, RequestReceived)
+    assert isinstance(third, RequestReceived)
+    assert second.head is third.head
+    core.receive(request(7, headers=(*HEADERS, (b"another", b"one")), encoder=encoder, ended=True))
+    [fifth] = core.receive(request(9, encoder=encoder, ended=True))
+    assert isinstance(fifth, RequestReceived)
+    assert fifth.head is not third.head
+    assert fifth.head.headers == third.head.headers
+
+
+# --- Windows ------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_waits_for_windows() -> None:
+    """Of the stream and of the connection; its trailers come behind it, and it is told when all has gone."""
+    core = Http2Connection(FrontConfig())
+    core.receive(frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 10}))
+    core.take_output()
+    stream = opened(core)
+    core.respond(stream, BLOCK, bytes(25), TRAILERS)
+    stream.watched = True
+    assert [(f.kind, len(f.payload)) for f in output(core)][1:] == [(frames.DATA, 10)]
+    assert core.pending_size == 15
+    core.receive(frames.window_update(1, 5))
+    assert [(f.kind, len(f.payload)) for f in output(core)] == [(frames.DATA, 5)]
+    core.receive(frames.settings({Setting.INITIAL_WINDOW_SIZE: 100}))
+    sent = output(core)
+    assert [(f.kind, f.flags) for f in sent[1:]] == [(frames.DATA, 0), (frames.HEADERS, 5)]
+    assert core.drained == [stream]
+    assert core.pending_size == 0
+
+
+def test_streams_share_what_the_connection_may_send() -> None:
+    """Each gets its turn when the connection's window opens bit by bit."""
+    core = greeted()
+    streams = [opened(core, stream_id) for stream_id in (1, 3)]
+    for stream in streams:
+        core.send_headers(stream, BLOCK)
+        core.send_data(stream, bytes(50_000))
+    assert sum(len(f.payload) for f in output(core) if f.kind == frames.DATA) == 65535
+    turns = []
+    for _ in range(4):
+        core.receive(frames.window_update(0, 1000))
+        turns += [f.stream_id for f in output(core)]
+    assert turns == [3, 3, 3, 3]  # what is left of the first has gone already
+    assert streams[0].pending_size == 0
+
+
+def test_windows_are_given_back_as_bytes_come() -> None:
+    """A sender is never stalled, unless nobody reads its stream."""
+    core = greeted()
+    stream = opened(core, ended=False)
+    for _ in range(3 * STREAM_WINDOW // 16384):
+        core.receive(data(1, bytes(16384)))
+    updates = [f for f in output(core) if f.kind == frames.WINDOW_UPDATE]
+    assert sum(int.from_bytes(f.payload, "big") for f in updates if f.stream_id == 1) > 2 * STREAM_WINDOW
+    core.hold(stream)
+    while not isinstance(core.receive(data(1, bytes(16384)))[0], StreamEnded):
+        pass
+    assert [(f.kind, f.payload[-1]) for f in output(core) if f.stream_id == 1] == [
+        (frames.RST_STREAM, ErrorCode.FLOW_CONTROL_ERROR)
+    ]
+
+
+def test_who_takes_nothing_is_found() -> None:
+    """After as many looks as it is told; who takes some is not."""
+    core = greeted()
+    slow, dead = opened(core, 1), opened(core, 3)
+    for stream in (slow, dead):
+        stream.send_window = 0
+        core.send_data(stream, bytes(100_000))
+    core.take_output()
+    found: list[Stream] = []
+    for _ in range(12):
+        core.receive(frames.window_update(1, 1000))
+        core.take_output()
+        found += core.stalled(10)
+    assert found == [dead]
+
+
+# --- Bounds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frames.frame(frames.SETTINGS, 0, 0),
+        frames.frame(frames.SETTINGS, frames.ACK, 0),
+        frames.frame(frames.PING, 0, 0, bytes(8)),
+        frames.frame(frames.PING, frames.ACK, 0, bytes(8)),
+        frames.frame(frames.PRIORITY, 0, 1, bytes(5)),
+        frames.frame(frames.PRIORITY, 0, 99, bytes(4)),
+        frames.frame(0x77, 0, 0, b"grease"),
+        frames.frame(frames.GOAWAY, 0, 0, bytes(8)),
+        frames.window_update(0, 1),
+        data(1, b""),
+    ],
+)
+def test_floods_of_frames_that_only_cause_work(frame: bytes) -> None:
+    """End the connection after the bound, whatever it is; a second in between forgives some."""
+    core = greeted(FrontConfig(cheap_frame_count_max=100, cheap_frame_rate_max=50))
+    stream = opened(core, ended=False)
+    core.send_headers(stream, BLOCK)
+    assert not core.receive(frame * 40)
+    for _ in range(20):
+        core.relax()
+        core.receive(frame * 20)
+    assert not core.ended
+    assert ended_with(core.receive(frame * 2000)) == (CALM, "cheap_frame_count_max")
+    assert core.streams == {}
+
+
+def test_pings_and_window_updates_are_free_while_we_send() -> None:
+    """Clients measure the round trip with each answer, and account for each byte."""
+    core = greeted(FrontConfig(cheap_frame_count_max=10))
+    for number in range(2000):
+        stream = opened(core, 2 * number + 1)
+        core.respond(stream, BLOCK, b"answer", TRAILERS)
+        core.receive(
+            frames.frame(frames.PING, 0, 0, bytes(8)) + frames.window_update(0, 6) + frames.window_update(0, 1)
+        )
+        core.take_output()
+    assert not core.ended
+
+
+def test_rapid_reset() -> None:
+    """Opening and resetting streams ends the connection; giving up calls that were there for a while does not."""
+    config = FrontConfig(cheap_frame_count_max=100)
+    core = greeted(config)
+    for number in range(500):
+        opened(core, 2 * number + 1)
+    core.relax()
+    core.relax()
+    for number in range(500):
+        core.receive(frames.rst_stream(2 * number + 1, ErrorCode.CANCEL))
+    assert not core.ended
+    sent = b"".join(
+        request(2 * number + 1, ended=True) + frames.rst_stream(2 * number + 1, ErrorCode.CANCEL)
+        for number in range(500, 1000)
+    )
+    assert ended_with(core.receive(sent)) == (CALM, "cheap_frame_count_max")
+
+
+@pytest.mark.parametrize("mistake", [frames.window_update(1, 0), data(1, b""), frames.window_update(1, 2**31 - 1)])
+def test_resets_that_the_client_makes_us_send(mistake: bytes) -> None:
+    """Count as its own."""
+    core = greeted(FrontConfig(cheap_frame_count_max=100))
+    ended = None
+    for number in range(500):
+        stream_id = (2 * number + 1).to_bytes(4, "big")
+        wrong = mistake[:5] + stream_id + mistake[9:]
+        events = core.receive(request(2 * number + 1, ended=True) + wrong)
+        ended = ended or ended_with(events)
+    assert ended == (CALM, "cheap_frame_count_max")
+
+
+def test_a_header_block_without_end() -> None:
+    """By its size, and by the number of its frames, also of empty ones."""
+    begin = frames.frame(frames.HEADERS, 0, 1, b"\x82")
+    for piece in (bytes(16000), b"x", b""):
+        core = greeted()
+        events = core.receive(begin + frames.frame(frames.CONTINUATION, 0, 1, piece) * 100)
+        assert ended_with(events) == (CALM, "header_size_max")
+        assert core._header_size <= 5 * FrontConfig().header_size_max
+
+
+def test_a_header_bomb() -> None:
+    """A large entry of the table, named again and again, is not unpacked."""
+    core, encoder = greeted(), Encoder()
+    core.receive(request(1, headers=(*HEADERS, (b"bomb", bytes(4000).replace(b"\0", b"x"))), encoder=encoder))
+    [bomb] = encoder.encode([(b"bomb", b"x" * 4000)])
+    events = core.receive(frames.frame(frames.HEADERS, 5, 3, bytes([bomb]) * 16000))
+    assert ended_with(events) == (CALM, "header_size_max")
+
+
+def test_streams_above_the_bound_are_refused() -> None:
+    """So that the client may repeat them."""
+    core = greeted(FrontConfig(stream_count_max=2))
+    opened(core, 1)
+    opened(core, 3)
+    assert core.receive(request(5, ended=True)) == []
+    [frame] = output(core)
+    assert (frame.kind, frame.stream_id, frame.payload[-1]) == (frames.RST_STREAM, 5, ErrorCode.REFUSED_STREAM)
+    assert core.refused_count == 1
+
+
+def test_calls_are_refused_while_answers_are_not_taken() -> None:
+    """Above the bound for what waits for windows."""
+    core = greeted(FrontConfig(connection_answer_size_max=1000))
+    core.respond(opened(core, 1), BLOCK, bytes(70_000), TRAILERS)
+    core.take_output()
+    assert core.pending_size > 1000
+    assert core.receive(request(3, ended=True)) == []
+    core.receive(frames.window_update(0, 100_000) + frames.window_update(1, 100_000))
+    core.take_output()
+    assert opened(core, 5).id == 5
+
+
+def test_one_byte_windows() -> None:
+    """A client that lets us send a byte at a time ends."""
+    core = Http2Connection(FrontConfig(cheap_frame_count_max=100))
+    core.receive(frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    core.respond(opened(core), BLOCK, bytes(100_000), TRAILERS)
+    ended = None
+    for _ in range(5000):
+        ended = ended or ended_with(core.receive(frames.window_update(1, 1)))
+        core.take_output()
+    assert ended == (CALM, "cheap_frame_count_max")
+
+
+# --- The end ------------------------------------------------------------------------------------------------
+
+
+def test_an_end_in_two_steps() -> None:
+    """The first GOAWAY asks to go elsewhere and takes what is on its way; the second says where it ended."""
+    core = greeted()
+    first = opened(core, 1)
+    core.begin_shutdown()
+    goaway, ping = output(core)
+    assert (goaway.kind, goaway.payload[:4]) == (frames.GOAWAY, b"\x7f\xff\xff\xff")
+    second = opened(core, 3)
+    core.receive(frames.frame(frames.PING, frames.ACK, 0, ping.payload))
+    [goaway] = output(core)
+    assert goaway.payload[:8] == bytes((0, 0, 0, 3, 0, 0, 0, 0))
+    assert core.receive(request(5, ended=True)) == []
+    assert not core.is_over
+    for stream in (first, second):
+        core.respond(stream, BLOCK, b"", TRAILERS)
+    assert core.is_over
+
+
+def test_the_first_frame_is_settings() -> None:
+    """Anything else, and what is no HTTP/2, ends the connection."""
+    for sent in (frames.PREFACE + frames.frame(frames.PING, 0, 0, bytes(8)), b"GET / HTTP/1.1\r\n\r\n"):
+        assert ended_with(Http2Connection(FrontConfig()).receive(sent)) == (ErrorCode.PROTOCOL_ERROR, "")
+    assert Http2Connection(FrontConfig()).receive(GREETING) == []
