@@ -19,5 +19,13 @@ class RecordDecodeError(PipelineError):
     """A stored record that cannot become a row, such as a body that cannot be decompressed."""
 
 
+class RowError(PipelineError):
+    """A row that cannot become a message."""
+
+
+class BrokerCallError(PipelineError):
+    """A broker refused a call, or did not answer it after all attempts."""
+
+
 class SparkMissingError(PipelineError):
     """PySpark or a Java runtime that it needs is not installed."""

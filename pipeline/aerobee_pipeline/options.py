@@ -79,6 +79,9 @@ _SINK: Final = [
     "path",
 ]
 
+# Spark hands its own options of a stream over, too.
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+
 ReadBy = Literal["auto", "log", "queue"]
 
 
@@ -162,7 +165,7 @@ class SourceOptions:
     def parse(cls, given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
         """OptionError names the option, its value and what is expected. `streaming` is None where both are possible."""
         options = _Given(given, _SOURCE)
-        mode = options.choice("mode", "store", "store")
+        mode = options.choice("mode", "store" if options.has("storePath") else "grpc", "grpc", "store")
         stores: dict[str, Path] = {}
         if mode == "store":
             stores = _stores(options.text("storePath"))
@@ -256,6 +259,8 @@ class _Given:
         self._values: dict[str, str] = {}
         for written, value in given.items():
             name = _ALIASES.get(written.lower(), written.lower())
+            if name in _SPARKS_OWN:
+                continue
             if name not in names:
                 raise OptionError(f"there is no option {written!r}; known are {', '.join(known)}")
             self._values[name] = str(value)

@@ -27,6 +27,12 @@ class QueueAccess(Protocol):
     ) -> Iterator[tuple[RecordBatch, Rows]]:
         """The messages of a range in order, perhaps with some that have none of the tags. DataLossError for a gap."""
 
+    def broker_name(self, queue: Queue) -> str:
+        """The name of the broker that has a queue."""
+
+    def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Tell the broker how far a query is, under the name of a consumer group."""
+
     def close(self) -> None:
         """Give back connections and files."""
 
@@ -59,6 +65,12 @@ class StoresAccess:
     ) -> Iterator[tuple[RecordBatch, Rows]]:
         return self.store(item.queue.broker).read(item, tags, fail_on_data_loss=fail_on_data_loss)
 
+    def broker_name(self, queue: Queue) -> str:
+        return queue.broker
+
+    def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        raise OptionError("group: files have no consumer groups to report to; leave it out with storePath")
+
     def close(self) -> None:
         for queues in self._open.values():
             queues.close()
@@ -67,9 +79,11 @@ class StoresAccess:
 
 def open_access(options: SourceOptions) -> QueueAccess:
     """Access to what the options name."""
-    if options.mode == "grpc":
-        raise OptionError("mode: reading from a broker is not possible yet; give the storePath of its store")
-    return StoresAccess(options)
+    if options.mode == "store":
+        return StoresAccess(options)
+    from aerobee_pipeline.broker_queues import BrokerQueues
+
+    return BrokerQueues(options)
 
 
 def named_topics_exist(subscription: Subscription, bounds: Mapping[Queue, Bounds], where: str) -> None:

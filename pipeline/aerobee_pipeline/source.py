@@ -15,7 +15,9 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     EqualTo,
     Filter,
@@ -83,6 +85,16 @@ class AerobeeDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(SourceOptions.parse(self.options, streaming=True), _columns(schema))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from aerobee_pipeline.sink import BatchSink
+
+        return BatchSink.of(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from aerobee_pipeline.sink import StreamSink
+
+        return StreamSink.of(self.options, schema, overwrite)
+
 
 class _Reading:
     """What batch and stream readers share: reading a partition in a worker."""
@@ -110,9 +122,10 @@ class _Reading:
 
     def _queue_rows(self, item: Range) -> Iterator[pa.RecordBatch]:
         options = self._options
-        decoder = Decoder(self._columns, broker_name=item.queue.broker, decompress=options.decompress)
         access = open_access(options)
         try:
+            name = access.broker_name(item.queue) if "brokerName" in self._columns else ""
+            decoder = Decoder(self._columns, broker_name=name, decompress=options.decompress)
             for messages, rows in access.read(item, options.tags, fail_on_data_loss=options.fail_on_data_loss):
                 yield decoder.decode(messages, narrowed(messages, rows, options.tags, self._conditions))
         finally:
@@ -308,7 +321,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return [QueuePartition(item) for item in cut(kept, parts_min=options.partitions_min, rows_max=_RANGE_ROWS_MAX)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint is what counts."""
+        """The checkpoint is what counts; with option `group` the broker is told, for those who look at lag."""
+        if self._options.group is not None:
+            self._queues().report(self._options.group, Position.from_json(end).next)
 
     def stop(self) -> None:
         if self._access is not None:

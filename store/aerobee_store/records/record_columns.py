@@ -32,7 +32,7 @@ Source = tuple[ReadableBuffer, int]
 """What is best sliced instead of a buffer, and where in the buffer it begins."""
 
 # The fixed part of a record; behind `born_host` only where both hosts are IPv4.
-_HEAD: Final = np.dtype(
+HEAD: Final = np.dtype(
     [
         ("total_size", ">i4"),
         ("magic", ">u4"),
@@ -65,7 +65,7 @@ _HOSTS_V6: Final = record_codec.SYS_FLAG_BORN_HOST_V6 | record_codec.SYS_FLAG_ST
 _CRC_NAME: Final = int.from_bytes(record_codec.PROPERTY_CRC_NAME[:8], "big")
 
 assert array("I").itemsize == 4, "checksums are passed to numpy as an array of this type"
-assert _HEAD.itemsize == record_codec.FIXED_SIZE, "the table in record.py and this dtype must agree"
+assert HEAD.itemsize == record_codec.FIXED_SIZE, "the table in record.py and this dtype must agree"
 assert _TAIL.itemsize == record_codec.PROPERTY_CRC_SIZE
 
 # The digits of 0..9999, the least significant first, by number; with them ten digits take three look-ups.
@@ -90,7 +90,7 @@ def heads_at(view: memoryview, start: Integers) -> npt.NDArray[np.void]:
     """The fixed parts of the records that begin there, as a structured array: `total_size`, `magic`, `queue_offset`,
     `physical_offset` and others. A record is at least that long.
     """
-    return windows(view, _HEAD.itemsize)[start].view(_HEAD)
+    return windows(view, HEAD.itemsize)[start].view(HEAD)
 
 
 def find_starts(
@@ -175,7 +175,7 @@ def columns_of(
     """
     count = len(start)
     if stride and count:
-        head = np.ndarray((count,), _HEAD, view, int(start[0]), (stride,))
+        head = np.ndarray((count,), HEAD, view, int(start[0]), (stride,))
         layout: _Layout | int | None = _first_layout(view, start, head, stride)
         if layout is None:
             layout = _layout(view, start, size, head)

@@ -1,0 +1,171 @@
+"""The way to a broker from Spark's processes: blocking calls of its services, with retries.
+
+Workers are forked, and a channel that was made before a fork is unusable. So channels are made where they are used, one
+for each process and address.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from aerobee_client import Credentials, Tls
+from aerobee_pipeline.errors import BrokerCallError
+from aerobee_proto import admin_v1, records_v1, v2
+
+# A frame has at most 4 MiB, or one record: a body of 4 MiB and its properties, or a batch.
+_MESSAGE_SIZE_MAX: Final = 130 << 20
+_PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+BUSY_CODES: Final = frozenset(
+    {v2.Code.TOO_MANY_REQUESTS, v2.Code.INTERNAL_SERVER_ERROR, v2.Code.MASTER_PERSISTENCE_TIMEOUT}
+)
+
+_WAIT_SECONDS_MAX: Final = 1.0
+
+AnswerT = TypeVar("AnswerT")
+_channels: dict[tuple[int, str, str], grpc.Channel] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker is and how to talk to it. `tls_ca`: "" for TLS with the usual authorities, None for plaintext."""
+
+    endpoint: str
+    credentials_file: str | None = None
+    tls_ca: str | None = None
+    timeout_ms: int = 30_000
+    retries: int = 3
+    retry_interval_ms: int = 200
+
+
+class Broker:
+    """Calls of one broker."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        channel = _channel(address)
+        self.records = records_v1.RecordServiceStub(channel)
+        self._admin = admin_v1.AdminServiceStub(channel)
+        self._messaging = v2.MessagingServiceStub(channel)
+        self._client_id = f"spark@{os.getpid()}"
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Of one attempt."""
+        return self._address.timeout_ms / 1000
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The headers of a call that is made now."""
+        file = self._address.credentials_file
+        credentials = Credentials.load(Path(file)) if file else Credentials.from_environment()
+        common = (("x-mq-client-id", self._client_id), ("x-mq-language", "PYTHON"), ("x-mq-protocol", "v2"))
+        return (*common, *credentials.headers()) if credentials is not None else common
+
+    def tried(self, what: str, attempt: Callable[[], AnswerT]) -> AnswerT:
+        """The result of `attempt`, repeated while its error may pass. BrokerCallError after the last one."""
+        deadline = time.monotonic() + self.timeout_seconds
+        number = 0
+        while True:
+            try:
+                return attempt()
+            except grpc.RpcError as error:
+                last: Exception = error
+                if error.code() not in _PASSING:
+                    break
+                # A broker that restarts is back in a moment, however many attempts that takes.
+                waits = error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() < deadline
+            except _BusyError as error:
+                last, waits = error, False
+            number += 1
+            if number > self._address.retries and not waits:
+                break
+            time.sleep(min(self._address.retry_interval_ms / 1000 * 2 ** min(number, 10), _WAIT_SECONDS_MAX))
+        detail = f"{last.code().name}: {last.details()}" if isinstance(last, grpc.RpcError) else str(last)
+        raise BrokerCallError(f"{self._address.endpoint}: {what}: {detail}") from last
+
+    def checked(self, what: str, status: v2.Status, *also_good: v2.Code.ValueType) -> None:
+        """BrokerCallError if a status is not OK; of one that may pass, an error for which `tried` tries again."""
+        if status.code in (v2.Code.OK, *also_good):
+            return
+        text = f"{v2.Code.Name(status.code)}: {status.message}"
+        if status.code in BUSY_CODES:
+            raise _BusyError(text)
+        raise BrokerCallError(f"{self._address.endpoint}: {what}: {text}")
+
+    def name(self) -> str:
+        """What the broker calls itself."""
+
+        def ask() -> str:
+            answer = self._admin.GetBrokerStatus(
+                admin_v1.GetBrokerStatusRequest(), metadata=self.metadata(), timeout=self.timeout_seconds
+            )
+            self.checked("broker status", answer.status)
+            return answer.name
+
+        return self.tried("broker status", ask)
+
+    def topics(self) -> list[str]:
+        """The names of all topics but the broker's own."""
+        names: list[str] = []
+        token = ""
+        while True:
+
+            def ask(token: str = token) -> admin_v1.ListTopicsResponse:
+                request = admin_v1.ListTopicsRequest(page_token=token)
+                answer = self._admin.ListTopics(request, metadata=self.metadata(), timeout=self.timeout_seconds)
+                self.checked("list of topics", answer.status)
+                return answer
+
+            page = self.tried("list of topics", ask)
+            names += [topic.name for topic in page.topics]
+            token = page.next_page_token
+            if not token:
+                return names
+
+    def queue_offsets(self, request: records_v1.QueueOffsetsRequest) -> records_v1.QueueOffsetsResponse:
+        """Where queues begin and end."""
+
+        def ask() -> records_v1.QueueOffsetsResponse:
+            answer = self.records.QueueOffsets(request, metadata=self.metadata(), timeout=self.timeout_seconds)
+            self.checked("offsets of queues", answer.status)
+            return answer
+
+        return self.tried("offsets of queues", ask)
+
+    def report(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Tell the broker how far a group is, for those who look at its lag."""
+        request: Any = v2.UpdateOffsetRequest(
+            group=v2.Resource(name=group),
+            message_queue=v2.MessageQueue(topic=v2.Resource(name=topic), id=queue_id),
+            offset=offset,
+        )
+
+        def ask() -> None:
+            answer = self._messaging.UpdateOffset(request, metadata=self.metadata(), timeout=self.timeout_seconds)
+            self.checked(f"offset of group {group!r}", answer.status)
+
+        self.tried(f"offset of group {group!r}", ask)
+
+
+class _BusyError(Exception):
+    """The broker cannot do it now."""
+
+
+def _channel(address: Address) -> grpc.Channel:
+    key = os.getpid(), address.endpoint, "" if address.tls_ca is None else f"tls:{address.tls_ca}"
+    channel = _channels.get(key)
+    if channel is None:
+        options = [("grpc.max_receive_message_length", _MESSAGE_SIZE_MAX), ("grpc.max_send_message_length", -1)]
+        if address.tls_ca is None:
+            channel = grpc.insecure_channel(address.endpoint, options=options)
+        else:
+            tls = Tls(Path(address.tls_ca) if address.tls_ca else None)
+            channel = grpc.secure_channel(address.endpoint, tls.channel_credentials(), options=options)
+        _channels[key] = channel
+    return channel

@@ -1,0 +1,176 @@
+"""The queues of a running broker: their bounds by `RecordService.QueueOffsets`, their messages by `ReadRecords`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import grpc
+import numpy as np
+
+from aerobee_pipeline.broker_channel import Address, Broker
+from aerobee_pipeline.decode import Rows, expanded
+from aerobee_pipeline.errors import BrokerCallError, DataLossError
+from aerobee_pipeline.offsets import Bounds, Queue, Range
+from aerobee_pipeline.options import SourceOptions, Subscription
+from aerobee_proto import records_v1, v2
+from aerobee_store.records.record_batch import RecordBatch
+
+_log = logging.getLogger(__name__)
+
+_TOPICS_A_CALL: Final = 500
+
+
+class BrokerQueues:
+    """The queues of one broker. Nothing is opened before it is needed, so it can be made anywhere."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._address = Address(
+            options.endpoint,
+            options.credentials_file,
+            options.tls_ca,
+            options.pull_timeout_ms,
+            options.retries,
+            options.retry_interval_ms,
+        )
+        self._opened: Broker | None = None
+
+    @property
+    def _broker(self) -> Broker:
+        if self._opened is None:
+            self._opened = Broker(self._address)
+        return self._opened
+
+    def broker_name(self, queue: Queue) -> str:
+        """What the broker calls itself."""
+        return self._broker.name()
+
+    def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
+        """The queues that are asked for; of a topic that is not there, none."""
+        topics = subscription.named
+        if subscription.pattern is not None:
+            topics = frozenset(topic for topic in self._broker.topics() if subscription.has_topic(topic))
+        found: dict[Queue, Bounds] = {}
+        for names in _chunks(sorted(topics), _TOPICS_A_CALL):
+            request = records_v1.QueueOffsetsRequest(
+                topics=[records_v1.QueueOffsetsRequest.TopicQueues(topic=v2.Resource(name=name)) for name in names]
+            )
+            for name, topic in zip(names, self._broker.queue_offsets(request).topics, strict=True):
+                if topic.status.code == v2.Code.TOPIC_NOT_FOUND:
+                    continue
+                self._broker.checked(f"topic {name!r}", topic.status)
+                for queue in topic.queues:
+                    if subscription.has_queue(name, queue.queue_id):
+                        found[Queue(name, "", queue.queue_id)] = Bounds(queue.min_queue_offset, queue.max_queue_offset)
+        return found
+
+    def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
+        """The first message stored at or after a time; None if there is none."""
+        asked = records_v1.QueueOffsetsRequest.TopicQueues(
+            topic=v2.Resource(name=queue.topic), queue_ids=[queue.queue_id]
+        )
+        asked.timestamp.FromMilliseconds(timestamp_ms)
+        topic = self._broker.queue_offsets(records_v1.QueueOffsetsRequest(topics=[asked])).topics[0]
+        self._broker.checked(str(queue), topic.status)
+        at = topic.queues[0].timestamp_queue_offset
+        return at if at < bounds.end else None
+
+    def read(
+        self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
+    ) -> Iterator[tuple[RecordBatch, Rows]]:
+        """The messages of a range. A stream that breaks is taken up again where the last whole frame ended.
+
+        DataLossError, or a warning, for messages that the broker no longer has or cannot read.
+        """
+        position = item.start
+        failures = 0
+        while position < item.end:
+            begin = position
+            try:
+                for frame in self._frames(item, position, tags):
+                    if frame.HasField("status"):
+                        position = self._ended(item, position, frame, fail_on_data_loss)
+                        break
+                    if frame.lost_count:
+                        self._lose(
+                            item.queue,
+                            f"{frame.lost_count} messages from {frame.start_queue_offset} on cannot be read",
+                            fail_on_data_loss,
+                        )
+                    yield from self._messages(item, frame)
+                    position = frame.next_queue_offset
+                    failures = 0
+            except grpc.RpcError as error:
+                failures += position == begin
+                if failures > self._options.retries:
+                    raise BrokerCallError(
+                        f"{self._options.endpoint}: {item.queue}, offset {position}: {error.code().name}: "
+                        f"{error.details()}; {failures} attempts"
+                    ) from error
+                self._broker.name()  # waits until somebody answers, or raises
+
+    def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Tell the broker how far a group is."""
+        for queue, offset in offsets.items():
+            self._broker.report(group, queue.topic, queue.queue_id, offset)
+
+    def close(self) -> None:
+        """Nothing to do: the channel stays for the next task of the process."""
+
+    def _frames(
+        self, item: Range, position: int, tags: frozenset[str] | None
+    ) -> Iterator[records_v1.ReadRecordsResponse]:
+        request = records_v1.ReadRecordsRequest(
+            topic=v2.Resource(name=item.queue.topic),
+            queue_id=item.queue.queue_id,
+            start_queue_offset=position,
+            end_queue_offset=item.end,
+            frame_bytes_max=min(self._options.pull_bytes, 4 << 20),
+            tags=sorted(tags or ()),
+        )
+        frames: Iterator[records_v1.ReadRecordsResponse] = iter(
+            self._broker.records.ReadRecords(request, metadata=self._broker.metadata())
+        )
+        return frames
+
+    def _ended(self, item: Range, position: int, last: records_v1.ReadRecordsResponse, fails: bool) -> int:
+        """Where to go on after the last response of a stream."""
+        if last.status.code == v2.Code.ILLEGAL_OFFSET:
+            self._lose(
+                item.queue,
+                f"message {position} is asked for, but there are {last.min_queue_offset} to {last.max_queue_offset}",
+                fails,
+            )
+            return min(max(last.min_queue_offset, position), item.end) if last.min_queue_offset > position else item.end
+        self._broker.checked(f"{item.queue}, offset {position}", last.status)
+        if last.next_queue_offset < item.end:
+            self._lose(
+                item.queue,
+                f"it ends at {last.next_queue_offset}, but was planned to be read up to {item.end}: it was reset",
+                fails,
+            )
+        return item.end
+
+    def _messages(self, item: Range, frame: records_v1.ReadRecordsResponse) -> Iterator[tuple[RecordBatch, Rows]]:
+        batch = RecordBatch.parse(frame.records, base_physical_offset=None)
+        if batch.end != len(frame.records):
+            raise DataLossError(
+                f"{item.queue}, offset {frame.start_queue_offset}: what the broker sent is no record at byte "
+                f"{batch.stop.position}: {batch.stop.detail}"
+            )
+        for messages, rows in expanded(batch, np.arange(len(batch))):
+            inside = (messages.queue_offset >= item.start) & (messages.queue_offset < item.end)
+            yield messages, rows[inside[rows]]
+
+    def _lose(self, queue: Queue, detail: str, fails: bool) -> None:
+        lost = f"{queue} at {self._options.endpoint}: {detail}"
+        if fails:
+            raise DataLossError(f"{lost}. Option failOnDataLoss=false goes on with what is there")
+        _log.warning("%s", lost)
+
+
+def _chunks(names: list[str], size: int) -> Iterator[list[str]]:
+    for begin in range(0, len(names), size):
+        yield names[begin : begin + size]

@@ -1,0 +1,205 @@
+"""Rows to stored records: the reverse of decode.py, for the records that `AppendRecords` takes.
+
+Heads are made as one numpy array; Arrow joins heads, bodies, topic and properties of all rows at once. Only checksums
+go body by body, in the codec. What the broker fills in (offsets, store time, record checksum) is left zero.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aerobee_pipeline.errors import RowError
+from aerobee_store.records import properties, record
+from aerobee_store.records.record_columns import HEAD, crcs_of
+
+# Names that a sender cannot set: they are the columns', the broker's, or part of a record's encoding.
+RESERVED: Final = frozenset(
+    value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str) and len(value) > 1
+)
+_CRC_PLACE: Final = record.PROPERTY_CRC_NAME + b"0000000000\x02"
+# A request's limits at the broker.
+REQUEST_COUNT_MAX: Final = 32_768
+REQUEST_SIZE_MAX: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records of one request: their bytes, and the size of each as little-endian 32-bit numbers."""
+
+    records: bytes
+    sizes: bytes
+    count: int
+
+
+def property_strings(
+    rows: pa.RecordBatch, message_ids: pa.Array, dedup: tuple[str, pa.Array] | None, first_row: int
+) -> pa.Array:
+    """The encoded properties of each row, without the record checksum. RowError for text that cannot be stored."""
+    parts = [_pair(properties.UNIQ_KEY, message_ids)]
+    names = set(rows.schema.names)
+    for column, name in (("keys", properties.KEYS), ("tags", properties.TAGS)):
+        if column in names:
+            parts.append(_pair(name, _checked(rows.column(column), column, first_row)))
+    if "properties" in names:
+        parts.append(_map_strings(rows.column("properties"), dedup[0] if dedup else "", first_row))
+    if dedup is not None:
+        parts.append(_pair(*dedup))
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def chunks(
+    topic: str,
+    bodies: pa.Array,
+    property_texts: pa.Array,
+    queue_of_chunk: Iterator[int],
+    size_max: int,
+    first_row: int,
+) -> Iterator[tuple[int, Chunk]]:
+    """The records of these rows in requests of at most about `size_max` bytes, each with the queue that it goes to."""
+    encoded_topic = topic.encode()
+    version = 1 if len(encoded_topic) <= record.TOPIC_SIZE_MAX_V1 else 2
+    topic_part = len(encoded_topic).to_bytes(version, "big") + encoded_topic
+    body_sizes = _lengths(bodies)
+    property_sizes = _lengths(property_texts) + len(_CRC_PLACE)
+    if len(property_sizes) and int(property_sizes.max()) > properties.PROPERTIES_SIZE_MAX:
+        row = first_row + int(property_sizes.argmax())
+        raise RowError(
+            f"row {row} of the task: keys, tags and properties take {int(property_sizes.max())} bytes, the limit is "
+            f"{properties.PROPERTIES_SIZE_MAX}"
+        )
+    sizes = record.FIXED_SIZE + body_sizes + len(topic_part) + 2 + property_sizes
+    limit = max(1, min(size_max, REQUEST_SIZE_MAX))
+    begin = 0
+    while begin < len(sizes):
+        ends = np.cumsum(sizes[begin : begin + REQUEST_COUNT_MAX])
+        count = max(1, int(np.searchsorted(ends, limit, "right")))
+        queue = next(queue_of_chunk)
+        part = slice(begin, begin + count)
+        yield (
+            queue,
+            _chunk(
+                sizes[part],
+                body_sizes[part],
+                property_sizes[part],
+                bodies.slice(begin, count),
+                property_texts.slice(begin, count),
+                topic_part,
+                queue,
+                version,
+            ),
+        )
+        begin += count
+
+
+def _chunk(
+    sizes: npt.NDArray[np.int64],
+    body_sizes: npt.NDArray[np.int64],
+    property_sizes: npt.NDArray[np.int64],
+    bodies: pa.Array,
+    property_texts: pa.Array,
+    topic_part: bytes,
+    queue: int,
+    version: int,
+) -> Chunk:
+    head = np.zeros(len(sizes), HEAD)
+    head["total_size"] = sizes
+    head["magic"] = record.MAGIC_V1 if version == 1 else record.MAGIC_V2
+    offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
+    starts = offsets.astype(np.int64)
+    data = bodies.buffers()[2]
+    if data is not None and len(data):
+        head["body_crc"] = crcs_of(memoryview(data), starts[:-1], starts[1:])
+    head["queue_id"] = queue
+    head["born_timestamp"] = time.time_ns() // 1_000_000
+    head["body_size"] = body_sizes
+    heads = pa.Array.from_buffers(pa.binary(HEAD.itemsize), len(head), [None, pa.py_buffer(head)]).cast(pa.binary())
+    lengths = np.ascontiguousarray(property_sizes, ">u2")
+    lengths_part = pa.Array.from_buffers(pa.binary(2), len(head), [None, pa.py_buffer(lengths)]).cast(pa.binary())
+    joined = pc.binary_join_element_wise(
+        heads,
+        bodies,
+        pa.scalar(topic_part, pa.binary()),
+        lengths_part,
+        property_texts,
+        pa.scalar(_CRC_PLACE, pa.binary()),
+        pa.scalar(b"", pa.binary()),
+    )
+    records = joined.buffers()[2].to_pybytes()
+    return Chunk(records[: int(sizes.sum())], sizes.astype("<u4").tobytes(), len(sizes))
+
+
+def message_ids(prefix: int, first_row: int, count: int) -> pa.Array:
+    """32 upper-case hex digits for each row: 64 bits that stand for the task, and the number of the row in it."""
+    numbers = np.empty((count, 2), ">u8")
+    numbers[:, 0] = prefix & 0xFFFFFFFFFFFFFFFF
+    numbers[:, 1] = np.arange(first_row, first_row + count)
+    digits = _HEX[numbers.view(np.uint8)].view(np.uint8)
+    return pa.Array.from_buffers(pa.binary(32), count, [None, pa.py_buffer(np.ascontiguousarray(digits))]).cast(
+        pa.binary()
+    )
+
+
+_HEX: Final = np.frombuffer("".join(f"{value:02X}" for value in range(256)).encode(), np.uint16)
+
+
+def row_ids(prefix: str, first_row: int, count: int) -> pa.Array:
+    """`prefix:row` for each row."""
+    numbers = pa.array(np.arange(first_row, first_row + count)).cast(pa.string())
+    return pc.binary_join_element_wise(pa.scalar(prefix), numbers, pa.scalar(":")).cast(pa.binary())
+
+
+def _pair(name: str, values: pa.Array) -> pa.Array:
+    """`name 0x01 value 0x02`; nothing where the value is null or empty, as no reader would return it."""
+    values = values.cast(pa.binary())
+    joined = pc.binary_join_element_wise(
+        pa.scalar(name.encode() + b"\x01", pa.binary()),
+        values,
+        pa.scalar(b"\x02", pa.binary()),
+        pa.scalar(b"", pa.binary()),
+    )
+    there = pc.fill_null(pc.greater(pc.binary_length(values), 0), False)
+    return pc.if_else(there, joined, pa.scalar(b"", pa.binary()))
+
+
+def _map_strings(maps: pa.Array, dedup_name: str, first_row: int) -> pa.Array:
+    """The pairs of each row's map, but for reserved names."""
+    keys, items = maps.keys, maps.items
+    reserved = pc.is_in(keys, pa.array([*RESERVED, dedup_name], pa.string()))
+    _checked(keys, "properties", first_row)
+    _checked(items, "properties", first_row)
+    pairs = _pair_of(keys.cast(pa.binary()), items.cast(pa.binary()))
+    pairs = pc.if_else(pc.or_kleene(reserved, pc.is_null(items)), pa.scalar(b"", pa.binary()), pairs)
+    texts = pc.binary_join(pa.ListArray.from_arrays(maps.offsets, pairs), pa.scalar(b"", pa.binary()))
+    return pc.if_else(maps.is_valid(), texts, pa.scalar(b"", pa.binary()))
+
+
+def _pair_of(names: pa.Array, values: pa.Array) -> pa.Array:
+    joined = pc.binary_join_element_wise(names, values, pa.scalar(b"\x01", pa.binary()))
+    joined = pc.binary_join_element_wise(joined, pa.scalar(b"\x02", pa.binary()), pa.scalar(b"", pa.binary()))
+    kept = pc.fill_null(pc.greater(pc.binary_length(values), 0), False)
+    return pc.if_else(kept, joined, pa.scalar(b"", pa.binary()))
+
+
+def _checked(values: pa.Array, column: str, first_row: int) -> pa.Array:
+    """RowError for text with one of the two bytes that separate properties."""
+    for separator in ("\x01", "\x02"):
+        found = pc.fill_null(pc.match_substring(values, separator), False)
+        if pc.any(found).as_py():
+            raise RowError(
+                f"column {column!r}, from row {first_row} of the task on: a value contains 0x{ord(separator):02x}, "
+                f"which separates properties in a stored message; remove it"
+            )
+    return values
+
+
+def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    lengths: npt.NDArray[np.int64] = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths

@@ -1,0 +1,110 @@
+"""Appends records over one stream of `AppendRecords` requests, and waits for every answer.
+
+Requests are stored in their order. After a broken connection those without an answer are sent again in that order; some
+of them may be stored twice then, and carry the same ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import grpc
+
+from aerobee_pipeline.broker_channel import BUSY_CODES, Broker
+from aerobee_pipeline.encode import Chunk
+from aerobee_pipeline.errors import BrokerCallError
+from aerobee_proto import records_v1, v2
+
+
+class RecordAppender:
+    """At most `in_flight_max` requests are without an answer. `retries`: beside waits for a broker that restarts."""
+
+    def __init__(
+        self, broker: Broker, *, in_flight_max: int, retries: int, retry_interval_ms: int, timeout_ms: int
+    ) -> None:
+        self._broker = broker
+        self._in_flight_max = in_flight_max
+        self._retries = retries
+        self._retry_interval = retry_interval_ms / 1000
+        self._timeout = timeout_ms / 1000
+        self._pending: deque[records_v1.AppendRecordsRequest] = deque()
+        self._requests: SimpleQueue[records_v1.AppendRecordsRequest | None] | None = None
+        self._answers: Iterator[records_v1.AppendRecordsResponse] = iter(())
+        self._failures = 0
+        self.message_count = 0
+
+    def append(self, topic: str, queue_id: int, chunk: Chunk) -> None:
+        """Send a request; return when few enough are without an answer. BrokerCallError for one that is refused."""
+        request = records_v1.AppendRecordsRequest(
+            topic=v2.Resource(name=topic), queue_id=queue_id, records=chunk.records, record_sizes=chunk.sizes
+        )
+        self._pending.append(request)
+        if self._requests is None:
+            self._connect()
+        else:
+            self._requests.put(request)
+        while len(self._pending) >= self._in_flight_max:
+            self._take()
+
+    def finish(self) -> None:
+        """Return when every request has its answer."""
+        while self._pending:
+            self._take()
+        if self._requests is not None:
+            self._requests.put(None)
+            self._requests = None
+
+    def close(self) -> None:
+        """End the stream, whatever is still to come."""
+        if self._requests is not None:
+            self._requests.put(None)
+            self._requests = None
+
+    def _connect(self) -> None:
+        """A new stream, with all requests that have no answer."""
+        requests: SimpleQueue[records_v1.AppendRecordsRequest | None] = SimpleQueue()
+        for request in self._pending:
+            requests.put(request)
+        self._requests = requests
+        self._answers = iter(
+            self._broker.records.StreamAppendRecords(iter(requests.get, None), metadata=self._broker.metadata())
+        )
+
+    def _take(self) -> None:
+        """One answer. A request that the broker is too busy for goes to the end of the line."""
+        try:
+            answer = next(self._answers, None)
+        except grpc.RpcError as error:
+            self._broken(f"{error.code().name}: {error.details()}", error.code() is grpc.StatusCode.UNAVAILABLE)
+            return
+        if answer is None:
+            self._broken("the broker ended the stream", True)
+            return
+        request = self._pending.popleft()
+        code = answer.status.code
+        if code == v2.Code.OK:
+            self._failures = 0
+            self.message_count += answer.message_count
+        elif code in BUSY_CODES and self._failures < self._retries:
+            self._failures += 1
+            time.sleep(self._retry_interval * 2**self._failures)
+            self._pending.append(request)
+            assert self._requests is not None
+            self._requests.put(request)
+        else:
+            record = f", record {answer.bad_record_index}" if answer.HasField("bad_record_index") else ""
+            raise BrokerCallError(
+                f"topic {request.topic.name!r}, queue {request.queue_id}{record}: {v2.Code.Name(code)}: "
+                f"{answer.status.message}"
+            )
+
+    def _broken(self, detail: str, may_pass: bool) -> None:
+        self.close()
+        self._failures += 1
+        if not may_pass or self._failures > max(self._retries, 1):
+            raise BrokerCallError(f"append of {len(self._pending)} requests: {detail}; {self._failures} attempts")
+        self._broker.name()  # waits until the broker answers, or raises
+        self._connect()

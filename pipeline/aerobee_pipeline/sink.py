@@ -1,0 +1,285 @@
+"""The Spark data source `aerobee`, writing: rows to messages, every acknowledgement awaited.
+
+A task returns only when the broker has stored all of its rows. Spark repeats tasks and micro-batches, so a message may
+be stored more than once: each carries an id that is the same in every attempt, in its message id and in a property.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from aerobee_pipeline.broker_channel import Address, Broker
+from aerobee_pipeline.encode import RESERVED, chunks, message_ids, property_strings, row_ids
+from aerobee_pipeline.errors import BrokerCallError, OptionError, RowError
+from aerobee_pipeline.options import SinkOptions
+from aerobee_pipeline.record_appender import RecordAppender
+from aerobee_proto import records_v1, v2
+
+_TYPES: Final = {
+    "body": ("binary", "string"),
+    "topic": ("string",),
+    "keys": ("string",),
+    "tags": ("string",),
+    "properties": ("map<string,string>",),
+    "queueId": ("int", "bigint"),
+    "messageGroup": ("string",),
+    "deliverTimestamp": ("timestamp",),
+}
+_SEND_MANY: Final = 2000
+
+
+@dataclass
+class Stored(WriterCommitMessage):
+    """What a task has stored."""
+
+    partition: int
+    rows: int
+
+
+class _Sink:
+    """What batch and stream writers share."""
+
+    def __init__(self, options: SinkOptions, job_id: str) -> None:
+        self._options = options
+        self._job_id = job_id
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> Any:
+        """OptionError for columns that the sink does not have, and for `overwrite`: messages cannot be replaced."""
+        options = SinkOptions.parse(given)
+        if overwrite:
+            raise OptionError(
+                'mode overwrite: messages in a topic cannot be replaced; write .mode("append"), or outputMode("append")'
+            )
+        for field in schema.fields:
+            types = _TYPES.get(field.name)
+            if types is None:
+                raise OptionError(
+                    f"column {field.name!r}: the sink has the columns {', '.join(_TYPES)}; drop the others"
+                )
+            if field.dataType.simpleString() not in types:
+                found = field.dataType.simpleString()
+                raise OptionError(f"column {field.name!r} is {found}, expected is {' or '.join(types)}; cast it")
+        names = schema.names
+        if "body" not in names:
+            raise OptionError("column 'body' is missing: it is what a message is")
+        if options.topic is None and "topic" not in names:
+            raise OptionError("give the option topic, or a column of that name")
+        return cls(options, options.job_id or uuid.uuid4().hex)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+        """Send the rows of a task and return when all are stored. Runs in a worker."""
+        context = TaskContext.get()
+        assert context is not None
+        run = self._run_id(context)
+        partition = context.partitionId()
+        task = _Task(self._options, f"{run}:{partition}")
+        try:
+            for batch in iterator:
+                task.take(batch)
+            task.finish()
+        finally:
+            task.close()
+        return Stored(partition, task.rows)
+
+    def _run_id(self, context: TaskContext) -> str:
+        return self._job_id
+
+    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Messages that were stored stay: the next attempt stores them again, under the same ids."""
+
+
+class BatchSink(_Sink, DataSourceArrowWriter):
+    """`frame.write.format("aerobee").mode("append").save()`."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All is stored already."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class StreamSink(_Sink, DataSourceStreamArrowWriter):
+    """`frame.writeStream.format("aerobee").start()`. Ids are those of query and micro-batch: a replay has the same."""
+
+    def _run_id(self, context: TaskContext) -> str:
+        query = context.getLocalProperty("sql.streaming.queryId") or self._job_id
+        return f"{query}:{context.getLocalProperty('streaming.sql.batchId')}"
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """All is stored already."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(messages)
+
+
+class _Task:
+    """The rows of one task on their way to the broker."""
+
+    def __init__(self, options: SinkOptions, task_id: str) -> None:
+        self._options = options
+        self._task_id = task_id
+        self._prefix = int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=8).digest(), "big")
+        self._broker = Broker(
+            Address(
+                options.endpoint,
+                options.credentials_file,
+                options.tls_ca,
+                timeout_ms=options.send_timeout_ms,
+                retries=options.retries,
+            )
+        )
+        self._appender = RecordAppender(
+            self._broker,
+            in_flight_max=options.in_flight_max,
+            retries=options.retries,
+            retry_interval_ms=200,
+            timeout_ms=options.send_timeout_ms,
+        )
+        self._queues: dict[str, Iterator[int]] = {}
+        self.rows = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Send the rows of a batch; some may still be without an answer."""
+        if batch.num_rows == 0:
+            return
+        bodies = batch.column("body").cast(pa.binary())
+        if bodies.null_count:
+            raise RowError(f"column 'body' is null in {bodies.null_count} rows from row {self.rows} of the task on")
+        ids = message_ids(self._prefix, self.rows, batch.num_rows)
+        marks = row_ids(self._task_id, self.rows, batch.num_rows)
+        special = self._special(batch)
+        topics = self._topics(batch)
+        plain = np.flatnonzero(~special)
+        if len(plain):
+            texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
+            for topic, queue, rows in self._groups(batch, topics, plain):
+                index = pa.array(rows)
+                queues = self._rotation(topic) if queue is None else itertools.repeat(queue)
+                for number, chunk in chunks(
+                    topic, bodies.take(index), texts.take(index), queues, self._options.batch_bytes, self.rows
+                ):
+                    self._appender.append(topic, number, chunk)
+        if special.any():
+            self._send(batch, bodies, topics, ids, marks, np.flatnonzero(special))
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Return when all rows are stored."""
+        self._appender.finish()
+
+    def close(self) -> None:
+        self._appender.close()
+
+    def _special(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Ordered and delayed messages: the broker gives them their queue, so they are sent one by one."""
+        special = np.zeros(batch.num_rows, np.bool_)
+        for name in ("messageGroup", "deliverTimestamp"):
+            if name in batch.schema.names:
+                special |= batch.column(name).is_valid().to_numpy(zero_copy_only=False)
+        return special
+
+    def _topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
+        if self._options.topic is not None:
+            return pa.repeat(self._options.topic, batch.num_rows).dictionary_encode()
+        column = batch.column("topic")
+        if column.null_count:
+            raise RowError(f"column 'topic' is null in {column.null_count} rows from row {self.rows} of the task on")
+        return column.dictionary_encode()
+
+    def _groups(
+        self, batch: pa.RecordBatch, topics: pa.DictionaryArray, rows: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> Iterator[tuple[str, int | None, np.ndarray[Any, np.dtype[np.int64]]]]:
+        """The rows by topic and queue, in their order; queue None: any."""
+        codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)[rows]
+        pins = np.full(len(rows), -1, np.int64)
+        if "queueId" in batch.schema.names:
+            pins = pc.fill_null(batch.column("queueId"), -1).to_numpy(zero_copy_only=False).astype(np.int64)[rows]
+        keys = np.stack((codes, pins), axis=1)
+        for code, pin in np.unique(keys, axis=0).tolist():
+            chosen = rows[(codes == code) & (pins == pin)]
+            yield topics.dictionary[code].as_py(), None if pin < 0 else pin, chosen
+
+    def _rotation(self, topic: str) -> Iterator[int]:
+        """The queues of a topic in turn, beginning at a place that differs from task to task."""
+        if topic not in self._queues:
+            self._queues[topic] = self._in_turn(topic)
+        return self._queues[topic]
+
+    def _in_turn(self, topic: str) -> Iterator[int]:
+        request = records_v1.QueueOffsetsRequest(
+            topics=[records_v1.QueueOffsetsRequest.TopicQueues(topic=v2.Resource(name=topic))]
+        )
+        while True:
+            found = self._broker.queue_offsets(request).topics[0]
+            if found.status.code != v2.Code.TOPIC_NOT_FOUND:
+                break
+            yield 0  # the first message may create the topic, which then has this queue
+        self._broker.checked(f"topic {topic!r}", found.status)
+        ids = [queue.queue_id for queue in found.queues]
+        first = self._prefix % len(ids)
+        yield from itertools.cycle(ids[first:] + ids[:first])
+
+    def _send(
+        self,
+        batch: pa.RecordBatch,
+        bodies: pa.Array,
+        topics: pa.DictionaryArray,
+        ids: pa.Array,
+        marks: pa.Array,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+    ) -> None:
+        """Send ordered and delayed messages, in their order, with the client."""
+        from pathlib import Path
+
+        from aerobee_client import ClientError, Credentials, Message, Tls, connect
+
+        names = batch.schema.names
+        values = batch.take(pa.array(rows)).to_pylist()
+        messages = []
+        for row, value in zip(rows.tolist(), values, strict=True):
+            if value.get("queueId") is not None:
+                raise RowError("queueId and messageGroup or deliverTimestamp: the broker chooses the queue of these")
+            deliver = value.get("deliverTimestamp")
+            tags = value.get("tags") if "tags" in names else None
+            user = {name: text for name, text in (value.get("properties") or ()) if name not in RESERVED and text}
+            messages.append(
+                Message(
+                    topic=topics[row].as_py(),
+                    body=bodies[row].as_py(),
+                    tag=tags or None,
+                    keys=tuple((value.get("keys") or "").split()),
+                    properties={**user, self._options.dedup_property: marks[row].as_py().decode()},
+                    message_group=value.get("messageGroup"),
+                    delivery_timestamp=None if deliver is None else int(deliver.timestamp() * 1000),
+                    message_id=ids[row].as_py().decode(),
+                )
+            )
+        file = self._options.credentials_file
+        credentials = Credentials.load(Path(file)) if file else Credentials.from_environment()
+        ca = self._options.tls_ca
+        tls = None if ca is None else Tls(Path(ca) if ca else None)
+
+        async def send() -> None:
+            async with connect(self._options.endpoint, credentials=credentials, tls=tls) as client:
+                producer = client.producer()
+                for begin in range(0, len(messages), _SEND_MANY):
+                    await producer.send_many(messages[begin : begin + _SEND_MANY])
+
+        try:
+            asyncio.run(send())
+        except ClientError as error:
+            raise BrokerCallError(f"{self._options.endpoint}: {error}") from error

@@ -1,0 +1,153 @@
+"""`spark.read` and `spark.readStream` from a running broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client import Message, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.spark.test_file_stream import run
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with run_broker(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+def send(broker: BrokerProcess, topic: str, count: int, first: int = 0, tag: str | None = None) -> None:
+    """Send messages that are told apart by their bodies."""
+
+    async def work() -> None:
+        async with connect(broker.endpoint) as client:
+            producer = client.producer()
+            await producer.send_many(
+                [
+                    Message(
+                        topic=topic,
+                        body=f"body {number}".encode(),
+                        tag=tag or ("paid", "refunded")[number % 2],
+                        keys=(f"k{number}",),
+                        properties={"n": str(number)},
+                    )
+                    for number in range(first, first + count)
+                ]
+            )
+
+    asyncio.run(work())
+
+
+def numbers(frame: Any) -> list[int]:
+    return sorted(int(row.body.split()[1]) for row in frame.select("body").collect())
+
+
+def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
+    """All columns, the same as from the files of the store; tags, pattern, partitions and times."""
+    send(broker, "orders", 1000)
+    options = {"endpoint": broker.endpoint, "includeProperties": "true", "includeSystem": "true"}
+    frame = spark.read.format("aerobee").options(**options).option("subscribe", "orders").load()
+    assert numbers(frame) == list(range(1000))
+    assert {row.brokerName for row in frame.select("brokerName").distinct().collect()} != {""}
+    copied = spark.read.format("aerobee").option("storePath", str(broker.store)).option("readBy", "log")
+    copied = (
+        copied.option("includeProperties", "true").option("includeSystem", "true").option("subscribe", "orders").load()
+    )
+    rows = [sorted(map(repr, source.drop("brokerName").collect())) for source in (frame, copied)]
+    assert rows[0] == rows[1]
+    tagged = spark.read.format("aerobee").options(**options).option("subscribePattern", "ord.*")
+    tagged = tagged.option("subExpression", "paid").option("minPartitions", "12").load()
+    assert numbers(tagged) == list(range(0, 1000, 2))
+    assert tagged.rdd.getNumPartitions() >= 12
+    middle = sorted(row.t for row in frame.selectExpr("unix_millis(storeTimestamp) t").collect())[600]
+    late = spark.read.format("aerobee").options(**options).option("subscribe", "orders")
+    late = late.option("startingTimestamp", middle).option("startingOffsetsByTimestampStrategy", "latest").load()
+    assert late.count() == frame.where(f"unix_millis(storeTimestamp) >= {middle}").count()
+
+
+def test_errors_name_what_is_missing(spark: Any, broker: BrokerProcess) -> None:
+    """An unknown topic, an offset beyond the end, and nobody who answers."""
+    reader = spark.read.format("aerobee").option("endpoint", broker.endpoint)
+    with pytest.raises(Exception, match=r"topic 'nobody'.*has no queue of it"):
+        reader.option("subscribe", "nobody").load().collect()
+    send(broker, "few", 10)
+    starting = '{"few": {"0": 0}}'
+    ending = '{"few": {"0": 99}}'
+    with pytest.raises(Exception, match=r"topic 'few', queue 0: message 98 is asked for, but it ends at"):
+        reader.options(subscribe="few", startingOffsets=starting, endingOffsets=ending).load().collect()
+    nobody = (
+        spark.read.format("aerobee").option("endpoint", "127.0.0.1:9").options(subscribe="few", pullTimeoutMs="500")
+    )
+    with pytest.raises(Exception, match=r"127.0.0.1:9: offsets of queues: UNAVAILABLE"):
+        nobody.load().collect()
+
+
+def test_a_stream_with_limits_and_a_group(spark: Any, broker: BrokerProcess, checkpoint: str) -> None:
+    """Micro-batches keep the limit; the group's offset is what the last committed batch had read."""
+    send(broker, "streamed", 500)
+    reader = spark.readStream.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "streamed")
+    frame = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger="200", group="spark-group").load()
+    rows: list[tuple[Any, ...]] = []
+    places = frame.select("topic", "queueId", "queueOffset")
+    assert run(places, checkpoint, rows) == [200, 200, 100]
+    assert len(set(rows)) == 500
+    send(broker, "streamed", 50, first=500)
+    assert run(places, checkpoint, rows) == [50]
+    assert len(set(rows)) == 550
+
+
+def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path: Path, checkpoint: str) -> None:
+    """From the latest offsets on nothing is lost or repeated while messages come, also over a kill of the broker."""
+    with run_broker(tmp_path) as broker:
+        send(broker, "live", 100)
+        stop = threading.Event()
+        sent = [100]
+
+        def produce() -> None:
+            while not stop.is_set():
+                try:
+                    send(broker, "live", 20, first=sent[0])
+                except Exception:  # the broker is being killed; what it stored is known below
+                    continue
+                finally:
+                    sent[0] += 20
+
+        producer = threading.Thread(target=produce)
+        reader = spark.readStream.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "live")
+        rows: list[tuple[int, int, bytes]] = []
+        query = (
+            reader.load()
+            .writeStream.foreachBatch(
+                lambda batch, number: rows.extend(
+                    (row.queueId, row.queueOffset, bytes(row.body)) for row in batch.collect()
+                )
+            )
+            .option("checkpointLocation", checkpoint)
+            .trigger(processingTime="200 milliseconds")
+            .start()
+        )
+        try:
+            while query.lastProgress is None:
+                query.awaitTermination(0.2)
+            producer.start()
+            query.awaitTermination(3)
+            broker.kill()
+            broker.start()
+            query.awaitTermination(3)
+            stop.set()
+            producer.join()
+            query.processAllAvailable()
+        finally:
+            stop.set()
+            query.stop()
+        stored = spark.read.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "live").load()
+        expected = {(row.queueId, row.queueOffset, bytes(row.body)) for row in stored.collect()}
+        first = {(q, o, body) for q, o, body in expected if int(body.split()[1]) < 100}
+        assert len(rows) == len(set(rows))
+        assert set(rows) == expected - first
+        assert len(rows) > 100

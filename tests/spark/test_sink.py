@@ -1,0 +1,229 @@
+"""`frame.write.format("aerobee")`: rows become messages, stored when the write returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aerobee_client import connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids
+from aerobee_pipeline.errors import RowError
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.tools.verify import verify
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with run_broker(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+        process.stop()
+        assert verify(process.store).ok, "what the sink wrote is a clean store"
+
+
+def read(spark: Any, broker: BrokerProcess, topic: str) -> Any:
+    reader = spark.read.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", topic)
+    return reader.option("includeProperties", "true").load()
+
+
+@contextmanager
+def small_batches(spark: Any) -> Iterator[None]:
+    """Batches of ten rows, so that the sink has some of them when a task fails."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "10")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def write(frame: Any, broker: BrokerProcess, topic: str | None = None, **options: Any) -> None:
+    writer = frame.write.format("aerobee").mode("append").option("endpoint", broker.endpoint).options(**options)
+    (writer if topic is None else writer.option("topic", topic)).save()
+
+
+def test_encoded_rows_are_records(tmp_path: Path) -> None:
+    """What the sink makes of rows is what the codec reads, with odd text and long topics too."""
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "body": pa.array([b"", b"x" * 3000, "größe".encode(), b"\x00\x01"], pa.binary()),
+            "keys": pa.array(["a b", None, "", "ключ"]),
+            "tags": pa.array([None, "t", "標籤", "t"]),
+            "properties": pa.array(
+                [[("n", "1"), ("TAGS", "no")], None, [], [("m", "ü"), ("empty", ""), ("none", None)]],
+                pa.map_(pa.string(), pa.string()),
+            ),
+        }
+    )
+    texts = property_strings(rows, message_ids(7, 10, 4), ("SPARK_ID", row_ids("job:3", 10, 4)), 10)
+    for topic in ("t", "größe" * 40):
+        for size_max in (1, 1 << 20):
+            found = list(chunks(topic, rows.column("body"), texts, iter(range(100)), size_max, 10))
+            assert len(found) == (4 if size_max == 1 else 1)
+            records = [RecordBatch.parse(chunk.records, base_physical_offset=None, placed=False) for _, chunk in found]
+            items = [batch.record(number) for batch in records for number in range(len(batch))]
+            assert [item.body for item in items] == rows.column("body").to_pylist()
+            assert {item.topic for item in items} == {topic}
+            values = [{k: v for k, v in item.properties.items() if k != "__CRC32#"} for item in items]
+            ids = [{"UNIQ_KEY": f"{7:016X}{number:016X}", "SPARK_ID": f"job:3:{number}"} for number in range(10, 14)]
+            assert values == [
+                ids[0] | {"KEYS": "a b", "n": "1"},
+                ids[1] | {"TAGS": "t"},
+                ids[2] | {"TAGS": "標籤"},
+                ids[3] | {"KEYS": "ключ", "TAGS": "t", "m": "ü"},
+            ]
+
+
+def test_text_that_cannot_be_stored_is_refused() -> None:
+    """Separators in text would make other properties of it."""
+    rows = pa.RecordBatch.from_pydict({"body": pa.array([b"x"]), "tags": pa.array(["a\x02b"])})
+    with pytest.raises(RowError, match=r"column 'tags'.*contains 0x02"):
+        property_strings(rows, message_ids(1, 0, 1), None, 0)
+
+
+def test_every_column(spark: Any, broker: BrokerProcess) -> None:
+    """What is written is what is read; message ids and dedup ids are unique."""
+    frame = spark.range(3000).selectExpr(
+        "cast(concat('body ', id) as binary) body",
+        "concat('k', id) keys",
+        "if(id % 2 = 0, 'even', null) tags",
+        "map('n', cast(id as string), 'KEYS', 'not this') properties",
+        "if(id % 3 = 0, 'thirds', 'others') topic",
+        "if(id % 5 = 0, 1, null) queueId",
+    )
+    write(frame.repartition(3), broker)
+    found = read(spark, broker, "thirds,others").collect()
+    assert len(found) == 3000
+    by_number = {int(row.properties["n"]): row for row in found}
+    assert sorted(by_number) == list(range(3000))
+    for number, row in by_number.items():
+        assert (row.body, row["keys"]) == (f"body {number}".encode(), f"k{number}")
+        assert row.tags == ("even" if number % 2 == 0 else None)
+        assert row.topic == ("thirds" if number % 3 == 0 else "others")
+        assert number % 5 or row.queueId == 1
+    assert len({row.msgId for row in found}) == len({row.properties["SPARK_ID"] for row in found}) == 3000
+
+
+def test_what_is_refused(spark: Any, broker: BrokerProcess) -> None:
+    """Overwriting, other columns, no topic, null bodies, a queue that is not there."""
+    frame = spark.range(5).selectExpr("cast('x' as binary) body")
+    with pytest.raises(Exception, match="messages in a topic cannot be replaced"):
+        frame.write.format("aerobee").mode("overwrite").options(endpoint=broker.endpoint, topic="t").save()
+    with pytest.raises(Exception, match="column 'value'"):
+        write(frame.withColumnRenamed("body", "value"), broker, "t")
+    with pytest.raises(Exception, match="option topic, or a column"):
+        write(frame, broker)
+    with pytest.raises(Exception, match="column 'body' is null in"):
+        write(spark.range(5).selectExpr("cast(null as binary) body"), broker, "t")
+    write(frame, broker, "t")
+    with pytest.raises(Exception, match=r"topic 't'.*no queue 99"):
+        write(frame.selectExpr("body", "99 queueId"), broker, "t")
+
+
+def test_a_repeated_task_stores_again_under_the_same_ids(spark: Any, broker: BrokerProcess, tmp_path: Path) -> None:
+    """A task that fails at its last row is tried again: what it had stored is there twice, with the same ids."""
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        marker = tmp_path / "failed"
+        for batch in batches:
+            if not marker.exists() and "999" in set(batch["body"]):
+                marker.touch()
+                batch["body"] = None
+            yield batch
+
+    frame = spark.range(0, 1000, 1, 1).selectExpr("cast(id as string) body").mapInPandas(fail_once, "body string")
+    with small_batches(spark):
+        write(frame, broker, "repeated", jobId="job-1", batchBytes="1k")
+    found = read(spark, broker, "repeated").selectExpr("body", "properties['SPARK_ID'] id", "msgId").collect()
+    assert 1000 < len(found) <= 2000
+    assert len({bytes(row.body) for row in found}) == 1000
+    assert len({(bytes(row.body), row.id, row.msgId) for row in found}) == 1000
+    assert all(row.id.startswith("job-1:0:") for row in found)
+
+
+def test_order_in_a_queue(spark: Any, broker: BrokerProcess) -> None:
+    """One partition a queue, sorted: the messages of a queue are in that order."""
+    frame = spark.range(6000).selectExpr("cast(id as string) body", "cast(id % 2 as int) queueId", "id")
+    frame = frame.repartition(2, "queueId").sortWithinPartitions("id").drop("id")
+    write(frame, broker, "ordered", batchBytes="4k", maxInFlight="8")
+    rows = read(spark, broker, "ordered").orderBy("queueId", "queueOffset").collect()
+    for queue in (0, 1):
+        assert [int(row.body) for row in rows if row.queueId == queue] == list(range(queue, 6000, 2))
+
+
+def test_ordered_groups_and_delays(spark: Any, broker: BrokerProcess) -> None:
+    """Message groups keep their order in one queue; a delayed message arrives when it is due."""
+
+    async def create() -> None:
+        async with connect(broker.endpoint) as client:
+            from aerobee_proto import v2
+
+            await client.admin.create_topic("fifo", message_types=[v2.MessageType.FIFO])
+            await client.admin.create_topic("late", message_types=[v2.MessageType.DELAY])
+
+    asyncio.run(create())
+    frame = spark.range(0, 200, 1, 1).selectExpr("cast(id as string) body", "concat('g', id % 3) messageGroup")
+    write(frame, broker, "fifo")
+    rows = read(spark, broker, "fifo").orderBy("queueOffset").collect()
+    for group in range(3):
+        mine = [row for row in rows if int(row.body) % 3 == group]
+        assert [int(row.body) for row in mine] == list(range(group, 200, 3))
+        assert len({row.queueId for row in mine}) == 1
+    soon = spark.range(1).selectExpr("'soon' body", "current_timestamp() + interval 2 seconds deliverTimestamp")
+    write(soon, broker, "late")
+    for _ in range(100):
+        found = read(spark, broker, "late").selectExpr(
+            "body", "storeTimestamp > bornTimestamp + interval 1 second late"
+        )
+        rows = found.collect()
+        if rows:
+            break
+    assert [(bytes(row.body), row.late) for row in rows] == [(b"soon", True)]
+
+
+def test_a_stream_that_restarts_stores_its_batch_again(
+    spark: Any, broker: BrokerProcess, checkpoint: str, tmp_path: Path
+) -> None:
+    """A micro-batch that failed after some of its tasks had stored their rows is repeated with the same ids."""
+    write(spark.range(400).selectExpr("cast(id as string) body"), broker, "from")
+    source = spark.readStream.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "from")
+    marker = tmp_path / "failing"
+    marker.touch()
+
+    def fail(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if marker.exists() and b"399" in set(batch["body"]):
+                batch["body"] = None
+            yield batch
+
+    frame = source.option("startingOffsets", "earliest").load().select("body")
+    frame = frame.mapInPandas(fail, "body binary")
+
+    def run() -> None:
+        writer = frame.writeStream.format("aerobee").option("endpoint", broker.endpoint).option("topic", "to")
+        query = (
+            writer.option("checkpointLocation", checkpoint)
+            .option("batchBytes", "1k")
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    with small_batches(spark), pytest.raises(Exception, match="column 'body' is null"):
+        run()
+    marker.unlink()
+    run()
+    found = read(spark, broker, "to").selectExpr("body", "properties['SPARK_ID'] id").collect()
+    assert len({bytes(row.body) for row in found}) == 400
+    assert len({(bytes(row.body), row.id) for row in found}) == 400
+    assert len(found) > 400, "the failed attempts had stored some"
