@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-store clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -89,6 +89,9 @@ bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=-
 
 bench-broker: .venv/.dev ## the benchmarks of the broker alone, five minutes; ARGS=--short: seconds; ARGS=delays: one part
 	$(BIN)/python -m tests.benchmarks.broker $(ARGS)
+
+bench-records: .venv/.dev ## the benchmarks of RecordService, a minute; ARGS=--short: seconds; ARGS=append: one part
+	$(BIN)/python -m tests.benchmarks.records $(ARGS)
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks

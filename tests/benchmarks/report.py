@@ -45,6 +45,10 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} us"
 
 
+def nanoseconds(seconds: float) -> str:
+    return f"{seconds * 1e9:,.0f} ns"
+
+
 def rate(count: float, seconds: float) -> str:
     return f"{count / seconds:,.0f}/s"
 

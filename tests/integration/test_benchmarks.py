@@ -40,6 +40,18 @@ def test_the_short_form_of_the_store_goes_through_everything(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.timeout(120)
+def test_the_short_form_of_records_goes_through_everything(tmp_path: Path) -> None:
+    """Likewise, of RecordService."""
+    command = [sys.executable, "-m", "tests.benchmarks.records", "--short", "--directory", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+    tables = result.stdout.split("\n\n")[1:]
+    assert [printed.split(":")[0] for printed in tables[1:]] == ["AppendRecords", "AppendRecords", "ReadRecords"]
+    assert all(re.search(r"\d", row) for printed in tables for row in printed.splitlines()[2:])
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.timeout(300)  # it starts twenty processes
 def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) -> None:
     """It ends, each table has figures in all its rows, and neither a store nor a server is left behind."""

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     from aerobee_broker.config import BrokerConfig
+    from aerobee_broker.malloc import keep_freed_memory
 
     config = BrokerConfig.load(
         flags={
@@ -97,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _share_descriptors()
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 

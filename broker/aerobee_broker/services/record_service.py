@@ -14,7 +14,7 @@ from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.errors import BadRecordError
 from aerobee_broker.front.calls import BidirectionalStream, ClientWentAwayError, Context, Method
 from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.records.append import AppendProcessor
+from aerobee_broker.processors.records.append import AppendProcessor, read_append_request
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
@@ -133,7 +133,7 @@ class RecordService:
                 try:
                     await held.take(len(data))
                     size = len(data)
-                    request: Any = self._read_request(data)
+                    request: Any = read_append_request(data) or self._read_request(data)
                     if client.account is not None:
                         check_permission(SERVICE, _STREAM, request, client, client.account)
                     outcome = await self._append_processor.append(request, client)

@@ -28,6 +28,7 @@ _NOT_ASCII: Final = np.uint64(0x8080808080808080)
 _WORD: Final = 8
 # The last three bytes of a name, of the eight that are taken: no property has a shorter name that is of interest.
 _SUFFIX: Final = np.uint64(int.from_bytes(bytes(_WORD - 3) + b"\xff" * 3, sys.byteorder))
+_ORDINARY: Final = bytes(byte for byte in range(0x20, 0x100) if byte != 0x7F)
 _PADDING: Final = bytes(_HASH_WIDTH_MAX)
 _ASSIGN: Final = property_codec.NAME_SEPARATOR.encode()
 _CLOSE: Final = property_codec.PROPERTY_SEPARATOR.encode()
@@ -185,8 +186,17 @@ class PropertyPairs:
         """The number of the first string that is not `name 0x01 value 0x02` again and again, names and values not
         empty, or holds another control character, or no UTF-8.
         """
+        text = self.text
         data = self._data[len(_PADDING) + len(_CLOSE) :]  # each string with a property separator behind it
         string_ends = np.cumsum(self._sizes + 1)
+        if text.isascii() and self._common_places() is not None:
+            # All are like the first, but for what is in the values: no separators.
+            first = text[len(_PADDING) + len(_CLOSE) :][: int(self._sizes[0])]
+            pairs = first.split(_CLOSE)
+            if pairs[-1] == b"" and all(all(pair.partition(_ASSIGN)) for pair in pairs[:-1]):
+                separators = (2 * len(pairs) - 1) * len(self._sizes)
+                if len(text.translate(None, _ORDINARY)) == len(_PADDING) + len(_CLOSE) + separators:
+                    return None
         places = (data < 0x20).nonzero()[0]
         values = data[places]
         is_close = values == _PROPERTY_SEPARATOR

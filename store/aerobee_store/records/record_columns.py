@@ -478,11 +478,19 @@ def sliceable(view: memoryview, begin: int, end: int, count: int) -> Source:
     A slice of `bytes` takes half of the time of a slice of a memoryview, unless it is long.
     """
     owner = view.obj
-    if isinstance(owner, bytes) and len(owner) == len(view):
-        return owner, 0
+    if isinstance(owner, bytes):
+        return owner, 0 if len(owner) == len(view) else -_position_in(owner, view)
     if end - begin <= _COPIED_SIZE_MAX * count:
         return bytes(view[begin:end]), begin
     return view, 0
+
+
+def _position_in(owner: bytes, view: memoryview) -> int:
+    """Where in `owner` the view of a part of it begins."""
+    addresses = [np.frombuffer(each, np.uint8).__array_interface__["data"][0] for each in (view, owner)]
+    position: int = addresses[0] - addresses[1]
+    assert 0 <= position <= len(owner) - len(view), "the view is of this object"
+    return position
 
 
 def digits_of(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
@@ -24,9 +25,69 @@ from aerobee_store.records.record_batch import RecordBatch
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 REQUEST_SIZE_MAX: Final = 8 << 20
 """Bytes of records in one request, unless one record may have more."""
+# Tags on the wire: number of the field and its type, of AppendRecordsRequest in records.proto.
+_TOPIC: Final = 0x0A
+_QUEUE_ID: Final = 0x10
+_RECORDS: Final = 0x1A
+_SIZES: Final = 0x22
+_BYTES: Final = (_TOPIC, _RECORDS, _SIZES)
 RECORD_COUNT_MAX: Final = 32_768
 """Records of one request."""
 _RECORD_OVERHEAD: Final = 1 << 16  # what a record may have besides its body
+
+
+class AppendRequest(NamedTuple):
+    """AppendRecordsRequest whose records are where they came from: protobuf's would copy them twice."""
+
+    topic: v2.Resource
+    queue_id: int
+    records: memoryview
+    record_sizes: memoryview | bytes
+
+
+AnyAppendRequest = AppendRequest | records_v1.AppendRecordsRequest
+
+
+def read_append_request(data: bytes) -> AppendRequest | None:
+    """The request in these bytes; None if it has anything but its four fields, once each at most: protobuf reads it."""
+    view = memoryview(data)
+    found: dict[int, memoryview] = {}
+    queue_id = position = 0
+    end = len(data)
+    try:
+        while position < end:
+            tag = data[position]
+            if tag == _QUEUE_ID:
+                queue_id, position = _varint(data, position + 1)
+                if queue_id > 0x7FFFFFFF:
+                    return None  # negative, or too large
+            elif tag in _BYTES and tag not in found:
+                size, position = _varint(data, position + 1)
+                found[tag] = view[position : position + size]
+                position += size
+            else:
+                return None
+    except IndexError:
+        return None  # it ends within a number
+    if position != end or _RECORDS not in found:
+        return None
+    try:
+        topic = v2.Resource.FromString(bytes(found.get(_TOPIC, b"")))
+    except DecodeError:
+        return None
+    return AppendRequest(topic, queue_id, found[_RECORDS], found.get(_SIZES, b""))
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number of at most five bytes, and where it ends; a larger one is too large for whatever it stands for."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift > 28:
+            return value, position
+        shift += 7
 
 
 class AppendProcessor:
@@ -49,7 +110,7 @@ class AppendProcessor:
         appended = await self.append(request, client)
         return await self.finish(appended, started)
 
-    async def append(self, request: records_v1.AppendRecordsRequest, client: Client) -> AppendedBatch:
+    async def append(self, request: AnyAppendRequest, client: Client) -> AppendedBatch:
         """Append the records of one request, all or none: in one step, unless the topic has to be created."""
         stored_name = topic_name(request.topic, client)
         topic = self._tables.topics.get(stored_name) or await self._tables.topic_in_use(stored_name)
@@ -73,7 +134,7 @@ class AppendProcessor:
             end_physical_offset=appended.end,
         )
 
-    def _checked(self, request: records_v1.AppendRecordsRequest, topic: TopicConfig) -> RecordBatch:
+    def _checked(self, request: AnyAppendRequest, topic: TopicConfig) -> RecordBatch:
         records = request.records
         if not records:
             raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no record to append")
@@ -100,7 +161,7 @@ class AppendProcessor:
         return batch
 
 
-def _sizes(record_sizes: bytes) -> npt.NDArray[np.int64] | None:
+def _sizes(record_sizes: bytes | memoryview) -> npt.NDArray[np.int64] | None:
     """What the client says that the sizes are; None if it says nothing. InvalidRequestError."""
     if not record_sizes:
         return None

@@ -1,0 +1,52 @@
+"""RecordService that stores nothing: it throws away what is appended, and reads send the same bytes from memory.
+
+The yardstick for what moving the bytes costs: the same front as the broker's, and the least that a handler can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import uvloop
+
+from aerobee_broker.front.calls import BidirectionalStream, Context, Methods, ServerStream
+from aerobee_broker.front.grpcio_front import GrpcioHandler
+from aerobee_proto import records_v1, v2
+from tests.benchmarks.bulk_load import FRAME_SIZE, READ, STREAM_APPEND, plain_requests
+
+_OK = v2.Status(code=v2.Code.OK, message="OK")
+
+
+async def append(requests: AsyncIterator[bytes], context: Context) -> None:
+    """Answer each request without a look at it."""
+    answer = records_v1.AppendRecordsResponse(status=_OK, message_count=1).SerializeToString()
+    async for _ in requests:
+        await context.write(answer)
+
+
+async def read(request: bytes, context: Context) -> None:
+    """Frames until as many bytes are sent as the request asks for."""
+    left = records_v1.ReadRecordsRequest.FromString(request).bytes_max
+    records = records_v1.AppendRecordsRequest.FromString(plain_requests(1, 4000)[0]).records[:FRAME_SIZE]
+    while left > 0:
+        await context.write(records_v1.ReadRecordsResponse(records=records).SerializeToString())
+        left -= len(records)
+    await context.write(records_v1.ReadRecordsResponse(status=_OK).SerializeToString())
+
+
+async def main() -> None:
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", 130 << 20), ("grpc.max_send_message_length", -1)]
+    )
+    methods: Methods = {STREAM_APPEND: BidirectionalStream(append), READ: ServerStream(read)}
+    server.add_generic_rpc_handlers((GrpcioHandler(methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"ready grpc=127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
