@@ -27,7 +27,7 @@ from aerobee_broker.commands import (
     topic,
     version,
 )
-from aerobee_broker.commands.options import CommandError, add_debug
+from aerobee_broker.commands.options import CommandError, add_debug, complete_advice
 
 _EXAMPLES = """\
 examples:
@@ -87,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # the boundary to the person: whatever it is, it becomes one line
         if getattr(parsed, "debug", False):
             raise
-        print(f"aerobee: {' '.join(_line(error).split())}", file=sys.stderr)
+        line = complete_advice(" ".join(_line(error).split()), parsed)
+        print(f"aerobee: {line}", file=sys.stderr)
         return error.exit_code if isinstance(error, CommandError) else 1
 
 

@@ -58,6 +58,7 @@ from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
 from aerobee_broker.tables.tables import BatchTopics, Tables
+from aerobee_broker.tables.topics import is_system_topic
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.timer import Timer
 from aerobee_broker.transactions.producers import Producers
@@ -196,6 +197,8 @@ async def _serve(
 ) -> None:
     tables = Tables.load(config, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
+    if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
+        _log.info("there are no topics yet; create one with: aerobee topic create NAME")
     clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
     deliveries = Deliveries(
         store,

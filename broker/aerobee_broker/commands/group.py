@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands import group_offsets, options, output
-from aerobee_broker.commands.options import new_command, with_client
+from aerobee_broker.commands.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
@@ -115,7 +115,7 @@ def _list(arguments: argparse.Namespace) -> int:
     output.print_table(
         ("group", "order", "max attempts", "delivery"),
         ((group.name, _order_text(group), group.max_attempts, _delivery_text(group)) for group in groups),
-        empty="no groups; create one with: aerobee group create NAME",
+        empty=complete_advice("no groups; create one with: aerobee group create NAME", arguments),
     )
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import new_command, with_client
+from aerobee_broker.commands.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
@@ -135,7 +135,7 @@ def _lag_of_all(arguments: argparse.Namespace) -> int:
             )
             for name, each in found
         ),
-        empty="no groups; create one with: aerobee group create NAME",
+        empty=complete_advice("no groups; create one with: aerobee group create NAME", arguments),
     )
     return 0
 

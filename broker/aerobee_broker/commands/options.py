@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 ENDPOINT_DEFAULT = "127.0.0.1:8081"
 T = TypeVar("T")
+# A command in the text of an error: behind "with:", up to the end of the clause.
+_ADVICE = re.compile(r"(?<=with: )aerobee (?:topic|group|client|dlq|config|query|subscription) [^;,`(]*[^;,`(. ]")
 _AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
 _AGO_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -71,6 +74,29 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
         help=f"the broker (default: AEROBEE_ENDPOINT, or {ENDPOINT_DEFAULT})",
     )
     add_connection(parser)
+
+
+def connection_options(arguments: argparse.Namespace) -> str:
+    """The options that another command needs to reach the same broker, for advice; empty if the defaults do."""
+    words: list[str] = []
+    endpoint = getattr(arguments, "endpoint", None)
+    if endpoint is not None and endpoint != (os.environ.get("AEROBEE_ENDPOINT") or ENDPOINT_DEFAULT):
+        words += ["--endpoint", endpoint]
+    if getattr(arguments, "tls_ca", None) and str(arguments.tls_ca) != os.environ.get("AEROBEE_CA_FILE"):
+        words += ["--tls-ca", str(arguments.tls_ca)]
+    elif getattr(arguments, "tls", False):
+        words.append("--tls")
+    if getattr(arguments, "credentials", None):
+        words += ["--credentials", str(arguments.credentials)]
+    return shlex.join(words)
+
+
+def complete_advice(text: str, arguments: argparse.Namespace) -> str:
+    """`text` with the options of `connection_options` behind each command that it advises."""
+    given = connection_options(arguments)
+    if not given:
+        return text
+    return _ADVICE.sub(lambda found: found[0] if "--endpoint" in found[0] else f"{found[0]} {given}", text)
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aerobee_broker.commands.options import new_command
+from aerobee_broker.commands.options import ENDPOINT_DEFAULT, new_command
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
@@ -134,7 +134,7 @@ async def _serve(config: BrokerConfig) -> int:
 
     def serving(listening: Listening, metrics: Address) -> None:
         collect_less_garbage()
-        _announce(listening, metrics)
+        _announce(config, listening, metrics)
 
     return await server.run(config, stop, serving)
 
@@ -150,16 +150,34 @@ def collect_less_garbage() -> None:
     gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
 
 
-def _announce(listening: Listening, metrics: Address) -> None:
+def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> None:
     """Scripts wait for the first line; the rest is for a person who looks."""
     tls = "" if listening.tls is None else f" tls={listening.tls}"
     remoting = "" if listening.remoting is None else f" remoting={listening.remoting}"
     print(f"ready grpc={listening.grpc} metrics={metrics}{tls}{remoting}", flush=True)
     if sys.stderr.isatty():
-        port = listening.grpc.port
-        option = "" if port == 8081 else f" --endpoint 127.0.0.1:{port}"
         command = "aerobee"
         if shutil.which(command) is None and not sys.argv[0].endswith(".py"):
             command = sys.argv[0]  # as it was called, so that the next line can be copied
-        print(f"next, in another terminal:  {command} send hello 'hello, world'{option}", file=sys.stderr)
-        print(f"                            {command} receive hello --group first{option}", file=sys.stderr)
+        heading = "next, in another terminal:"
+        for number, line in enumerate(first_steps(config, listening.grpc, command)):
+            print(f"{heading if number == 0 else '':{len(heading)}}  {line}", file=sys.stderr)
+
+
+def first_steps(config: BrokerConfig, listening: Address, command: str) -> list[str]:
+    """The commands that send and receive the first message on a broker with this configuration."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(listening.host, listening.host)  # noqa: S104 - a look-up
+    endpoint = f"{host}:{listening.port}"
+    options = "" if endpoint == ENDPOINT_DEFAULT else f" --endpoint {endpoint}"
+    if config.auth.accounts is not None:
+        options += " --credentials FILE"
+    steps = []
+    if not config.auto_create_topics:
+        steps.append(f"{command} topic create hello{options}")
+    if not config.auto_create_groups:
+        steps.append(f"{command} group create first{options}")
+    return [
+        *steps,
+        f"{command} send hello 'hello, world'{options}",
+        f"{command} receive hello --group first{options}",
+    ]

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands import options, output
-from aerobee_broker.commands.options import new_command, with_client
+from aerobee_broker.commands.options import complete_advice, new_command, with_client
 
 if TYPE_CHECKING:
     from aerobee_broker.commands.options import Commands
@@ -98,7 +98,7 @@ def _list(arguments: argparse.Namespace) -> int:
     output.print_table(
         ("topic", "queues", "types"),
         ((topic.name, _queue_text(topic), _type_text(topic)) for topic in topics),
-        empty="no topics; create one with: aerobee topic create NAME",
+        empty=complete_advice("no topics; create one with: aerobee topic create NAME", arguments),
     )
     return 0
 

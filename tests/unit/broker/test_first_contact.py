@@ -1,0 +1,81 @@
+"""The first commands that a person is told to run: they work as they stand, on every kind of broker."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.cli import main
+from aerobee_broker.commands.options import complete_advice
+from aerobee_broker.commands.serve import first_steps
+from aerobee_broker.config import Address, AuthConfig, BrokerConfig, GroupsConfig
+from aerobee_client.testing import run_broker
+from aerobee_store import StoreConfig
+
+DEFAULT = Address("127.0.0.1", 8081)
+
+
+def config(*, dev: bool = False, accounts: Path | None = None, groups: bool | None = None) -> BrokerConfig:
+    return BrokerConfig(
+        store=StoreConfig(directory=Path("data")),
+        dev=dev,
+        auth=AuthConfig(accounts=accounts),
+        groups=GroupsConfig(auto_create=groups),
+    )
+
+
+def test_without_dev_topic_and_group_come_first() -> None:
+    """Each line has what it needs to reach this broker."""
+    assert first_steps(config(dev=True), DEFAULT, "aerobee") == [
+        "aerobee send hello 'hello, world'",
+        "aerobee receive hello --group first",
+    ]
+    assert first_steps(config(), Address("0.0.0.0", 8081), "/x/aerobee") == [
+        "/x/aerobee topic create hello",
+        "/x/aerobee group create first",
+        "/x/aerobee send hello 'hello, world'",
+        "/x/aerobee receive hello --group first",
+    ]
+    steps = first_steps(config(groups=True, accounts=Path("accounts.toml")), Address("10.0.0.7", 9000), "aerobee")
+    assert [step.split()[1] for step in steps] == ["topic", "send", "receive"]
+    assert all(step.endswith(" --endpoint 10.0.0.7:9000 --credentials FILE") for step in steps)
+
+
+@pytest.mark.parametrize("dev", [False, True])
+def test_the_steps_work_as_they_are_printed(
+    tmp_path: Path, dev: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a broker with an empty store, in this order, without a change."""
+    monkeypatch.delenv("AEROBEE_ENDPOINT", raising=False)
+    with run_broker(tmp_path, ["--dev"] if dev else []) as broker:
+        host, _, port = broker.endpoint.rpartition(":")
+        for step in first_steps(config(dev=dev), Address(host, int(port)), "aerobee"):
+            assert main(shlex.split(step)[1:]) == 0, step
+        assert "hello, world" in capsys.readouterr().out
+
+
+def test_advice_names_the_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an error advises can be copied: it creates the topic on the broker that was asked."""
+    monkeypatch.delenv("AEROBEE_ENDPOINT", raising=False)
+    with run_broker(tmp_path, []) as broker:
+        assert main(["send", "orders", "hello", "--endpoint", broker.endpoint]) == 1
+        advised = capsys.readouterr().err.partition("with: ")[2].partition(" (")[0]
+        assert advised == f"aerobee topic create orders --endpoint {broker.endpoint}"
+        assert main(shlex.split(advised)[1:]) == 0
+        assert main(["send", "orders", "hello", "--endpoint", broker.endpoint]) == 0
+        assert main(["group", "list", "--endpoint", broker.endpoint]) == 0
+        assert f"aerobee group create NAME --endpoint {broker.endpoint}" in capsys.readouterr().out
+
+
+def test_advice_without_options_stays_as_it_is() -> None:
+    """With the default endpoint nothing is added."""
+    given = argparse.Namespace(endpoint="127.0.0.1:8081", tls=False, tls_ca=None, credentials=None)
+    text = "topic 'a' does not exist; create it with: aerobee topic create a"
+    assert complete_advice(text, given) == text
+    given.tls = True
+    assert complete_advice(text, given) == f"{text} --tls"
