@@ -301,6 +301,19 @@ def setting_of_text(name: str, value: object) -> object:
     return _converted(name, kind, value)
 
 
+def setting_of_rocketmq(name: str, text: str) -> tuple[str, object] | None:
+    """The setting that a key of RocketMQ's stands for, and its value; None for a key that we do not honour. Raises
+    ConfigError."""
+    known = _ROCKETMQ_KEYS.get(name)
+    if known is None:
+        return None
+    setting, convert = known
+    try:
+        return setting, _converted(setting, _kind(setting), convert(text))
+    except (ValueError, KeyError):
+        raise ConfigError(f"{name}: {text!r} is not a value for it; correct it") from None
+
+
 def setting_text(value: object) -> str:
     """A value as `setting_of_text` reads it; empty for None, which cannot be written."""
     if value is None:

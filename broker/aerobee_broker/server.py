@@ -403,6 +403,7 @@ async def _listen(
             listening=listening,
         ),
     )
+    remoting.administer(administration.topics, administration.groups, settings, broker_stats)
     admin = AdminService(
         accounts=accounts,
         counters=counters,

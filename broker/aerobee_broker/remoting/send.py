@@ -63,7 +63,7 @@ _BATCH_COUNT_MAX: Final = 32_768
 _BATCH_ITEM: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 # What a SEND_MESSAGE_V2 request calls the fields of SEND_MESSAGE.
-_SHORT_NAMES: Final = {
+SHORT_NAMES: Final = {
     "producerGroup": "a",
     "topic": "b",
     "defaultTopic": "c",
@@ -366,7 +366,7 @@ def _number(properties: Mapping[str, str], name: str) -> int:
 
 def _sent(request: Command, *, short: bool) -> _Sent:
     def name(long: str) -> str:
-        return _SHORT_NAMES[long] if short else long
+        return SHORT_NAMES[long] if short else long
 
     maximum = name("maxReconsumeTimes")
     topic = text(request, name("topic"), "")

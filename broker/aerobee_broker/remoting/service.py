@@ -8,9 +8,13 @@ from typing import Final
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData, Registration, RouteTables
+from aerobee_broker.processors.administration.groups import GroupAdministration
+from aerobee_broker.processors.administration.topics import TopicAdministration
+from aerobee_broker.remoting.administration import AdministrationRequests
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, Handler, RemotingServer
@@ -21,9 +25,12 @@ from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests, filter_of_subscription
 from aerobee_broker.remoting.queries import QueryRequests
+from aerobee_broker.remoting.replies import ReplyRequests
 from aerobee_broker.remoting.retry import RetryRequests
 from aerobee_broker.remoting.send import SendRequests
+from aerobee_broker.remoting.statistics import StatisticsRequests
 from aerobee_broker.remoting.transactions import TransactionRequests
+from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission
 from aerobee_broker.timer.level_delay import LevelDelay
@@ -60,7 +67,11 @@ class RemotingService:
         clock: Clock,
     ) -> None:
         self._config = config
+        self._store = store
         self._tables = tables
+        self._timer = timer
+        self._level_delay = level_delay
+        self._clock = clock
         self._transactions = transactions
         self._deliveries = deliveries
         self.clients = RemotingClients(config, tables, clock)
@@ -69,13 +80,16 @@ class RemotingService:
         self._permissions = Permissions(accounts, store)
         self.server = RemotingServer(self.handle)
         self.server.closed_listeners.append(self._closed)
-        offsets = OffsetRequests(store, tables, deliveries)
+        self._offsets = offsets = OffsetRequests(store, tables, deliveries)
         pull = PullRequests(config, store, tables, deliveries, self.clients, offsets, counters)
         send = SendRequests(config, store, tables, counters, clock, transactions, timer, level_delay)
         retry = RetryRequests(store, tables, send, level_delay)
         decisions = TransactionRequests(store, transactions, self.clients, counters)
         queries = QueryRequests(store, tables)
-        name_server = NameServerRequests(self._routes, KvConfig(), dict)
+        replies = ReplyRequests(config, self.clients, send, clock)
+        name_server = NameServerRequests(
+            self._routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": config.name}
+        )
         clients = self.clients
         producers.ask_by_group = decisions.ask
         clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
@@ -83,6 +97,8 @@ class RemotingService:
             Request.SEND_MESSAGE: send.send,
             Request.SEND_MESSAGE_V2: send.send_v2,
             Request.SEND_BATCH_MESSAGE: send.send_v2,
+            Request.SEND_REPLY_MESSAGE: replies.reply,
+            Request.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
             Request.PULL_MESSAGE: pull.pull,
             Request.LITE_PULL_MESSAGE: pull.pull,
             Request.CONSUMER_SEND_MESSAGE_BACK: retry.send_back,
@@ -103,6 +119,37 @@ class RemotingService:
             Request.CHECK_CLIENT_CONFIG: _check_client_config,
             **{code: self._with_own_routes(handler) for code, handler in name_server.handlers.items()},
         }
+
+    def administer(
+        self,
+        topics: TopicAdministration,
+        groups: GroupAdministration,
+        settings: RuntimeSettings,
+        broker_stats: BrokerStats,
+    ) -> None:
+        """Answer what operators ask, too."""
+        administration = AdministrationRequests(
+            config=self._config,
+            store=self._store,
+            tables=self._tables,
+            offsets=self._offsets,
+            level_delay=self._level_delay,
+            topics=topics,
+            groups=groups,
+            settings=settings,
+        )
+        statistics = StatisticsRequests(
+            config=self._config,
+            store=self._store,
+            tables=self._tables,
+            deliveries=self._deliveries,
+            clients=self.clients,
+            timer=self._timer,
+            broker_stats=broker_stats,
+            clock=self._clock,
+        )
+        self._handlers |= administration.handlers
+        self._handlers |= statistics.handlers
 
     async def listen(self, address: Address) -> Address:
         """Bind; the address that was bound. Raises ListenError."""

@@ -146,7 +146,7 @@ class LevelDelay:
             if next_offset > offset:
                 self._offsets[level] = next_offset
                 self._version = self._version.next(now_ms)
-                await self._store.in_disk_thread(self._table.save, self._snapshot())
+                await self._store.in_disk_thread(self._table.save, self.snapshot())
             if due_ms is not None and due_ms > now_ms:
                 return due_ms
 
@@ -182,7 +182,8 @@ class LevelDelay:
             except SyncTimeoutError:
                 continue
 
-    def _snapshot(self) -> Bean:
+    def snapshot(self) -> Bean:
+        """The content of delayOffset.json as it is now."""
         return Bean(
             self._extra,
             dataVersion=self._version.to_json(),

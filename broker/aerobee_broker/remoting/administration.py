@@ -1,0 +1,244 @@
+"""What operators change and list with `mqadmin` and the dashboard: topics, groups, offsets, settings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.clients.clients import Client
+from aerobee_broker.config import BrokerConfig, setting_of_rocketmq, setting_text
+from aerobee_broker.errors import TableFormatError
+from aerobee_broker.processors.administration.groups import GroupAdministration
+from aerobee_broker.processors.administration.topics import TopicAdministration
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection, Handler
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, body_object, boolean, integer, text
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting.offsets import OffsetRequests
+from aerobee_broker.runtime_settings import RuntimeSettings
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import Permission, TopicConfig, is_system_topic
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_proto import admin_v1
+from aerobee_store import ConfigError, MessageStore
+from aerobee_store.tables.java_json import Bean, ObjectMap
+
+_PROPERTIES_SIZE_MAX: Final = 1 << 20
+
+
+class AdministrationRequests:
+    """One method a request code; `handlers` is the table. What is changed is on disk before the answer."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        offsets: OffsetRequests,
+        level_delay: LevelDelay,
+        topics: TopicAdministration,
+        groups: GroupAdministration,
+        settings: RuntimeSettings,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._tables = tables
+        self._offsets = offsets
+        self._level_delay = level_delay
+        self._topics = topics
+        self._groups = groups
+        self._settings = settings
+        self.handlers: dict[int, Handler] = {
+            Request.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            Request.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            Request.GET_TOPIC_CONFIG: self.topic,
+            Request.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: self.update_group,
+            Request.DELETE_SUBSCRIPTION_GROUP: self.delete_group,
+            Request.GET_SUBSCRIPTION_GROUP_CONFIG: self.group,
+            Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self.all_groups,
+            Request.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+            Request.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            Request.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offsets,
+            Request.GET_BROKER_CONFIG: self.configuration,
+            Request.UPDATE_BROKER_CONFIG: self.update_configuration,
+            Request.CLEAN_EXPIRED_CONSUME_QUEUE: self.clean,
+            Request.CLEAN_UNUSED_TOPIC: self.clean,
+            Request.DELETE_EXPIRED_COMMIT_LOG: self.clean,
+        }
+
+    # --- Topics -----------------------------------------------------------------------------------------------
+
+    async def update_topic(self, request: Command, _: Connection) -> Command:
+        """Create a topic, or change it: `attributes` is a list of `+name=value` and `-name`."""
+        name = text(request, "topic")
+        existing = self._tables.topics.get(name)
+        attributes = dict(existing.attributes) if existing is not None else {}
+        for change in text(request, "attributes", "").split(","):
+            sign, (key, _equals, value) = change[:1], change[1:].partition("=")
+            if sign == "+" and key and value:
+                attributes[key] = value
+            elif sign == "-" and key:
+                attributes.pop(key, None)
+            elif change:
+                raise RemotingError(
+                    Answer.INVALID_PARAMETER, f"attributes has {change[:80]!r}; write +name=value or -name"
+                )
+        permission = integer(request, "perm", int(Permission.READ_WRITE), bits=32)
+        if not 0 <= permission < 16:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"perm is {permission}; 2 is to write, 4 to read, 6 both")
+        topic = TopicConfig(
+            name=name,
+            read_queue_count=integer(request, "readQueueNums", bits=32),
+            write_queue_count=integer(request, "writeQueueNums", bits=32),
+            permission=Permission(permission),
+            attributes=attributes,
+            filter_type=text(request, "topicFilterType", "SINGLE_TAG"),
+            sys_flag=integer(request, "topicSysFlag", 0, bits=32),
+            order=boolean(request, "order"),
+            extra={} if existing is None else existing.extra,
+        )
+        if existing is None:
+            self._tables.topics.create(topic)
+        else:
+            self._tables.topics.update(topic)
+        await self._tables.save_topics()
+        return answer()
+
+    async def delete_topic(self, request: Command, _: Connection) -> Command:
+        name = text(request, "topic")
+        if name in self._tables.topics:  # tools delete in all brokers of a cluster, and not all have it
+            await self._topics.delete_topic(admin_v1.DeleteTopicRequest(name=name), Client(""))
+        return answer()
+
+    async def topic(self, request: Command, _: Connection) -> Command:
+        return answer(body=self._tables.topics.require(text(request, "topic")).to_json())
+
+    async def all_topics(self, _request: Command, _: Connection) -> Command:
+        table = self._tables.topics
+        topics = {topic.name: topic.to_json() for topic in table}
+        body = Bean(
+            dataVersion=table.version.to_json(),
+            mappingDataVersion=Bean(counter=0, stateVersion=0, timestamp=0),
+            topicConfigTable=topics,
+            topicQueueMappingDetailMap={},
+        )
+        return answer({"totalTopicNum": len(topics)}, body=body)
+
+    async def system_topics(self, _request: Command, _: Connection) -> Command:
+        names = [topic.name for topic in self._tables.topics if is_system_topic(topic.name)]
+        return answer(body=Bean(topicList=list[object](names)))
+
+    # --- Groups -----------------------------------------------------------------------------------------------
+
+    async def update_group(self, request: Command, _: Connection) -> Command:
+        """Create a group, or change it."""
+        body = body_object(request)
+        name = body.get("groupName")
+        if not isinstance(name, str):
+            raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request has no groupName")
+        try:
+            group = GroupConfig.from_json(name, body)
+        except TableFormatError as error:
+            raise RemotingError(Answer.INVALID_PARAMETER, str(error).partition(";")[0]) from None
+        if name in self._tables.groups:
+            self._tables.groups.update(group)
+        else:
+            self._tables.groups.create(group)
+        await self._tables.save_groups()
+        return answer()
+
+    async def delete_group(self, request: Command, _: Connection) -> Command:
+        name = text(request, "groupName")
+        if name in self._tables.groups:
+            await self._groups.delete_group(admin_v1.DeleteGroupRequest(name=name), Client(""))
+        return answer()
+
+    async def group(self, request: Command, _: Connection) -> Command:
+        """Asking creates nothing."""
+        return answer(body=self._tables.groups.require(text(request, "group")).to_json())
+
+    async def all_groups(self, _request: Command, _: Connection) -> Command:
+        return answer(body=self._tables.groups.snapshot())
+
+    # --- Offsets ----------------------------------------------------------------------------------------------
+
+    async def all_offsets(self, _request: Command, _: Connection) -> Command:
+        return answer(body=self._tables.offsets.snapshot())
+
+    async def delay_offsets(self, _request: Command, _: Connection) -> Command:
+        return answer(body=self._level_delay.snapshot())
+
+    async def reset_offsets(self, request: Command, _: Connection) -> Command:
+        """A group goes on elsewhere: at an offset, at a time, or at the end (-1). Its consumers are sent there."""
+        topic = self._tables.topics.require(text(request, "topic"))
+        group = self._tables.groups.require(text(request, "group"))
+        only, offset = integer(request, "queueId", -1, bits=32), integer(request, "offset", -1)
+        time_ms = integer(request, "timestamp", -1)
+        offsets: dict[int, int] = {}
+        for queue_id in range(topic.read_queue_count) if only < 0 else (only,):
+            low, high = self._store.queue_range(topic.name, queue_id)
+            if offset >= 0:
+                wanted = offset
+            elif time_ms < 0:
+                wanted = high
+            else:
+                wanted = self._store.offset_by_time(topic.name, queue_id, time_ms)
+            offsets[queue_id] = min(max(wanted, low), high)
+        await self._offsets.reset(topic.name, group.name, offsets)
+        table = ObjectMap.of(
+            (Bean(brokerName=self._config.name, queueId=queue_id, topic=topic.name), at)
+            for queue_id, at in offsets.items()
+        )
+        return answer(body=Bean(offsetTable=table))
+
+    # --- Settings ---------------------------------------------------------------------------------------------
+
+    async def configuration(self, _request: Command, _: Connection) -> Command:
+        """Under RocketMQ's names, as far as it has any, and under ours."""
+        config = self._config
+        values = {
+            "brokerClusterName": config.cluster,
+            "brokerName": config.name,
+            "brokerId": "0",
+            "brokerRole": "ASYNC_MASTER",
+            "autoCreateTopicEnable": str(config.auto_create_topics).lower(),
+            "autoCreateSubscriptionGroup": str(config.auto_create_groups).lower(),
+            "defaultTopicQueueNums": str(config.topics.queue_count),
+            "flushDiskType": "SYNC_FLUSH" if config.store.flush == "sync" else "ASYNC_FLUSH",
+            "fileReservedTime": str(config.store.retention_hours),
+            "maxMessageSize": str(config.store.body_size_max),
+            "storePathRootDir": str(config.store.directory),
+            **{setting.name: setting.value for setting in self._settings.all() if setting.value},
+        }
+        version = self._tables.topics.version.to_json()
+        body = "".join(f"{name}={value}\n" for name, value in values.items()).encode()
+        return answer({"version": f'{{"counter":{version["counter"]},"timestamp":{version["timestamp"]}}}'}, body=body)
+
+    async def clean(self, _request: Command, _: Connection) -> Command:
+        """What has expired goes by itself within seconds, so there is nothing left to do."""
+        return answer()
+
+    async def update_configuration(self, request: Command, _: Connection) -> Command:
+        """Settings that can be changed while the broker runs, by RocketMQ's name or ours; all or none."""
+        if len(request.body) > _PROPERTIES_SIZE_MAX:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"the body has {len(request.body)} bytes")
+        changes: dict[str, str] = {}
+        try:
+            for line in request.body.decode("utf-8", "replace").splitlines():
+                name, equals, value = line.strip().partition("=")
+                if not name or name.startswith("#"):
+                    continue
+                if not equals:
+                    raise RemotingError(Answer.INVALID_PARAMETER, f"{line[:80]!r} is no setting; write name=value")
+                found = setting_of_rocketmq(name.strip(), value.strip())
+                changes[name.strip() if found is None else found[0]] = (
+                    value.strip() if found is None else setting_text(found[1])
+                )
+            await self._settings.change(changes)
+        except ConfigError as error:
+            raise RemotingError(Answer.NO_PERMISSION, str(error)) from None
+        return answer()

@@ -1,0 +1,244 @@
+"""Items 61, 75, 79 and 86 to 92: what operators do, and calls to clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.remoting.codes import Answer, Request
+from tests.conformance.cluster.conftest import Shared
+from tests.support import golden_remoting
+from tests.support.remoting_client import (
+    RemotingClient,
+    heartbeat_body,
+    json_body,
+    pull_fields,
+    records,
+    remoting_broker,
+    send,
+    send_fields,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def topic_fields(name: str, **others: object) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "topic": name,
+        "defaultTopic": "TBW102",
+        "readQueueNums": 2,
+        "writeQueueNums": 2,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": False,
+        "attributes": "",
+    }
+    return {**fields, **others}
+
+
+async def test_c061_a_reset_sends_the_next_pull_elsewhere(client: RemotingClient) -> None:
+    """With 21 and the offset; what is committed before does not count."""
+    for _ in range(4):
+        await send(client, "Reset")
+    await client.call(Request.HEART_BEAT, body=heartbeat_body("c61", "G61", "Reset"))
+    place: dict[str, object] = {"topic": "Reset", "consumerGroup": "G61", "queueId": 0}
+    await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 4})
+    held = client.begin(Request.PULL_MESSAGE, pull_fields("Reset", group="G61", offset=4, sys_flag=6))
+    await client.call(106)
+    reset = {"topic": "Reset", "group": "G61", "timestamp": 0, "isForce": True, "queueId": 0, "offset": 1}
+    answer = await client.call(Request.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    assert json_body(answer)["offsetTable"].pairs() == [({"brokerName": "aerobee", "queueId": 0, "topic": "Reset"}, 1)]
+    ignored = await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 4})
+    assert (ignored.code, "pending" in (ignored.remark or "")) == (0, True)
+    assert (await client.call(Request.QUERY_CONSUMER_OFFSET, place)).fields == {"offset": "1"}
+    await send(client, "Reset")  # ends the pull that was held before the reset
+    await held
+    moved = await client.call(Request.PULL_MESSAGE, pull_fields("Reset", group="G61", offset=4))
+    assert (moved.code, moved.fields["nextBeginOffset"]) == (Answer.PULL_OFFSET_MOVED, "1")
+    again = await client.call(Request.PULL_MESSAGE, pull_fields("Reset", group="G61", offset=1))
+    assert len(records(again.body)) == 4
+    await client.call(Request.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": 2})
+    assert (await client.call(Request.QUERY_CONSUMER_OFFSET, place)).fields == {"offset": "2"}
+    end = {**reset, "queueId": -1, "offset": -1, "timestamp": -1}
+    assert (await client.call(Request.INVOKE_BROKER_TO_RESET_OFFSET, end)).code == 0
+    assert (await client.call(Request.QUERY_CONSUMER_OFFSET, place)).fields == {"offset": "5"}
+    for unknown, code in (({"topic": "No61"}, 17), ({"group": "No61"}, 26)):
+        assert (await client.call(Request.INVOKE_BROKER_TO_RESET_OFFSET, {**reset, **unknown})).code == code
+
+
+async def test_c075_calls_to_consumers(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
+    """An operator's question goes to the client and its answer back; absent or silent clients are told."""
+    sent = await send(client, "Direct", b"directly")
+    await other.call(Request.HEART_BEAT, body=heartbeat_body("c75", "G75", "Direct"))
+    await other.next_asked()
+    asking = {"consumerGroup": "G75", "clientId": "c75", "jstackEnable": False}
+    info = client.begin(Request.GET_CONSUMER_RUNNING_INFO, asking)
+    asked = await other.next_asked()
+    assert (asked.code, asked.fields["clientId"]) == (Request.GET_CONSUMER_RUNNING_INFO, "c75")
+    other.reply(asked, b'{"properties":{}}')
+    assert (await info).body == b'{"properties":{}}'
+    direct = client.begin(Request.CONSUME_MESSAGE_DIRECTLY, {**asking, "msgId": sent.fields["msgId"]})
+    asked = await other.next_asked()
+    assert [record.body for record in records(asked.body)] == [b"directly"]
+    assert (asked.fields["topic"], asked.fields["brokerName"]) == ("Direct", "aerobee")
+    other.reply(asked, b'{"consumeResult":"CR_SUCCESS"}')
+    assert (await direct).body == b'{"consumeResult":"CR_SUCCESS"}'
+    assert (await client.call(Request.GET_CONSUMER_RUNNING_INFO, {**asking, "clientId": "nobody"})).code == 1
+    silent = client.begin(Request.GET_CONSUMER_RUNNING_INFO, asking)
+    await other.next_asked()
+    await shared.clock.advance(11)
+    assert (await silent).code == Answer.CONSUME_MESSAGE_TIMEOUT
+
+
+async def test_c079_replies(client: RemotingClient, other: RemotingClient) -> None:
+    """Pushed to the client that waits; without it the answer is 1, and the reply is stored all the same."""
+    await other.call(Request.HEART_BEAT, body={"clientID": "asker", "producerDataSet": [{"groupName": "PG79"}]})
+    properties = "CORRELATION_ID\x01corr\x02REPLY_TO_CLIENT\x01{}\x02MSG_TYPE\x01reply\x02"
+    fields = send_fields("DefaultCluster_REPLY_TOPIC", i=properties.format("asker"))
+    reply = client.begin(Request.SEND_REPLY_MESSAGE_V2, fields, b"the answer")
+    asked = await other.next_asked()
+    assert (asked.code, asked.body) == (Request.PUSH_REPLY_MESSAGE_TO_CLIENT, b"the answer")
+    assert "CORRELATION_ID\x01corr" in asked.fields["properties"]
+    assert "PUSH_REPLY_TIME" in asked.fields["properties"]
+    [golden, *_] = golden_remoting.requests(Request.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    assert asked.fields.keys() >= golden.header["extFields"].keys() - {"unitMode"}
+    other.reply(asked)
+    assert (await reply).code == 0
+    gone = send_fields("DefaultCluster_REPLY_TOPIC", i=properties.format("gone"))
+    refused = await client.call(Request.SEND_REPLY_MESSAGE_V2, gone, b"lost")
+    assert (refused.code, "is stored" in (refused.remark or "")) == (1, True)
+    stored = await client.call(Request.PULL_MESSAGE, pull_fields("DefaultCluster_REPLY_TOPIC"))
+    assert [record.body for record in records(stored.body)] == [b"the answer", b"lost"]
+
+
+async def test_c086_the_state_of_a_broker(client: RemotingClient) -> None:
+    """All keys that tools read, those that RocketMQ 4 spells otherwise included."""
+    await send(client, "State")
+    table = json_body(await client.call(Request.GET_BROKER_RUNTIME_INFO))["table"]
+    for key in (
+        *("brokerVersionDesc", "brokerVersion", "putTps", "getTransferredTps", "getTransferedTps", "runtime"),
+        *("msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgPutTotalTodayNow", "bootTimestamp"),
+        *("msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning", "msgGetTotalTodayNow", "brokerActive"),
+        *("sendThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills", "pullThreadPoolQueueSize"),
+        *("pageCacheLockTimeMills", "earliestMessageTimeStamp", "commitLogDiskRatio", "consumeQueueDiskRatio"),
+        *("commitLogMinOffset", "commitLogMaxOffset", "dispatchBehindBytes", "remainHowManyDataToFlush"),
+        *("timerReadBehind", "timerOffsetBehind", "timerCongestNum", "timerEnqueueTps", "timerDequeueTps"),
+        *("getFoundTps", "getMissTps", "getTotalTps", "putMessageTimesTotal", "putMessageSizeTotal"),
+        *("putMessageAverageSize", "putMessageEntireTimeMax", "getMessageEntireTimeMax", "EndTransactionQueueSize"),
+        *("putMessageDistributeTime", "remainTransientStoreBufferNumbs", "commitLogDirCapacity"),
+        "startAcceptSendRequestTimeStamp",
+    ):
+        assert isinstance(table[key], str), key
+    assert int(table["msgPutTotalTodayNow"]) > 0
+    assert len(table["putTps"].split()) == 3
+
+
+async def test_c088_creating_and_changing_topics(tmp_path: Path) -> None:
+    """Queue counts, permission, attributes; routes follow at once, and a restart keeps it."""
+    async with remoting_broker(tmp_path) as (_, client):
+        create = topic_fields("Made", attributes="+message.type=FIFO")
+        assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC, create)).code == 0
+        change = topic_fields("Made", readQueueNums=6, writeQueueNums=5, perm=4, attributes="-message.type,+a=b")
+        assert (await client.call(Request.UPDATE_AND_CREATE_TOPIC, change)).code == 0
+        route = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "Made"})
+        [queues] = json_body(route)["queueDatas"]
+        assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (6, 5, 4)
+        assert (await send(client, "Made")).code == Answer.NO_PERMISSION
+        for wrong in ({"topic": "no name"}, {"topic": "TBW102"}, {"attributes": "x"}, {"perm": 99}):
+            answer = await client.call(Request.UPDATE_AND_CREATE_TOPIC, topic_fields("Made", **wrong))
+            assert answer.code == Answer.INVALID_PARAMETER, wrong
+    async with remoting_broker(tmp_path) as (_, client):
+        config = json_body(await client.call(Request.GET_TOPIC_CONFIG, {"topic": "Made"}))
+        assert (config["readQueueNums"], config["perm"], config["attributes"]) == (6, 4, {"a": "b"})
+        table = json_body(await client.call(Request.GET_ALL_TOPIC_CONFIG))
+        assert table["topicConfigTable"]["Made"] == config
+
+
+async def test_c089_groups(client: RemotingClient) -> None:
+    """Created, changed, listed, deleted; asking for an unknown one creates none."""
+    body = {"groupName": "G89", "retryMaxTimes": 3, "consumeMessageOrderly": True}
+    assert (await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=body)).code == 0
+    body = {"groupName": "G89", "retryMaxTimes": 5}
+    assert (await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=body)).code == 0
+    group = json_body(await client.call(Request.GET_SUBSCRIPTION_GROUP_CONFIG, {"group": "G89"}))
+    assert (group["retryMaxTimes"], group["consumeMessageOrderly"]) == (5, False)
+    table = json_body(await client.call(Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG))["subscriptionGroupTable"]
+    assert table["G89"] == group
+    for _ in range(2):
+        answer = await client.call(Request.GET_SUBSCRIPTION_GROUP_CONFIG, {"group": "No89"})
+        assert answer.code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert (await client.call(Request.DELETE_SUBSCRIPTION_GROUP, {"groupName": "G89"})).code == 0
+    answer = await client.call(Request.GET_SUBSCRIPTION_GROUP_CONFIG, {"group": "G89"})
+    assert answer.code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
+    for wrong in ({"groupName": "no name"}, {"groupName": "G", "retryMaxTimes": "x"}, {}):
+        answer = await client.call(Request.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=wrong)
+        assert answer.code == Answer.INVALID_PARAMETER
+
+
+async def test_c090_changing_the_configuration(client: RemotingClient) -> None:
+    """What can change while the broker runs, under RocketMQ's name or ours; nothing else, and nothing by halves."""
+    assert (await client.call(Request.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=48\n")).code == 0
+    lines = (await client.call(Request.GET_BROKER_CONFIG)).body.decode().splitlines()
+    assert {"fileReservedTime=48", "store.retention_hours=48"} <= {line.removesuffix(".0") for line in lines}
+    refused = (
+        b"brokerName=other\n",
+        b"rocketmqHome=/\n",
+        b"fileReservedTime=x\n",
+        b"topics.queue_count=3\nbrokerName=x\n",
+    )
+    for body in refused:
+        assert (await client.call(Request.UPDATE_BROKER_CONFIG, body=body)).code == Answer.NO_PERMISSION, body
+    lines = (await client.call(Request.GET_BROKER_CONFIG)).body.decode().splitlines()
+    assert "topics.queue_count=8" in lines
+    assert "brokerName=aerobee" in lines
+
+
+async def test_c091_deleting_a_topic(client: RemotingClient) -> None:
+    """Its route and its messages are gone; one of the same name begins anew."""
+    await send(client, "Deleted")
+    for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAME_SERVER):
+        assert (await client.call(code, {"topic": "Deleted"})).code == 0
+    assert (await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "Deleted"})).code == 17
+    place: dict[str, object] = {"topic": "Deleted", "queueId": 0}
+    assert (await client.call(Request.GET_MAX_OFFSET, place)).fields == {"offset": "0"}
+    await send(client, "Deleted", b"new")
+    answer = await client.call(Request.PULL_MESSAGE, pull_fields("Deleted"))
+    assert [record.body for record in records(answer.body)] == [b"new"]
+    assert (await client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": "No91"})).code == 0
+
+
+async def test_c092_statistics_producers_and_consumers(client: RemotingClient) -> None:
+    """Stat sets by RocketMQ's names, who is connected, and how far groups are."""
+    await send(client, "Stats")
+    item = {"statsName": "TOPIC_PUT_NUMS", "statsKey": "Stats"}
+    assert set(json_body(await client.call(Request.VIEW_BROKER_STATS_DATA, item))) == {
+        *("statsMinute", "statsHour", "statsDay"),
+    }
+    assert (await client.call(Request.VIEW_BROKER_STATS_DATA, {**item, "statsName": "NONE"})).code == 1
+    await client.call(Request.HEART_BEAT, body=heartbeat_body("c92", "G92", "Stats"))
+    producers = json_body(await client.call(Request.GET_ALL_PRODUCER_INFO))["data"]
+    assert producers["G92_producer"][0]["clientId"] == "c92"
+    found = await client.call(Request.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "G92_producer"})
+    assert json_body(found)["connectionSet"][0]["language"] == "JAVA"
+    assert (await client.call(Request.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "none"})).code == 1
+    consumers = json_body(await client.call(Request.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "G92"}))
+    assert consumers["connectionSet"][0]["clientId"] == "c92"
+    assert consumers["subscriptionTable"]["Stats"]["subString"] == "*"
+    answer = await client.call(Request.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "none"})
+    assert answer.code == Answer.CONSUMER_NOT_ONLINE
+    groups = json_body(await client.call(Request.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "Stats"}))
+    assert groups == {"groupList": ["G92"]}
+    stats = json_body(await client.call(Request.GET_TOPIC_STATS_INFO, {"topic": "Stats"}))
+    offsets = {key["queueId"]: value["maxOffset"] for key, value in stats["offsetTable"].pairs()}
+    assert offsets == {0: 1, 1: 0, 2: 0, 3: 0}
+    place: dict[str, object] = {"topic": "Stats", "consumerGroup": "G92", "queueId": 0, "commitOffset": 1}
+    await client.call(Request.UPDATE_CONSUMER_OFFSET, place)
+    progress = json_body(await client.call(Request.GET_CONSUME_STATS, {"consumerGroup": "G92"}))
+    first = next(value for key, value in progress["offsetTable"].pairs() if key["queueId"] == 0)
+    assert (first["brokerOffset"], first["consumerOffset"]) == (1, 1)
+    everyone = json_body(await client.call(Request.GET_BROKER_CONSUME_STATS, {"isOrder": False}))
+    assert any("G92" in entry for entry in everyone["consumeStatsList"])
+    unknown = json_body(await client.call(Request.GET_CONSUME_STATS, {"consumerGroup": "none"}))
+    assert unknown["offsetTable"] == {}
