@@ -135,6 +135,8 @@ class LimitsConfig:
     client_expiry_seconds: float = 120.0  # a client that is silent for longer is gone
     request_bytes_max: int = 128 << 20  # of all requests in progress; reading goes on when some have been answered
     request_bytes_per_client_max: int = 32 << 20  # of these, of one connection, and of all of one account
+    answer_bytes_max: int = 128 << 20  # of messages that were read for receives and pulls, and not taken by clients
+    answer_bytes_per_client_max: int = 32 << 20  # of these, of one connection, and of all of one account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

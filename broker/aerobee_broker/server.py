@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import grpc
 
+from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import Address, BrokerConfig
@@ -23,6 +24,7 @@ from aerobee_broker.listeners import Listening, check_ports, listen, listen_nati
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
+from aerobee_broker.metrics.loop_delay import LoopDelay
 from aerobee_broker.metrics.metrics import Metrics
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accumulation import Accumulation
@@ -52,7 +54,6 @@ from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
-from aerobee_broker.services.byte_budget import ByteBudget
 from aerobee_broker.services.messaging_service import MessagingService
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
@@ -235,6 +236,17 @@ async def _serve(
         accounts=accounts,
         clock=clock,
     )
+    loop_delay = LoopDelay()
+    requests = ByteBudget(
+        "requests in progress",
+        total_max=config.limits.request_bytes_max,
+        holder_max=config.limits.request_bytes_per_client_max,
+    )
+    answers = ByteBudget(
+        "messages for clients",
+        total_max=config.limits.answer_bytes_max,
+        holder_max=config.limits.answer_bytes_per_client_max,
+    )
     metrics.attach(
         store=store,
         tables=tables,
@@ -243,6 +255,9 @@ async def _serve(
         transactions=transactions,
         timer=timer,
         counters=counters,
+        loop_delay=loop_delay,
+        requests=requests,
+        answers=answers,
         clock=clock,
     )
     try:
@@ -259,6 +274,7 @@ async def _serve(
                     (tables.name, tables.run),
                     (broker_stats.name, broker_stats.run),
                     (remoting.name, remoting.run),
+                    (loop_delay.name, loop_delay.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
@@ -277,6 +293,8 @@ async def _serve(
                 counters,
                 broker_stats,
                 remoting,
+                requests,
+                answers,
             )
             try:
                 ready.reason = None
@@ -323,16 +341,13 @@ async def _listen(
     counters: BrokerCounters,
     broker_stats: BrokerStats,
     remoting: RemotingService,
+    requests: ByteBudget,
+    answers: ByteBudget,
 ) -> tuple[Server, asyncio.Event, Listening]:
     """Bind the gRPC ports and serve every service on it. The event, once set, ends streams of health and reflection.
 
     Raises ListenError.
     """
-    requests = ByteBudget(
-        "requests in progress",
-        total_max=config.limits.request_bytes_max,
-        holder_max=config.limits.request_bytes_per_client_max,
-    )
     limits = RequestLimits(requests, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
     methods: dict[str, Method] = {}  # complete before the loop turns to the first connection
@@ -357,6 +372,7 @@ async def _listen(
         clients=clients,
         counters=counters,
         limits=limits,
+        answers=answers,
         route=route,
         heartbeat=HeartbeatProcessor(clients),
         telemetry=TelemetryProcessor(config, tables, clients),

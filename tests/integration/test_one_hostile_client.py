@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 from tests.support.hostile_clients import resident, works
@@ -117,6 +118,37 @@ async def test_a_small_request_with_many_entries_costs_next_to_nothing(
     assert cpu_seconds(broker) - before < 1.0 * ROUNDS  # of the three together; each entry cost a second or more
     assert memory.growth < 100 << 20, f"{memory.growth >> 20} MiB"
     await works(broker)
+
+
+async def test_answers_that_nobody_reads(tmp_path: Path) -> None:
+    """Receives of many groups for the largest messages, whose clients read nothing: one answer has a few megabytes.
+
+    Others receive meanwhile.
+    """
+    groups = 12 * ROUNDS
+    with run_broker(tmp_path) as broker:
+        async with connect(broker.endpoint) as client, AsyncExitStack() as channels:
+            for group in [f"unread{number}" for number in range(groups)]:
+                await client.admin.create_group(group)
+            producer = client.producer()
+            for _ in range(40):
+                await producer.send(Message(topic="large", body=os.urandom(4 << 20)))
+            async with watched(broker) as memory:
+                for number in range(groups):
+                    channel = await channels.enter_async_context(own_channel(broker))
+                    request = v2.ReceiveMessageRequest(
+                        group=v2.Resource(name=f"unread{number}"),
+                        message_queue=v2.MessageQueue(topic=v2.Resource(name="large")),
+                        filter_expression=v2.FilterExpression(expression="*"),
+                        batch_size=32,
+                        invisible_duration=v2.Duration(seconds=600),
+                    )
+                    call = channel.unary_stream(f"{MESSAGING}/ReceiveMessage")
+                    channels.callback(call(request.SerializeToString(), metadata=METADATA).cancel)
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(0.5)
+            assert memory.growth < (120 + 20 * groups) << 20, f"{memory.growth >> 20} MiB"
+            await works(broker)
 
 
 def cpu_seconds(broker: BrokerProcess) -> float:

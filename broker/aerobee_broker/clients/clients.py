@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
+from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
@@ -26,6 +26,9 @@ _SCAN_SECONDS: Final = 5.0
 _PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream for good: the oldest are dropped
 _FIRST_CONSUMER_TYPE: Final = v2.ClientType.PUSH_CONSUMER  # unspecified 0, producer 1; all others consume
 _CLIENTS_MAX: Final = 100_000  # a client id costs about a kilobyte; nobody may fill the memory with invented ones
+
+
+SETTINGS_BYTES_MAX: Final = 64 << 20  # of the settings of all clients, as they were received
 
 
 class TelemetryStream:
@@ -80,8 +83,8 @@ class Client:
         "peer",
         "protocol_version",
         "secure",
-        "settings",
         "settings_at",
+        "settings_data",
         "stream",
         "topics",
         "version",
@@ -100,9 +103,14 @@ class Client:
         self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group: str | None = None  # stored name (with the namespace) of a consumer's group
         self.topics: frozenset[str] = frozenset()  # stored names of a producer's topics
-        self.settings: v2.Settings | None = None  # as received
+        self.settings_data = b""  # as received: a quarter of the memory of the message, or less
         self.settings_at = 0.0  # of the monotonic clock: when they last were
         self.stream: TelemetryStream | None = None
+
+    @property
+    def settings(self) -> v2.Settings | None:
+        """What the client said about itself; None if it did not, or it was forgotten."""
+        return v2.Settings.FromString(self.settings_data) if self.settings_data else None
 
     @property
     def is_consumer(self) -> bool:
@@ -124,6 +132,7 @@ class ClientRegistry:
     def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
         self._clock = clock
         self._clients: OrderedDict[str, Client] = OrderedDict()  # who was heard of last is last
+        self.settings_bytes = 0  # of all clients
         self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
         self._expiry_seconds = expiry_seconds
         self._nonces = itertools.count(1)
@@ -159,6 +168,32 @@ class ClientRegistry:
     def producers_of(self, topic: str) -> list[Client]:
         """The connected producers that listed a topic, by its stored name."""
         return [client for client in self._clients.values() if topic in client.topics]
+
+    def remember(self, client: Client, settings: v2.Settings) -> None:
+        """Keep the settings of a client, in place of earlier ones.
+
+        There is room for 64 MiB of them. When it is used up, clients without a Telemetry stream lose theirs: they left,
+        and a client is served as well without. TooManyRequestsError if all have a stream.
+        """
+        data = settings.SerializeToString()
+        self.settings_bytes -= len(client.settings_data)
+        client.settings_data = b""
+        if self.settings_bytes + len(data) > SETTINGS_BYTES_MAX:
+            for other in self._clients.values():
+                if other.stream is None:
+                    self._forget_settings(other)
+        if self.settings_bytes + len(data) > SETTINGS_BYTES_MAX:
+            raise TooManyRequestsError(
+                f"the settings of all clients take {self.settings_bytes} bytes, and there is no room for {len(data)} "
+                "more; subscribe to fewer topics, or try again later"
+            )
+        client.settings_data = data
+        self.settings_bytes += len(data)
+
+    def _forget_settings(self, client: Client) -> None:
+        self.settings_bytes -= len(client.settings_data)
+        client.settings_data = b""
+        client.topics = frozenset()
 
     def introduced(self, client: Client) -> None:
         """The client has sent its settings."""
@@ -289,6 +324,7 @@ class ClientRegistry:
 
     def _remove(self, client: Client) -> None:
         del self._clients[client.client_id]
+        self._forget_settings(client)
         self._give_up(client)
         if client.stream is not None:
             client.stream.close()

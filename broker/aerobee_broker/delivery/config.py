@@ -23,6 +23,7 @@ class DeliveryConfig:
     invisible_seconds_max: float = 12 * 3600.0
     auto_renew_seconds_max: float = 3 * 3600.0  # how long a living push consumer may work on one message
     receive_count_max: int = 32  # messages in one answer
+    receive_bytes_max: int = 4 << 20  # of their records, but for the first, which may be larger
     poll_seconds_max: float = 30.0
     poll_reserve_seconds: float = 0.2  # an answer must leave so long before the deadline of its call
     waiting_per_line_max: int = 1024  # receives of one group that wait for one topic
@@ -59,6 +60,7 @@ class DeliveryConfig:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"delivery.{name}: {getattr(self, name)} is below 0")
         for name in (
+            "receive_bytes_max",
             *("waiting_per_line_max", "waiting_max", "in_flight_per_group_max", "fifo_waiting_max"),
             *("priority_waiting_max", "lite_subscriptions_max", "snapshot_event_count"),
         ):

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from aerobee_broker.byte_budget import Share
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.delivery.auto_renewals import AutoRenewals, attempt_nonce
 from aerobee_broker.delivery.config import DeliveryConfig
@@ -55,6 +56,7 @@ from aerobee_store.clock import Clock
 _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
+_ROOM_SECONDS: Final = 2.0  # that a receive which does not wait for messages waits for room for their bytes
 _LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
 _DELETED_PER_STEP_MAX: Final = 512  # topics that go in one step of the event loop, and with one save of their note
 LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
@@ -78,6 +80,7 @@ class Deliveries:
         self._store = store
         self._tables = tables
         self._clock = clock
+        self._config = config
         self._connected = connected or (lambda client_id: True)
         self.long_polling = LongPolling(
             waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
@@ -168,6 +171,7 @@ class Deliveries:
         wanted: MessageFilter = EVERYTHING,
         attempt_id: str = "",
         queue_id: int | None = None,
+        memory: Share | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> list[DeliveredMessage]:
         """At most `count` messages of any queue of the topic, as soon as there is one; empty when the wait is over.
@@ -185,6 +189,8 @@ class Deliveries:
         Of a priority topic the highest priority goes first. `look_seconds`: for how long to look through messages that
         do not pass, or for higher ones; the next receive goes on there, also after a crash.
 
+        Nothing is read while `memory` has no room; what is returned was taken from it.
+
         Of a topic with lite topics: the messages of those that the client has subscribed (`lite`).
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
@@ -196,6 +202,8 @@ class Deliveries:
         queue_set: QueueSet | None = None
         queue_set_kind: tuple[bool, int | None] | None = None
         while True:
+            if memory is not None and not memory.has_room():
+                await memory.room(max(0.0, deadline - loop.time()) + _ROOM_SECONDS)
             topic_config = self._tables.topics.require(topic)
             group_config = self._tables.groups.require(group)
             orderly = group_config.consume_orderly
@@ -217,6 +225,7 @@ class Deliveries:
                     group=group,
                     client_id=client_id,
                     count=count,
+                    bytes_max=self._config.receive_bytes_max,
                     invisible_ms=invisible_ms,
                     wanted=wanted,
                     attempt=attempt,
@@ -230,6 +239,8 @@ class Deliveries:
                 if more or len(received.messages) >= count:
                     queue_set.wake_next()
                 if received.messages:
+                    if memory is not None:
+                        memory.take_now(sum(message.record.size for message in received.messages))
                     try:
                         await self._history.wait_logged()
                         if received.needs_dead_letter_topic:

@@ -20,7 +20,7 @@ ONLY_GROUP: Final = "__AEROBEE_ONLY_GROUP"
 """On a dead letter that was sent again: the stored name of the only group that gets it."""
 
 _ONLY_GROUP_BYTES: Final = ONLY_GROUP.encode()
-_BYTES_MAX: Final = 4 << 20
+READ_BYTES_MAX: Final = 4 << 20  # bytes of records that one read brings
 _CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: most may not pass
 
 
@@ -57,11 +57,12 @@ class MessageFilter:
         count: int,
         group: str,
         *,
-        max_bytes: int = _BYTES_MAX,
+        max_bytes: int = READ_BYTES_MAX,
     ) -> ReadResult:
         """At most `count` messages that pass, from the offset on; those that do not lie before `next_offset`.
 
-        Looks at a bounded number of messages, so that it may bring nothing though there is more. StoreAccessError.
+        Looks at a bounded number of messages, so that it may bring nothing though there is more; of more than
+        `max_bytes` only one, whatever its size. StoreAccessError.
         """
         if self.condition is None:
             result = store.read(topic, queue_id, queue_offset, max_count=count, max_bytes=max_bytes, tags=self.tags)

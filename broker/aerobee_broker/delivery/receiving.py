@@ -18,7 +18,7 @@ from aerobee_broker.delivery.auto_renewals import AutoRenewals
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Delivered
-from aerobee_broker.delivery.filters import MessageFilter
+from aerobee_broker.delivery.filters import READ_BYTES_MAX, MessageFilter
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import (
     VERSION,
@@ -37,6 +37,7 @@ from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 
 _SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group looks at before others get their turn
+_SEEN_BYTES_MAX: Final = 8 << 20  # of messages that were looked at and are kept for the same receive
 _UNRECORDED_MAX: Final = 128  # messages that were seen and not delivered, before the journal is told of them
 _PASSED_MAX: Final = 4096  # messages that a filter left out, likewise: what a crash makes to be looked at again
 _LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, as above
@@ -58,6 +59,7 @@ class ReceiveRequest:
     group: str
     client_id: str
     count: int
+    bytes_max: int  # of records; the first one may be larger
     invisible_ms: int | None  # None: as long as the client lives
     wanted: MessageFilter
     attempt: int | None  # the nonce of queue 0 that stands for the attempt
@@ -73,6 +75,7 @@ class Received:
     parts: list[tuple[Queue, list[int], int]] = field(default_factory=list)  # queue, offsets, nonce
     needs_dead_letter_topic: bool = False
     more: bool = False  # stopped before the end: look again
+    bytes_left: int = 0  # of records; below 0 by less than one of them
 
 
 @dataclass(slots=True)
@@ -133,7 +136,7 @@ class Receiving:
 
     def _take_any(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
         now_ms = self._clock.now_ms()
-        received = Received()
+        received = Received(bytes_left=request.bytes_max)
         readings: dict[Queue, _Reading] = {}
         count = request.count
         for queue in queues:
@@ -143,17 +146,17 @@ class Receiving:
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
                 offsets = queue.delivery.take_ready(count)
-                received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, request)
+                received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, request, received)
                 count -= len(reading.records)
                 if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
                     received.more = True
         for queue in queues:
-            if count <= 0:
+            if count <= 0 or received.bytes_left <= 0:
                 break
             if queue.delivery.cursor < self._subscriptions.end_of(queue):
                 reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
                 before = len(reading.records)
-                received.more |= self._read_new(queue, reading, count, request.wanted)
+                received.more |= self._read_new(queue, reading, count, request.wanted, received)
                 count -= len(reading.records) - before
         if readings:
             self._deliver(readings, received, request, now_ms)
@@ -161,7 +164,7 @@ class Receiving:
 
     def _take_in_order(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
         now_ms = self._clock.now_ms()
-        received = Received()
+        received = Received(bytes_left=request.bytes_max)
         readings: dict[Queue, _Reading] = {}
         if request.attempt is None or not self._repeat(queues, received, request.attempt, request, now_ms):
             count = request.count
@@ -175,7 +178,7 @@ class Receiving:
     def _take_by_priority(self, queues: Sequence[Queue], request: ReceiveRequest, is_last: bool) -> Received:
         """All queues are looked at as far ahead as may be, then the first of all of them go out."""
         now_ms = self._clock.now_ms()
-        received = Received()
+        received = Received(bytes_left=request.bytes_max)
         seen: dict[Queue, dict[int, Record]] = {}
         for queue in queues:
             self._visibility.expire(queue, now_ms)
@@ -186,17 +189,24 @@ class Receiving:
             received.more |= self._see_ahead(queue, request.wanted, seen[queue])
         readings = {queue: _Reading(queue.delivery.cursor) for queue in seen}
         if not received.more or is_last:
-            for queue, offsets in self._highest(list(seen), request.count).items():
+            for queue, offsets in self._highest(seen, request.count, received).items():
                 received.needs_dead_letter_topic |= self._read_ready(
-                    queue, readings[queue], offsets, request, seen[queue]
+                    queue, readings[queue], offsets, request, received, seen[queue]
                 )
                 received.more |= bool(readings[queue].finished)
         self._deliver(readings, received, request, now_ms)
         received.messages.sort(key=_urgency)
         return received
 
-    def _highest(self, queues: Sequence[Queue], count: int) -> dict[Queue, list[int]]:
-        """The offsets, ascending, of the `count` messages of all queues with the highest priority, then the oldest."""
+    def _highest(
+        self, seen: Mapping[Queue, dict[int, Record]], count: int, received: Received
+    ) -> dict[Queue, list[int]]:
+        """The offsets, ascending, of the `count` messages of all queues with the highest priority, then the oldest.
+
+        Fewer if they have too many bytes. Adds those to `seen` that it has to read for that.
+        """
+        queues = list(seen)
+        left = received.bytes_left
         heads: list[
             tuple[int, int, int, int, Iterator[int]]
         ] = []  # rank, place in the log, offset, queue, the next ones
@@ -217,6 +227,12 @@ class Receiving:
                 break
             _, _, offset, number, following = heapq.heappop(heads)
             found.setdefault(queues[number], []).append(offset)
+            record = seen[queues[number]].get(offset) or self._subscriptions.read_one(queues[number], offset)
+            if record is not None:
+                seen[queues[number]][offset] = record
+                left -= record.size
+            if left <= 0:
+                break
             push(number, following)
         return {queue: sorted(offsets) for queue, offsets in found.items()}
 
@@ -270,7 +286,8 @@ class Receiving:
         seen: dict[int, Record] = {}
         received.more |= self._see(queue, count, request.wanted, seen)
         reading = _Reading(delivery.cursor)
-        received.needs_dead_letter_topic |= self._read_ready(queue, reading, delivery.take_ready(count), request, seen)
+        offsets = delivery.take_ready(count)
+        received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, request, received, seen)
         received.more |= bool(reading.finished)  # the next one of that message group may follow
         return reading
 
@@ -336,7 +353,8 @@ class Receiving:
         self._stats.lost += result.lost
         if result.status == "offset-too-small":
             self._stats.lost += result.next_offset - before
-        seen.update((record.queue_offset, record) for record in result.records)
+        if sum(record.size for record in seen.values()) < _SEEN_BYTES_MAX:  # others are read again when they go out
+            seen.update((record.queue_offset, record) for record in result.records)
         label = order.LABEL_PROPERTY
         delivery.see(
             [(record.queue_offset, record.properties.get(label, "")) for record in result.records], result.next_offset
@@ -351,6 +369,7 @@ class Receiving:
         reading: _Reading,
         offsets: Sequence[int],
         request: ReceiveRequest,
+        received: Received,
         seen: Mapping[int, Record] | None = None,
     ) -> bool:
         """Read these messages, which are ready; True if some wait for a dead-letter topic that is not there.
@@ -363,6 +382,9 @@ class Receiving:
         stuck: set[str] = set()  # message groups whose first waits for that topic
         order = delivery.order if isinstance(delivery.order, MessageGroupOrder) else None
         for offset in offsets:
+            if received.bytes_left <= 0:
+                received.more = True
+                break
             if stuck and order is not None and order.message_group_of(offset) in stuck:
                 continue
             record = seen.get(offset) if seen else None
@@ -375,8 +397,10 @@ class Receiving:
                 reading.finished.append(offset)
             elif delivery.ready[offset] < request.attempt_max:
                 reading.records.append(record)
+                received.bytes_left -= record.size
             elif has_dead_letter_topic:
                 self._dead_letters.append(record, queue.key.group)
+                received.bytes_left -= record.size
                 reading.finished.append(offset)
             else:
                 waits = True
@@ -384,11 +408,12 @@ class Receiving:
                     stuck.add(order.message_group_of(offset))
         return waits
 
-    def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter) -> bool:
+    def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter, received: Received) -> bool:
         """Read up to `count` messages that were never delivered; True if there may be more of them."""
         for _ in range(wanted.reads_per_step):
-            key = queue.key
-            result = wanted.read(self._store, key.topic, key.queue_id, reading.cursor, count, key.group)
+            key, left = queue.key, min(received.bytes_left, READ_BYTES_MAX)
+            offset = reading.cursor
+            result = wanted.read(self._store, key.topic, key.queue_id, offset, count, key.group, max_bytes=left)
             if result.next_offset <= reading.cursor:
                 return False
             self._stats.lost += result.lost
@@ -397,9 +422,10 @@ class Receiving:
             reading.records.extend(result.records)
             reading.cursor = result.next_offset
             count -= len(result.records)
+            received.bytes_left -= sum(record.size for record in result.records)
             if result.next_offset >= result.max_offset:
                 return False
-            if count <= 0:
+            if count <= 0 or received.bytes_left <= 0:
                 return True
         return True
 

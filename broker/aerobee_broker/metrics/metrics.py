@@ -14,10 +14,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.clients import ClientRegistry
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.metrics.counters import MESSAGE_SIZE_BOUNDS, BrokerCounters, ExecutionTimes
+from aerobee_broker.metrics.loop_delay import LoopDelay
 from aerobee_broker.metrics.timer_metrics import TimerCollector
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables
@@ -84,10 +86,25 @@ class Metrics:
         transactions: Transactions,
         timer: Timer,
         counters: BrokerCounters,
+        loop_delay: LoopDelay,
+        requests: ByteBudget,
+        answers: ByteBudget,
         clock: Clock,
     ) -> None:
         """Show the broker from now on."""
-        broker = _BrokerCollector(self._config, store, tables, clients, deliveries, transactions, counters, clock)
+        broker = _BrokerCollector(
+            self._config,
+            store,
+            tables,
+            clients,
+            deliveries,
+            transactions,
+            counters,
+            loop_delay,
+            requests,
+            answers,
+            clock,
+        )
         self._registry.register(broker)
         self._registry.register(_StoreCollector(self._config, store, clock))
         self._registry.register(TimerCollector(self._config, timer))
@@ -107,6 +124,9 @@ class _BrokerCollector(Collector):
         deliveries: Deliveries,
         transactions: Transactions,
         counters: BrokerCounters,
+        loop_delay: LoopDelay,
+        requests: ByteBudget,
+        answers: ByteBudget,
         clock: Clock,
     ) -> None:
         self._base = (config.cluster, "broker", config.name)
@@ -116,6 +136,9 @@ class _BrokerCollector(Collector):
         self._deliveries = deliveries
         self._transactions = transactions
         self._counters = counters
+        self._loop_delay = loop_delay
+        self._requests = requests
+        self._answers = answers
         self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
@@ -141,6 +164,7 @@ class _BrokerCollector(Collector):
             "aerobee_long_polls", "Receives that wait for a message.", self._deliveries.long_polling.waiting_count
         )
         yield from self._front()
+        yield from self._event_loop()
         yield self._gauge("aerobee_clients", "Clients that were heard of within the expiry time.", len(self._clients))
 
     def _front(self) -> Iterator[Metric]:
@@ -158,6 +182,28 @@ class _BrokerCollector(Collector):
         )
         for bound, count in front.refused.items():
             refused.add_metric((*self._base, bound), count)
+        yield refused
+
+    def _event_loop(self) -> Iterator[Metric]:
+        delay = HistogramMetricFamily(
+            "aerobee_event_loop_delay_seconds", "How late a timer of the event loop fires.", labels=_BROKER
+        )
+        _add_histogram(delay, self._base, self._loop_delay.seconds)
+        yield delay
+        slow = CounterMetricFamily(
+            "aerobee_event_loop_slow_steps", "Steps of the event loop that took more than 0.1 s.", labels=_BROKER
+        )
+        slow.add_metric(self._base, self._loop_delay.slow_steps)
+        yield slow
+        yield self._gauge("aerobee_request_bytes", "Bytes of the requests in progress.", self._requests.used)
+        yield self._gauge(
+            "aerobee_answer_bytes", "Bytes of messages that clients have not taken yet.", self._answers.used
+        )
+        refused = CounterMetricFamily(
+            "aerobee_byte_refusals", "Calls for whose bytes there was no room in time.", labels=(*_BROKER, "of")
+        )
+        refused.add_metric((*self._base, "requests"), self._requests.refused)
+        refused.add_metric((*self._base, "answers"), self._answers.refused)
         yield refused
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

@@ -22,6 +22,7 @@ def group_name(resource: v2.Resource, client: Client) -> str:
 
 def subscribed_topics(client: Client) -> list[str]:
     """The stored names of what a consumer said that it consumes; nothing without its settings."""
-    if client.settings is None:
+    settings = client.settings
+    if settings is None:
         return []
-    return [topic_name(entry.topic, client) for entry in client.settings.subscription.subscriptions]
+    return [topic_name(entry.topic, client) for entry in settings.subscription.subscriptions]

@@ -13,10 +13,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
+from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
-from aerobee_broker.delivery.filters import MessageFilter, filter_of
+from aerobee_broker.delivery.filters import READ_BYTES_MAX, MessageFilter, filter_of
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
@@ -27,6 +28,7 @@ from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 
+_ROOM_SECONDS: Final = 2.0  # that a pull which does not wait for messages waits for room for their bytes
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
 
@@ -52,15 +54,22 @@ class PullProcessor:
 
     def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
         self._config = config
+        self._bytes_max = min(config.delivery.receive_bytes_max, READ_BYTES_MAX)
         self._store = store
         self._tables = tables
         self._deliveries = deliveries
         self._waits = itertools.count()
 
     async def pull(
-        self, request: v2.PullMessageRequest, client: Client, remaining_seconds: float | None
+        self,
+        request: v2.PullMessageRequest,
+        client: Client,
+        remaining_seconds: float | None,
+        memory: Share | None = None,
     ) -> AsyncGenerator[v2.PullMessageResponse, None]:
         """The stream of responses: a status, the messages, and the offset from which to pull next.
+
+        `memory` holds the bytes of the messages until they were taken.
 
         With ILLEGAL_OFFSET that is the nearest offset that the queue has; with MESSAGE_NOT_FOUND it is behind what the
         filter left out, which need not be the end of the queue.
@@ -94,29 +103,36 @@ class PullProcessor:
             wait_until=now + self._poll_seconds(polling, remaining_seconds),
             look_until=now + self._poll_seconds(None, remaining_seconds),
         )
-        records = await self._read(reading, wanted, count)
+        records = await self._read(reading, wanted, count, memory)
         yield v2.PullMessageResponse(status=_OK if records else _NOTHING)
         for record in records:
             yield v2.PullMessageResponse(message=to_wire_message(record, request.message_queue.topic))
+            if memory is not None:
+                memory.give(record.size)
         yield v2.PullMessageResponse(next_offset=reading.offset)
 
     def _poll_seconds(self, requested: float | None, remaining: float | None) -> float:
         config = self._config.delivery
         return poll_seconds(requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max)
 
-    async def _read(self, reading: _Reading, wanted: MessageFilter, count: int) -> list[Record]:
+    async def _read(self, reading: _Reading, wanted: MessageFilter, count: int, memory: Share | None) -> list[Record]:
         """The first messages that pass, none when the time is over; `reading.offset` is behind what was looked at."""
         loop = asyncio.get_running_loop()
         topic, queue_id = reading.topic, reading.queue_id
         while True:
+            if memory is not None and not memory.has_room():
+                await memory.room(max(0.0, reading.wait_until - loop.time()) + _ROOM_SECONDS)
             self._tables.topics.require(topic)  # it may have been deleted meanwhile
             for _ in range(wanted.reads_per_step):
-                result = wanted.read(self._store, topic, queue_id, reading.offset, count, reading.group)
+                offset, size_max = reading.offset, self._bytes_max
+                result = wanted.read(self._store, topic, queue_id, offset, count, reading.group, max_bytes=size_max)
                 at_end = result.next_offset == reading.offset
                 reading.offset = result.next_offset
                 if at_end or result.records:
                     break
             if result.records:
+                if memory is not None:
+                    memory.take_now(sum(record.size for record in result.records))
                 return result.records
             if at_end:
                 seconds = reading.wait_until - loop.time()

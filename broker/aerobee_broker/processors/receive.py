@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Final
 
+from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
@@ -34,9 +35,15 @@ class ReceiveProcessor:
         self._clock = clock
 
     async def process(
-        self, request: v2.ReceiveMessageRequest, client: Client, remaining_seconds: float | None
+        self,
+        request: v2.ReceiveMessageRequest,
+        client: Client,
+        remaining_seconds: float | None,
+        memory: Share | None = None,
     ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
         """The stream of responses. Closing it early gives back what was not taken from it.
+
+        `memory` holds the bytes of the messages until they were taken.
 
         The queue that the request names does not matter: some official clients always name the same one, and any
         consumer of a group may get any message. Only push consumers of orderly groups, which name what they were
@@ -72,6 +79,7 @@ class ReceiveProcessor:
             look_seconds=seconds(None),
             wanted=filter_of(request.filter_expression),
             attempt_id=request.attempt_id,
+            memory=memory,
             queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
         )
         taken = 0
@@ -83,6 +91,8 @@ class ReceiveProcessor:
                 )
                 yield v2.ReceiveMessageResponse(message=wire)
                 taken += 1
+                if memory is not None:
+                    memory.give(message.record.size)
         finally:
             if taken < len(messages):
                 self._deliveries.give_back(topic, group, messages[taken:])

@@ -70,7 +70,7 @@ class TelemetryProcessor:
             self._publishing(reply)
         else:
             self._subscription(received, reply, client)
-        client.settings = received
+        self._clients.remember(client, received)
         return reply
 
     def _publishing(self, reply: v2.Settings) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
+from aerobee_broker.byte_budget import ByteBudget, Share
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
 from aerobee_broker.clients.permissions import check_settings
@@ -36,6 +37,7 @@ from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     ClientIdentity,
     claim,
+    holders_of,
     introduce,
     service_methods,
 )
@@ -55,6 +57,7 @@ class MessagingService:
         clients: ClientRegistry,
         counters: BrokerCounters,
         limits: RequestLimits,
+        answers: ByteBudget,
         route: RouteProcessor,
         heartbeat: HeartbeatProcessor,
         telemetry: TelemetryProcessor,
@@ -71,6 +74,7 @@ class MessagingService:
         self._clients = clients
         self._counters = counters
         self._limits = limits
+        self._answers = answers
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
         self._identify = ClientIdentity(clients, accounts)
         self._route = route
@@ -122,19 +126,29 @@ class MessagingService:
         self, request: v2.ReceiveMessageRequest, client: Client, context: Context
     ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
         count = self._message_count(request, client)
-        async with aclosing(self._receive_processor.process(request, client, context.time_remaining())) as responses:
-            async for response in responses:
-                count(response)
-                yield response
+        memory = Share(self._answers, holders_of(client, context))
+        try:
+            responses = self._receive_processor.process(request, client, context.time_remaining(), memory)
+            async with aclosing(responses):
+                async for response in responses:
+                    count(response)
+                    yield response
+        finally:
+            memory.close()
 
     async def _pull(
         self, request: v2.PullMessageRequest, client: Client, context: Context
     ) -> AsyncGenerator[v2.PullMessageResponse, None]:
         count = self._message_count(request, client)
-        async with aclosing(self._pull_processor.pull(request, client, context.time_remaining())) as responses:
-            async for response in responses:
-                count(response)
-                yield response
+        memory = Share(self._answers, holders_of(client, context))
+        try:
+            responses = self._pull_processor.pull(request, client, context.time_remaining(), memory)
+            async with aclosing(responses):
+                async for response in responses:
+                    count(response)
+                    yield response
+        finally:
+            memory.close()
 
     def _message_count(
         self, request: v2.ReceiveMessageRequest | v2.PullMessageRequest, client: Client

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any, Final
 
+from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
@@ -18,7 +19,6 @@ from aerobee_broker.processors.records.append import AppendProcessor, read_appen
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
-from aerobee_broker.services.byte_budget import ByteBudget
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import ROOM_SECONDS, ClientIdentity, code_name, holders_of, service_methods
@@ -93,10 +93,10 @@ class RecordService:
         running = self._counters.running(SERVICE, _STREAM)
         running.count += 1
         appended: asyncio.Queue[_InFlight | None] = asyncio.Queue(IN_FLIGHT_MAX)
-        held = _Held(self._limits.in_progress)
+        held: Share | None = None
         try:
             client = self._identify(context)
-            held.holders = holders_of(client, context)
+            held = Share(self._limits.in_progress, holders_of(client, context))
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(
                     self._append_requests(requests, client, appended, held), name="append-reader"
@@ -116,14 +116,15 @@ class RecordService:
                 await context.write(_refusal(error).SerializeToString())
         finally:
             running.count -= 1
-            held.give(held.size)
+            if held is not None:
+                held.close()
 
     async def _append_requests(
         self,
         requests: AsyncIterator[bytes],
         client: Client,
         appended: asyncio.Queue[_InFlight | None],
-        held: _Held,
+        held: Share,
     ) -> None:
         try:
             async for data in requests:
@@ -131,7 +132,7 @@ class RecordService:
                 outcome: AppendedBatch | Exception
                 size = 0
                 try:
-                    await held.take(len(data))
+                    await held.take(len(data), ROOM_SECONDS)
                     size = len(data)
                     request: Any = read_append_request(data) or self._read_request(data)
                     if client.account is not None:
@@ -160,24 +161,6 @@ class RecordService:
         milliseconds = (perf_counter() - started) * 1000
         self._counters.answered(SERVICE, _STREAM, code_name(response.status.code)).observe(milliseconds)
         return response
-
-
-class _Held:
-    """The bytes of an append stream's requests that are not answered. Given back at its end, whatever happened."""
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self.holders: Sequence[str] = ()
-        self.size = 0
-
-    async def take(self, size: int) -> None:
-        await self._budget.take(size, self.holders, seconds=ROOM_SECONDS)
-        self.size += size
-
-    def give(self, size: int) -> None:
-        if size:
-            self.size -= size
-            self._budget.give(size, self.holders)
 
 
 _InFlight = tuple[float, AppendedBatch | Exception, int]

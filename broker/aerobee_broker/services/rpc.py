@@ -6,6 +6,7 @@ are made from the descriptors, so that no method of a service can be forgotten: 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from time import perf_counter
@@ -34,6 +35,8 @@ _OK: Final = v2.Code.OK
 
 
 ROOM_SECONDS: Final = 5.0  # for which a request waits for room for its bytes
+_TAKE_SECONDS: Final = 30.0  # in which a client has to take a large answer; what waits behind it is given back
+_LARGE_SIZE: Final = 64 << 10
 _NOBODY: Final[Sequence[str]] = ()
 
 
@@ -190,7 +193,11 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
                 async for response in responses:
                     if response.HasField("status"):
                         code = response.status.code  # type: ignore[attr-defined]  # of every stream of the protocol
-                    await context.write(response.SerializeToString())
+                    answer = response.SerializeToString()
+                    if len(answer) < _LARGE_SIZE:
+                        await context.write(answer)
+                    else:
+                        await _taken(context, answer)
         except ClientWentAwayError:
             pass  # while it was written to, before this call was cancelled
         except Exception as error:
@@ -206,6 +213,15 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
         counters.answered(method.service, method.name, code_name(code)).observe(elapsed)
 
     return handle
+
+
+async def _taken(context: Context, answer: bytes) -> None:
+    """Write, unless the client does not take it: ClientWentAwayError as if it were gone."""
+    try:
+        async with asyncio.timeout(_TAKE_SECONDS):
+            await context.write(answer)
+    except TimeoutError:
+        raise ClientWentAwayError from None
 
 
 def holders_of(client: Client, context: Context) -> Sequence[str]:

@@ -160,11 +160,11 @@ def test_settings_are_kept_so_they_have_a_limit(telemetry: TelemetryProcessor) -
         entry = settings.subscription.subscriptions.add(topic=v2.Resource(name=f"a-topic-with-a-longer-name-{number}"))
         entry.expression.expression = "one || two || three"
     assert telemetry.settings(settings, client).subscription.receive_batch_size > 0
-    kept = client.settings
+    kept = client.settings_data
     settings.user_agent.hostname = "x" * (256 << 10)
     with pytest.raises(InvalidRequestError, match="larger than 262144; subscribe to fewer"):
         telemetry.settings(settings, client)
-    assert client.settings is kept
+    assert client.settings_data == kept
 
 
 def test_answers_to_commands_are_accepted(telemetry: TelemetryProcessor) -> None:

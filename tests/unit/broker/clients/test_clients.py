@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from aerobee_broker.clients.clients import ClientRegistry
-from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError
+from aerobee_broker.clients import clients as clients_module
+from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
 from aerobee_proto import v2
 from aerobee_store.testing import ManualClock
 
@@ -195,3 +196,32 @@ def test_invented_ids_do_not_fill_the_memory(clients: ClientRegistry) -> None:
     assert len(clients) == 100_000
     assert gone == [f"c{number}" for number in range(1, 1001)]
     assert clients.get("c0") is not None
+
+
+def test_settings_of_all_clients_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who left lose theirs first; with all connected, a further one is refused, and nobody loses anything."""
+    monkeypatch.setattr(clients_module, "SETTINGS_BYTES_MAX", 10_000)
+    registry = ClientRegistry(ManualClock())
+    large = v2.Settings(publishing=v2.Publishing(topics=[v2.Resource(name="t" * 3000)]))
+
+    def connected(name: str) -> Client:
+        client = registry.seen(name)
+        client.stream = TelemetryStream()
+        return client
+
+    gone = registry.seen("gone")
+    registry.remember(gone, large)
+    kept = [connected(f"kept {number}") for number in range(3)]
+    for client in kept:
+        registry.remember(client, large)
+        registry.remember(client, large)  # in place of the first
+    assert gone.settings is None
+    assert all(client.settings == large for client in kept)
+    with pytest.raises(TooManyRequestsError, match="fewer topics"):
+        registry.remember(connected("one more"), large)
+    assert all(client.settings == large for client in kept)
+    registry.terminate("kept 0")
+    registry.remember(connected("one more"), large)
+    for name in ("gone", "kept 1", "kept 2", "one more"):
+        registry.terminate(name)
+    assert registry.settings_bytes == 0

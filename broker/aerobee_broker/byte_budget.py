@@ -145,3 +145,40 @@ class ByteBudget:
             f"there was no room for the bytes of this call within {seconds:g} s: {self._what} have {self.used} bytes, "
             f"the limit is {self.total_max}, {self.holder_max} for a connection or account; send fewer at once"
         )
+
+
+class Share:
+    """What one call holds of a budget. `close` it whatever happens: it gives back all that is left."""
+
+    __slots__ = ("_budget", "_holders", "size")
+
+    def __init__(self, budget: ByteBudget, holders: Sequence[str]) -> None:
+        self._budget = budget
+        self._holders = holders
+        self.size = 0
+
+    def has_room(self) -> bool:
+        return self._budget.has_room(1, self._holders)
+
+    async def room(self, seconds: float) -> None:
+        """As ByteBudget.room."""
+        await self._budget.room(self._holders, seconds=seconds)
+
+    async def take(self, size: int, seconds: float) -> None:
+        """As ByteBudget.take."""
+        await self._budget.take(size, self._holders, seconds=seconds)
+        self.size += size
+
+    def take_now(self, size: int) -> None:
+        """As ByteBudget.take_now."""
+        self._budget.take_now(size, self._holders)
+        self.size += size
+
+    def give(self, size: int) -> None:
+        """Give so many bytes back."""
+        if size:
+            self.size -= size
+            self._budget.give(size, self._holders)
+
+    def close(self) -> None:
+        self.give(self.size)

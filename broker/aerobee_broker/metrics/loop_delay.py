@@ -1,0 +1,92 @@
+"""How late the event loop is, and which call holds it up.
+
+Everything that the broker does for clients happens in steps of one event loop: while one of them runs, nobody else is
+served. A timer on the loop measures by how much it fires late. A thread looks at what the loop does when it is late,
+for afterwards nobody can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Final
+
+from aerobee_store.stats import Histogram
+
+_log = logging.getLogger(__name__)
+
+WARNING_SECONDS: Final = 0.1
+_BEAT_SECONDS: Final = 0.05
+_QUIET_SECONDS: Final = 1.0  # between two warnings
+_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_OURS: Final = ("aerobee_broker.", "aerobee_store.")
+
+
+class LoopDelay:
+    """Measures always: `run` beside everything else, on the loop that is measured."""
+
+    name: Final = "loop-delay"
+
+    def __init__(self, *, warning_seconds: float = WARNING_SECONDS) -> None:
+        self.seconds = Histogram(_BOUNDS)
+        self.slow_steps = 0  # that took longer than `warning_seconds`
+        self._warning_seconds = warning_seconds
+        self._beat = 0.0
+        self._culprit = ""  # what ran when the loop was found to be late
+        self._warned_at = -_QUIET_SECONDS
+        self._unsaid = 0
+
+    async def run(self) -> None:
+        """Measure, until cancelled."""
+        self._beat = time.monotonic()
+        stop = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch, args=(threading.get_ident(), stop), name="aerobee-loop-watch", daemon=True
+        )
+        watcher.start()
+        try:
+            while True:
+                due = time.monotonic() + _BEAT_SECONDS
+                await asyncio.sleep(_BEAT_SECONDS)
+                self._beat = now = time.monotonic()
+                late = max(0.0, now - due)
+                self.seconds.observe(late)
+                if late > self._warning_seconds:
+                    self.slow_steps += 1
+                    self._warn(late, now)
+                self._culprit = ""
+        finally:
+            stop.set()
+
+    def _warn(self, late: float, now: float) -> None:
+        if now - self._warned_at < _QUIET_SECONDS:
+            self._unsaid += 1
+            return
+        culprit = self._culprit or "nothing of the broker: the process had no processor"
+        more = f" unreported_before={self._unsaid}" if self._unsaid else ""
+        _log.warning("the event loop was held up milliseconds=%d by=%s%s", late * 1000, culprit, more)
+        self._warned_at, self._unsaid = now, 0
+
+    def _watch(self, loop_thread: int, stop: threading.Event) -> None:
+        while not stop.wait(_BEAT_SECONDS):
+            if time.monotonic() - self._beat > _BEAT_SECONDS + self._warning_seconds / 2 and not self._culprit:
+                frame = sys._current_frames().get(loop_thread)
+                self._culprit = culprit_of(frame)
+
+
+def culprit_of(frame: FrameType | None) -> str:
+    """The innermost function of ours in a stack, and the call that it is for; empty if there is none of ours."""
+    innermost = call = ""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_OURS) and module != __name__:
+            innermost = innermost or f"{module}.{frame.f_code.co_qualname}:{frame.f_lineno}"
+            if frame.f_code.co_name == "handle" and module == "aerobee_broker.services.rpc":
+                call = getattr(frame.f_locals.get("method"), "name", "")
+                break
+        frame = frame.f_back
+    return f"{innermost} call={call}" if call else innermost

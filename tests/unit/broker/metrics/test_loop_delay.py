@@ -1,0 +1,55 @@
+"""The delay of the event loop: measured always, with a warning that names what held it up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.metrics.loop_delay import LoopDelay
+from aerobee_broker.processors.route import RouteProcessor
+from aerobee_proto import v2
+from tests.support.in_process_broker import METADATA, in_process_broker
+
+
+async def test_a_long_step_is_measured_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Half a second in one step of a broker's module: the histogram has it, and the warning says where it was."""
+
+    module = {"__name__": "aerobee_broker.processors.slow", "time": time}
+    exec("def dawdle(seconds): time.sleep(seconds)", module)  # stands for a module of the broker
+    delay = LoopDelay()
+    running = asyncio.create_task(delay.run())
+    await asyncio.sleep(0.12)
+    with caplog.at_level(logging.WARNING):
+        module["dawdle"](0.5)  # type: ignore[operator]  # a function
+        await asyncio.sleep(0.12)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert delay.slow_steps == 1
+    assert delay.seconds.sum >= 0.4
+    assert "aerobee_broker.processors.slow" in caplog.text
+    assert "milliseconds=" in caplog.text
+
+
+async def test_the_warning_names_the_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method that holds up a whole broker is named, and /metrics counts the step."""
+
+    async def dawdle(self: RouteProcessor, request: Any, client: Any) -> v2.QueryRouteResponse:
+        time.sleep(0.5)  # noqa: ASYNC251  # that is the point
+        return v2.QueryRouteResponse(status=v2.Status(code=v2.Code.OK))
+
+    monkeypatch.setattr(RouteProcessor, "query_route", dawdle)
+    with caplog.at_level(logging.WARNING):
+        async with in_process_broker(tmp_path) as broker:
+            await asyncio.sleep(0.12)
+            await broker.messaging.QueryRoute(v2.QueryRouteRequest(), metadata=METADATA, timeout=10)
+            await asyncio.sleep(0.12)
+    assert "call=QueryRoute" in caplog.text
