@@ -134,9 +134,10 @@ async def test_old_clients_keep_half_of_their_request_timeout(
 ) -> None:
     """Clients before Java 5.0.5 do not say how long to wait: the answer has half of that time for its way."""
     client = harness.client()
-    client.settings = v2.Settings()
+    settings = v2.Settings()
     if seconds is not None:  # without settings or with none in them: half of 3 s
-        client.settings.request_timeout.FromMilliseconds(round(seconds * 1000))
+        settings.request_timeout.FromMilliseconds(round(seconds * 1000))
+    client.settings_data = settings.SerializeToString()
     began = time.monotonic()
     responses = [response async for response in harness.receive_processor.process(request(wait=None), client, 2.0)]
     assert responses[0].status.code == Code.MESSAGE_NOT_FOUND

@@ -103,8 +103,9 @@ class ReceiveProcessor:
     def _reserve_seconds(self, client: Client) -> float:
         """For clients before 5.0.5, which do not say how long to wait: half of their request timeout, as RocketMQ."""
         timeout_ms = 0
-        if client.settings is not None:
-            timeout_ms = duration_ms(client.settings.request_timeout)
+        settings = client.settings
+        if settings is not None:
+            timeout_ms = duration_ms(settings.request_timeout)
         half = timeout_ms / 2000 if timeout_ms > 0 else _REQUEST_TIMEOUT_SECONDS / 2
         return max(self._config.delivery.poll_reserve_seconds, half)
 
