@@ -28,7 +28,8 @@ from aerobee_store.disk.store_directory import (
     writes_may_be_lost,
 )
 from aerobee_store.durability.checkpoint import Checkpoint
-from aerobee_store.durability.flush import CommitInterval, FlushDerived, FlushInterval, GroupCommit
+from aerobee_store.durability.derived_flush import FlushDerived
+from aerobee_store.durability.durability import Durability
 from aerobee_store.durability.recovery import Recovery, RecoveryReport
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.log.allocate import SegmentAllocation
@@ -88,16 +89,13 @@ class MessageStore:
         self.clock = clock
         self.file_system = file_system
         self.stats = StoreStats()
-        self.state: StoreState = "open"
-        self.failure: BaseException | None = None
+        self._closed = False
         self.recovery = RecoveryReport(clean=True)
         self._lock = lock
         directory = config.directory
         self._abort_path = directory / ABORT
         self.checkpoint = Checkpoint(file_system, directory / "checkpoint")
-        self._log_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-disk")
-        self._commit_disk = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
         self._pool = BufferPool.of(config, file_system)
         self._paths = LogPaths(file_system, config)
         self._log = CommitLog(
@@ -117,38 +115,21 @@ class MessageStore:
             ThreadPoolExecutor(1, thread_name_prefix="aerobee-allocation-disk"),
             config,
         )
-        self._commits: CommitInterval | None = None
-        if self._pool is not None:
-            self._commits = CommitInterval(
-                self._log,
-                self._commit_disk,
-                config,
-                after_commit=lambda: self._writer.after_commit(),
-                on_failure=self._fail,
-            )
-        self._group_commit = GroupCommit(
-            self._log,
-            self.checkpoint,
-            self.stats,
-            self._log_disk,
-            timeout_seconds=config.sync_timeout_seconds,
-            after_sync=self._after_sync,
-            on_failure=self._fail,
-            commits=self._commits,
+        self.running = RunningState()
+        self._durability = Durability(
+            config, self._log, self._dispatch, self._allocation, self.checkpoint, self.running, self.stats
         )
-        self._flush_interval = FlushInterval(self._log, self._group_commit, config)
         self._flush_derived = FlushDerived(
             self._dispatch,
             self._index,
             self._queues.changed,
-            lambda: self._log.flushed,
+            self._log,
             self.checkpoint,
             lock,
             self._disk,
+            durability=self._durability,
             interval_seconds=config.derived_flush_interval_seconds,
-            on_failure=self._fail,
         )
-        self.running = RunningState()
         self.retention = Retention(
             self._log,
             self._queues.all,
@@ -160,7 +141,7 @@ class MessageStore:
             clock,
             config,
             self.in_disk_thread,
-            self._in_log_thread,
+            self._durability.in_sync_thread,
             self._allocation.give_back,
         )
         self.scrub = Scrub(
@@ -178,18 +159,26 @@ class MessageStore:
             self._log,
             self._queues,
             self._dispatch,
-            self._group_commit,
-            self._commits,
-            self._allocation,
+            self._durability,
             self.stats,
             clock,
-            on_failure=self._fail,
-            flush=self.flush,
         )
         record_size_max = max(config.record_size_max, config.segment_size)
         repair = UnitRepair(self._log, self.running, self.stats, record_size_max=record_size_max)
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, repair, self.stats)
         self._run_reader = RunReader(self._log, self._queues, repair, self.stats)
+
+    @property
+    def state(self) -> StoreState:
+        """ "failed" once a write or sync has failed."""
+        if self._closed:
+            return "closed"
+        return "open" if self._durability.failure is None else "failed"
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended the writes of the store, if anything has."""
+        return self._durability.failure
 
     # --- opening and closing ----------------------------------------------------------------------------------
 
@@ -278,11 +267,8 @@ class MessageStore:
     async def run(self) -> None:
         """Run the services: group commit, flushes, retention, scrub. Raises what kills one of them."""
         self._check_open()
-        self._writer.loop = asyncio.get_running_loop()
-        services: list[Service] = [self._group_commit, self._flush_interval, self._flush_derived]
-        services += [self._allocation, self.retention, self.scrub]
-        if self._commits is not None:
-            services.append(self._commits)
+        services: list[Service] = [self._durability, self._flush_derived, self._allocation, self.retention, self.scrub]
+        self._durability.begin()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for service in services:
@@ -292,7 +278,7 @@ class MessageStore:
             error = group.exceptions[0]
             raise error from error.__cause__
         finally:
-            self._writer.loop = None
+            self._durability.end()
 
     def close(self) -> None:
         """Make everything durable and mark the stop as orderly. A failed store only lets go of its files.
@@ -307,11 +293,9 @@ class MessageStore:
         except (OSError, StoreError) as error:
             raise self._fail(error) from error
         finally:
-            self.state = "closed"
-            self._writer.close()
+            self._closed = True
             self._allocation.close(orderly=False)
-            self._commit_disk.shutdown(wait=True)
-            self._log_disk.shutdown(wait=True)
+            self._durability.close()
             self._disk.shutdown(wait=True)
             self._index.close()
             self._log.files.close()
@@ -330,13 +314,10 @@ class MessageStore:
         """Wait for what a service, cancelled or not, has begun in a thread. Raises what it failed with, which the
         service may not have heard of yet.
         """
-        for disk in (self._commit_disk, self._log_disk, self._disk):
-            disk.submit(lambda: None).result()
-        if self._commits is not None and self._commits.write_error is not None:
-            raise self._commits.write_error  # what is in the file then is not known
-        for service in (self._group_commit, self._flush_derived):
-            if service.sync_error is not None:
-                raise service.sync_error  # syncing again would succeed, and prove nothing
+        self._durability.end_threads()
+        self._disk.submit(lambda: None).result()
+        if self._flush_derived.sync_error is not None:
+            raise self._flush_derived.sync_error  # syncing again would succeed, and prove nothing
 
     def __enter__(self) -> Self:
         return self
@@ -386,24 +367,23 @@ class MessageStore:
         """
         if self.state != "open":
             self._check_open()
-        if durable is None:
-            durable = self.config.flush == "sync"
         started = perf_counter()
-        if durable:
-            if end > self._log.flushed:
-                await self._group_commit.wait(end)
-        elif end > self._log.committed:
-            await self._writer.wait_committed(end)
+        if durable or (durable is None and self.config.flush == "sync"):
+            await self._durability.wait_flushed(end)
+        elif durable is None:
+            await self._durability.wait_promised(end)
+        else:
+            await self._durability.wait_committed(end)
         self.stats.stored_seconds.observe(perf_counter() - started)
 
     def request_flush(self) -> None:
         """Make durable soon what nobody waits for."""
-        self._group_commit.request()
+        self._durability.request_sync()
 
     def commit(self) -> None:
         """Move what was appended to the page cache now."""
         self._check_open()
-        self._writer.commit()
+        self._durability.commit()
         self._check_open()
 
     def dispatch(self) -> None:
@@ -423,15 +403,7 @@ class MessageStore:
             raise self._fail(error) from error
 
     def _flush_all(self) -> None:
-        log = self._log
-        log.commit()
-        files = log.unsynced_files()
-        for file in files:
-            file.sync()
-        log.set_flushed(files, [file.committed for file in files], log.committed)
-        self._dispatch.follow(log.flushed)
-        appended = self._group_commit.last_appended_timestamp
-        self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, appended)
+        self._durability.flush()
         self._flush_derived.flush()
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -634,6 +606,7 @@ class MessageStore:
             segment_size=log.segment_size,
             queues=len(self._queues),
             damaged_ranges=len(log.damaged),
+            unsynced_seconds=self._durability.unsynced_seconds,
             disk=self.file_system.usage(self.config.directory),
             log_disks=self._paths.disks(),
             oldest_timestamp=log.store_timestamp_at(log.min_offset),
@@ -645,36 +618,10 @@ class MessageStore:
         """Run what blocks in the disk thread of derived files, one call at a time in the order of the calls."""
         return asyncio.get_running_loop().run_in_executor(self._disk, lambda: function(*args, **kwargs))
 
-    def _in_log_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._log_disk, lambda: function(*args, **kwargs))
-
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _after_sync(self) -> None:
-        try:
-            self._dispatch.follow(self._log.flushed)
-        except (OSError, StoreError) as error:
-            raise self._fail(error) from error
-
-    def _fail(self, cause: BaseException) -> StoreFailedError:
-        """The store takes no more writes; everybody who waits learns it."""
-        error = StoreFailedError(
-            f"{self.config.directory}: {type(cause).__name__}: {cause}; the store takes no more writes. "
-            f"Look at the disk, then start again: recovery keeps every message that was acknowledged"
-        )
-        error.__cause__ = cause
-        if self.state == "open":
-            _log.critical("store failed directory=%s cause=%r", self.config.directory, cause)
-            self.state = "failed"
-            self.failure = cause
-            self.running.set(RunningFlags.NOT_WRITEABLE, str(error))
-            if (flag := self._dispatch.error_flag | self._flush_derived.error_flag) is not _NO_FLAGS:
-                self.running.set(flag, str(cause))
-        self._group_commit.fail(error)
-        self._writer.fail(error)
-        if self._commits is not None:
-            self._commits.end()
-        return error
+    def _fail(self, error: Exception) -> StoreFailedError:
+        return self._durability.fail(error, self._flush_derived.error_flag)
 
     def _check_open(self) -> None:
         if self.state == "closed":

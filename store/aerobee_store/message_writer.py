@@ -1,29 +1,24 @@
-"""Appends messages to the log, and moves what has gathered to the page cache: for a group of those who wait for just
-that, or else by a timer; what waits for a sync is written with it."""
+"""Appends messages to the log: what is stored of each, its place, and what dispatch needs of it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
-from aerobee_store.durability.flush import CommitInterval, GroupCommit, GroupSize
+from aerobee_store.durability.durability import Durability
 from aerobee_store.errors import (
     InvalidMessageError,
     InvalidRecordError,
     StoreBusyError,
     StoreError,
-    StoreFailedError,
-    SyncTimeoutError,
 )
-from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.queues.batch_consume_queue import AnyQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
@@ -50,11 +45,6 @@ from aerobee_store.records.record import (
 )
 from aerobee_store.records.record_batch import RecordBatch, write_place
 from aerobee_store.stats import StoreStats
-
-# What may gather before it is written at once.
-_GATHER_SIZE_MAX: Final = 4 << 20
-# How long what nobody waits for stays out of the page cache.
-_GATHER_SECONDS: Final = 0.01
 
 
 class Appended(NamedTuple):
@@ -90,35 +80,19 @@ class MessageWriter:
         log: CommitLog,
         queues: QueueTable,
         dispatch: Dispatch,
-        group_commit: GroupCommit,
-        commits: CommitInterval | None,
-        allocation: SegmentAllocation,
+        durability: Durability,
         stats: StoreStats,
         clock: Clock,
-        *,
-        on_failure: Callable[[BaseException], StoreFailedError],
-        flush: Callable[[], None],
     ) -> None:
-        """`flush` makes everything durable and dispatched, blocking: for a store without services."""
         self._config = config
         self._log = log
         self._queues = queues
         self._dispatch = dispatch
-        self._group_commit = group_commit
-        self._commits = commits
-        self._allocation = allocation
+        self._durability = durability
         self._stats = stats
         self._clock = clock
-        self._on_failure = on_failure
-        self._flush = flush
         self._store_host_v6 = len(properties.encode_host(config.store_host)) > 8
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
-        self.loop: asyncio.AbstractEventLoop | None = None  # None: no services, `flush` or `close` does all
-        self._ended = False
-        self._commit_at_the_latest: asyncio.TimerHandle | None = None
-        self._group_at_the_latest: asyncio.TimerHandle | None = None
-        self._group = GroupSize(tries=True)  # of those who wait for the page cache alone
-        self._commit_waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def append(
         self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
@@ -354,98 +328,28 @@ class MessageWriter:
         self._appended(entries, now)
         return AppendedBatch(first_queue_offset, queue_offset - first_queue_offset, self._log.wrote, now)
 
-    async def wait_committed(self, end: int) -> None:
-        """Return once the bytes before physical offset `end` are in the page cache.
-
-        StoreFailedError; with write mode "pool", where a thread writes them, SyncTimeoutError as well.
-        """
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._commit_waiters.append((end, waiter))
-        if self._commits is None:
-            if self.loop is not None and len(self._commit_waiters) == self._group.count:
-                self.loop.call_soon(self._commit_unless_ended)  # once for all of this tick
-            elif self.loop is not None and len(self._commit_waiters) == 1:
-                self._group_at_the_latest = self.loop.call_later(self._group.seconds, self._commit_unless_ended)
-            await waiter
-            return
-        self._commits.request()
-        seconds = self._config.sync_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await waiter
-        except TimeoutError:
-            raise SyncTimeoutError(
-                f"the disk has not taken the message within {seconds:g} s; it is in a buffer and may still be stored"
-            ) from None
-
-    def commit(self) -> None:
-        """Move what was appended to the page cache now. What fails, fails the store and is not raised."""
-        try:
-            self._log.commit()
-        except OSError as error:
-            self._on_failure(error)
-            return
-        self.after_commit()
-
-    def after_commit(self) -> None:
-        """Dispatch what the page cache has, where that is enough, and answer who waits for it. Fails as `commit`."""
-        self._stats.commits += 1
-        for timer in (self._commit_at_the_latest, self._group_at_the_latest):
-            if timer is not None:
-                timer.cancel()
-        self._commit_at_the_latest = self._group_at_the_latest = None
-        self._allocation.look()
-        try:
-            if self._config.flush == "async":
-                self._dispatch.follow(self._log.committed)
-        except (OSError, StoreError) as error:
-            self._on_failure(error)
-            return
-        committed = self._log.committed
-        waiters, self._commit_waiters = self._commit_waiters, []
-        if self._config.flush == "async" and waiters:
-            self._group.follow(len(waiters))
-        for end, waiter in waiters:
-            if end > committed:
-                self._commit_waiters.append((end, waiter))
-            elif not waiter.done():
-                waiter.set_result(None)
-
-    def fail(self, error: StoreFailedError) -> None:
-        """Fail everybody who waits for the page cache; nothing is committed any more."""
-        self._ended = True
-        for _, waiter in self._commit_waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._commit_waiters.clear()
-
-    def close(self) -> None:
-        """Nothing is committed any more."""
-        self._ended = True
-
     def _prepare(self, sizes: list[int], *, essential: bool = False) -> None:
-        if not self._dispatch.has_room(self._log.wrote, essential=essential):
-            self._make_room()
         try:
+            if not self._dispatch.has_room(self._log.wrote, essential=essential):
+                self._make_room()
             try:
                 self._log.prepare(sizes, essential=essential)
             except StoreBusyError:
-                if self._commits is None:
+                if not self._durability.free_buffer():
                     raise
-                if self.loop is not None:
-                    self._commits.request()  # which gives a buffer back
-                    raise
-                self._log.commit()
                 self._log.prepare(sizes, essential=essential)
         except OSError as error:
-            raise self._on_failure(error) from error
+            raise self._durability.fail(error) from error
 
     def _make_room(self) -> None:
         """Too much waits for dispatch: without services it is done now, otherwise whoever sends has to wait."""
-        if self.loop is None:
-            self._flush()
+        if not self._durability.has_services:
+            try:
+                self._durability.flush()
+            except StoreError as error:
+                raise self._durability.fail(error) from error
             return
-        self._group_commit.request()
+        self._durability.request_sync()
         self._stats.busy_refusals += 1
         waiting = self._log.wrote - self._dispatch.dispatched
         raise StoreBusyError(
@@ -456,23 +360,7 @@ class MessageWriter:
 
     def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int, further: int = 0) -> None:
         self._dispatch.add(self._log.wrote, entries, further)
-        self._group_commit.last_appended_timestamp = now
-        if self.loop is None:
-            return  # no services: `flush` or `close` does it
-        if self._commits is not None:
-            if self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
-                self._commits.request()
-        elif self._log.wrote - self._log.committed > _GATHER_SIZE_MAX:
-            self.commit()
-        elif self._commit_at_the_latest is None:
-            # Who waits for it has it written before, a group at once, which costs a system call instead of one each.
-            self._commit_at_the_latest = self.loop.call_later(_GATHER_SECONDS, self._commit_unless_ended)
-
-    def _commit_unless_ended(self) -> None:
-        if self._ended or self.loop is None:
-            self._commit_at_the_latest = None  # the services may run again, and whoever appends then needs a new one
-        else:
-            self.commit()
+        self._durability.appended(now)
 
 
 def _first(marks: npt.NDArray[np.int64]) -> int:

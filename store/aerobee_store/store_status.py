@@ -33,6 +33,8 @@ class StoreStatus:
     segment_size: int
     queues: int
     damaged_ranges: int
+    unsynced_seconds: float
+    """How long ago the oldest byte was answered that a power cut could take; 0 with sync flush."""
     disk: DiskUsage
     """Of the directory."""
     log_disks: Mapping[Path, DiskUsage]

@@ -147,7 +147,7 @@ def judge(before: Written, disk: MemoryFileSystem, *, orderly: bool) -> str:
         return "repaired" if added or noticed else "harmless"
     finally:
         if not orderly:
-            store.state = "failed"
+            store._durability.failure = OSError("killed")
         store.close()
 
 

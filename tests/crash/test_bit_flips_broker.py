@@ -170,7 +170,7 @@ async def journalled(directory: Path) -> tuple[State, list[tuple[int, int]]]:
     for service in harness._services:
         service.cancel()
     await asyncio.gather(*harness._services, return_exceptions=True)
-    harness.store.state = "failed"  # as if killed: nothing is said at the end
+    harness.store._durability.failure = OSError("killed")  # as if killed: nothing is said at the end
     harness.store.close()
     return before, places
 
@@ -189,7 +189,7 @@ async def judge_journal(directory: Path, before: State) -> str:
             for service in harness._services:
                 service.cancel()
             await asyncio.gather(*harness._services, return_exceptions=True)
-            harness.store.state = "failed"
+            harness.store._durability.failure = OSError("killed")
             harness.store.close()
     if after == before:
         return "repaired" if damaged or heard else "harmless"

@@ -521,6 +521,11 @@ class _StoreCollector(Collector):
             "Configuration files that were edited or damaged since they were saved.",
             stats.tables_changed,
         )
+        yield self._gauge(
+            "aerobee_store_unsynced_seconds",
+            "How long ago the oldest byte was answered that a power cut could take.",
+            status.unsynced_seconds,
+        )
         yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
         yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
         yield self._gauge(

@@ -196,13 +196,13 @@ class CommitLog:
         """The same in parts, so that a thread can do the writing: segments and up to where in each, and where all of it
         ends in the log.
 
-        Then come `commit_beside`, in one thread, and `end_commit`. What no thread may write is committed at once, but
-        never before what comes before it in the log: that is for the next round.
+        Then come `commit_in_thread`, in one thread, and `end_commit`. What no thread may write is committed at once,
+        but never before what comes before it in the log: that is for the next round.
         """
         parts = []
         end = self.committed
         for file in self._uncommitted:
-            if file.commits_beside:
+            if file.commits_in_thread:
                 parts.append((file, file.wrote))
             elif parts:
                 break
@@ -211,10 +211,10 @@ class CommitLog:
             end = file.start_offset + file.wrote
         return parts, end
 
-    def commit_beside(self, parts: Sequence[tuple[MappedFile, int]]) -> None:
+    def commit_in_thread(self, parts: Sequence[tuple[MappedFile, int]]) -> None:
         """Write these parts to their files; in a thread. OSError is final."""
         for file, position in parts:
-            file.commit_beside(position, write_ahead=self._write_ahead)
+            file.commit_in_thread(position, write_ahead=self._write_ahead)
 
     def end_commit(self, end: int) -> None:
         """Note that all before physical offset `end`, of `begin_commit`, is in the page cache."""

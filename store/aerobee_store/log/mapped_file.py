@@ -175,12 +175,12 @@ class MappedFile:
         self.committed = self.wrote
         self._pending = []
 
-    def commit_beside(self, position: int, *, write_ahead: bool) -> None:
+    def commit_in_thread(self, position: int, *, write_ahead: bool) -> None:
         """Move what is before `position` to the page cache; in a thread, while the loop appends. See write_modes.py."""
 
     @property
-    def commits_beside(self) -> bool:
-        """Whether `commit_beside` is how this segment is committed."""
+    def commits_in_thread(self) -> bool:
+        """Whether `commit_in_thread` is how this segment is committed."""
         return False
 
     def _zeros_ahead(self, position: int) -> bytes:

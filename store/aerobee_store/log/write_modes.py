@@ -125,7 +125,7 @@ class BufferPool:
 
 
 class PooledSegment(MappedFile):
-    """Written to a buffer of the pool, and from there to the file by `commit_beside`, in a thread of its own."""
+    """Written to a buffer of the pool, and from there to the file by `commit_in_thread`, in a thread of its own."""
 
     __slots__ = ("_buffer", "_data_end", "_pool", "_writing")
 
@@ -145,7 +145,7 @@ class PooledSegment(MappedFile):
         self._writing = threading.Lock()
 
     @property
-    def commits_beside(self) -> bool:
+    def commits_in_thread(self) -> bool:
         return self._buffer is not None
 
     def begin_writing(self, *, wait: bool = True) -> None:
@@ -174,9 +174,9 @@ class PooledSegment(MappedFile):
         if self._buffer is None:
             super().commit(write_ahead=write_ahead)
         else:
-            self.commit_beside(self.wrote, write_ahead=write_ahead)
+            self.commit_in_thread(self.wrote, write_ahead=write_ahead)
 
-    def commit_beside(self, position: int, *, write_ahead: bool) -> None:
+    def commit_in_thread(self, position: int, *, write_ahead: bool) -> None:
         with self._writing:
             buffer = self._buffer
             if buffer is None or position <= self.committed:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError, message_writer
-from aerobee_store.config import FlushMode
-from aerobee_store.durability import flush
+from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, SyncTimeoutError
+from aerobee_store.config import FlushMode, WriteMode
+from aerobee_store.durability import durability
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
@@ -81,8 +81,8 @@ async def send(store: MessageStore, number: int) -> None:
 
 async def test_a_group_gathers_until_it_is_as_large_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight waited together; the next nine, who come one after the other, share one sync too, without a time-out."""
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 30.0)
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 30.0)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 30.0)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 30.0)
     async with asyncio.timeout(20), serving(CONFIG, disk := MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(8)))
         before = log_syncs(disk)
@@ -99,8 +99,8 @@ async def test_a_group_that_stays_small_does_not_wait_for_long(monkeypatch: pyte
     async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(8)))
         await send(store, 8)
-        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
-        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 1000.0)
         for number in range(3):
             await send(store, number)
 
@@ -110,8 +110,8 @@ async def test_gathering_is_bounded_by_the_size_of_the_group_and_altogether(
     monkeypatch: pytest.MonkeyPatch, each: float, at_most: float
 ) -> None:
     """The shorter of both times ends it."""
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", each)
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", at_most)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", each)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", at_most)
     async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(8)))
         await asyncio.gather(*(send(store, number) for number in range(2)))
@@ -119,20 +119,20 @@ async def test_gathering_is_bounded_by_the_size_of_the_group_and_altogether(
 
 async def test_a_group_becomes_small_again_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a burst of 64 those two that go on wait for others eight times at the most, and then no more."""
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 0.01)
     async with asyncio.timeout(20), serving(CONFIG, MemoryFileSystem(clock=ManualClock())) as store:
         await asyncio.gather(*(send(store, number) for number in range(64)))
         for _ in range(8):
             await asyncio.gather(*(send(store, number) for number in range(2)))
-        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
-        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 1000.0)
         for _ in range(3):
             await asyncio.gather(*(send(store, number) for number in range(2)))
 
 
 async def test_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With sync flush what comes during a sync is one write and one sync, however many ticks it took to come."""
-    monkeypatch.setattr(message_writer, "_GATHER_SECONDS", 60.0)
+    monkeypatch.setattr(durability, "_COMMIT_SECONDS", 60.0)
     hanging = HangingDisk()
     async with asyncio.timeout(10), serving(CONFIG, hanging.disk) as store:
         await send(store, 0)
@@ -303,12 +303,12 @@ async def test_async_flush_answers_from_the_page_cache() -> None:
 
 async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a lone send that found others on their way, those who come in different ticks are one write."""
-    monkeypatch.setattr(flush, "_GROUPS_BEFORE_GROWTH", 0)
+    monkeypatch.setattr(durability, "_BATCHES_BEFORE_GROWTH", 0)
     async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), disk := MemoryFileSystem()) as store:
         await send(store, 0)
         before = log_writes(disk)
-        monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 1000.0)
-        monkeypatch.setattr(flush, "_GATHER_SECONDS_MAX", 1000.0)
+        monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 1000.0)
+        monkeypatch.setattr(durability, "_GATHER_SECONDS_MAX", 1000.0)
         first = asyncio.create_task(send(store, 1))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -319,7 +319,7 @@ async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.M
 
 async def test_with_async_flush_who_sends_alone_seldom_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """About once in 64 times, for a moment, to see whether others come."""
-    monkeypatch.setattr(flush, "_GATHER_SECONDS_EACH", 0.001)
+    monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 0.001)
     waited = []
     async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), MemoryFileSystem()) as store:
         for number in range(200):
@@ -486,3 +486,68 @@ async def test_a_segment_is_not_closed_in_the_middle_of_its_sync() -> None:
         await store.wait_stored(sent[0].end)
         assert store.state == "open"
         assert store.queue_range("orders", 0)[0] > 0
+
+
+@pytest.mark.parametrize("mode", ["gathered", "mapped", "pool"])
+async def test_waiting_before_the_services_begin(mode: WriteMode) -> None:
+    """With async flush an append and a wait that come before the first step of `run` return, although nothing follows;
+    so they do without services."""
+    config = replace(CONFIG, flush="async", write_mode=mode)
+    with MessageStore.open(config, file_system=MemoryFileSystem(clock=ManualClock())) as store:
+        async with asyncio.timeout(10):
+            await send(store, 0)
+            running = asyncio.create_task(store.run())
+            await send(store, 1)
+            running.cancel()
+            await asyncio.wait([running])
+            await send(store, 2)
+        assert len(store.read("orders", 0, 0).records) == 3
+
+
+async def test_what_was_appended_before_the_services_begin_is_committed() -> None:
+    """Also if nobody waits for it."""
+    config = replace(CONFIG, flush="async")
+    with MessageStore.open(config, file_system=MemoryFileSystem(clock=ManualClock())) as store:
+        store.append([Message("orders", 0, b"early")])
+        running = asyncio.create_task(store.run())
+        async with asyncio.timeout(10):
+            while store.positions[1] < store.positions[0]:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_answers_wait_while_the_flush_interval_is_not_kept() -> None:
+    """With async flush a message is answered from the page cache, unless a sync is late: then the answer waits for it.
+
+    The age of what a power cut could take is measured.
+    """
+    hanging = HangingDisk()
+    config = replace(CONFIG, flush="async", flush_interval_seconds=2.0)
+    async with asyncio.timeout(30), serving(config, hanging.disk) as store:
+        await send(store, 0)
+        store.request_flush()
+        while store.positions[2] < store.positions[0]:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.001)
+        assert store.status().unsynced_seconds == 0
+        hanging.hanging = True
+        await send(store, 1)
+        await asyncio.to_thread(hanging.started.wait, 10)
+        while store.status().unsynced_seconds < 1.5:  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0.05)
+        held = asyncio.create_task(send(store, 2))
+        (unpromised,) = store.append([Message("orders", 0, b"internal")])
+        await store.wait_stored(unpromised.end, durable=False)
+        await asyncio.sleep(0.2)
+        assert not held.done(), "the answer would promise more than the disk keeps"
+        hanging.release()
+        await held
+        assert store.positions[2] >= unpromised.end
+        while store.status().unsynced_seconds:  # noqa: ASYNC110 - what came meanwhile has its own sync
+            await asyncio.sleep(0.01)
+
+
+def test_slower_syncs_begin_earlier() -> None:
+    """While a sync leaves half of the interval, looks are a quarter apart; then they come closer to each other."""
+    pauses = [durability.pause_between_looks(0.64, seconds) for seconds in (0.0, 0.32, 0.4, 0.6, 0.64, 9.0)]
+    assert pauses == pytest.approx([0.16, 0.16, 0.12, 0.02, 0.01, 0.01])

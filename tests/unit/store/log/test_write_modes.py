@@ -294,6 +294,6 @@ def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
         log.append(b"x" * 100)
         rounds.append(log.begin_commit())
     for parts, _ in rounds:
-        log.commit_beside(parts)
+        log.commit_in_thread(parts)
     log.end_commit(rounds[0][1])
     assert (log.wrote, log.committed) == (200, 200)

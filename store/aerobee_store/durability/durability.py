@@ -1,0 +1,610 @@
+"""Who waits for the log to be written or synced, and when that happens: the one owner of both.
+
+    append      puts bytes into write buffers
+    commit      moves them to the page cache: they survive the death of the process
+    sync        `fdatasync` in a thread: they survive a power cut
+
+A commit or sync answers everybody whose bytes it covers, so both are done for batches. Those who come while a sync runs
+share the next one (after LevelDB's writer queue). The order of a sync, with one writer and one sync at a time:
+
+    1. a waiter comes, or the flush interval asks
+    2. if the last batch had several waiters, wait a moment until as many have come again (BatchSize)
+    3. commit all that was appended; note the segments, their positions and the end of the log
+    4. sync these segments in the thread; meanwhile appends and commits go on behind the noted end
+    5. note the end as flushed; answer every waiter before it; dispatch what may now be read
+
+So `flushed` never passes what was committed before the sync began, and a waiter is answered by the first sync that
+began after its bytes were committed. A failed write or sync is final. The kernel may have dropped the pages and would
+report success the next time, so nothing is retried: every waiter fails, and the store takes no more writes.
+
+With async flush an answer needs the commit alone, and at a power cut at most the last `flush_interval_seconds` may be
+lost. A sync begins early enough for that: when the oldest unsynced byte is at most half an interval old, sooner if
+syncs take long. If it falls behind nevertheless, on a busy machine or a slow disk, answers wait for the sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, ParamSpec, TypeVar
+
+from aerobee_store.config import PAGE_SIZE, StoreConfig
+from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.errors import StoreError, StoreFailedError, SyncTimeoutError
+from aerobee_store.log.allocate import SegmentAllocation
+from aerobee_store.log.commit_log import CommitLog
+from aerobee_store.log.mapped_file import MappedFile
+from aerobee_store.queues.dispatch import Dispatch
+from aerobee_store.running_flags import RunningFlags, RunningState
+from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+
+# How long a batch may gather: half a millisecond for each waiter that is expected, which is more than a send takes a
+# processor that does nothing else. Waiters that come more slowly would only wait for each other. Beyond 10 ms larger
+# batches save little.
+_GATHER_SECONDS_EACH = 0.0005
+_GATHER_SECONDS_MAX = 0.01
+_BATCHES_BEFORE_GROWTH = 64
+
+# What may be appended before it is committed at once.
+_COMMIT_SIZE_MAX: Final = 4 << 20
+# How long what nobody waits for stays out of the page cache.
+_COMMIT_SECONDS = 0.01
+# How fast the estimate of a sync's duration follows faster syncs.
+_SYNC_SECONDS_DECAY: Final = 0.8
+
+
+class BatchSize:
+    """How many waiters should be answered together, and how long the first may wait for the others.
+
+    The model: clients keep a number of sends in flight, and each sends again when it is answered. So after a batch of n
+    as many come again within moments, and waiting for them saves syncs. The number is found by trying:
+
+        all expected came           expect one more, to learn whether the number in flight has grown
+        one is missing              it was the one more: expect as many as came, and try again after 64 batches
+        several are missing         the number in flight fell: expect the mean of both, a few batches until it is right
+        a single waiter             expect nobody
+
+    `probes`: a single waiter, too, waits now and then for a second one. Without this it takes a batch of several to
+    begin with, which a sync brings about by taking its time, and a commit does not.
+    """
+
+    def __init__(self, *, probes: bool = False) -> None:
+        self._probes = probes
+        self._batches_before_growth = _BATCHES_BEFORE_GROWTH if probes else 0
+        self.count = 1
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait for the others."""
+        return min(_GATHER_SECONDS_EACH * self.count, _GATHER_SECONDS_MAX)
+
+    def follow(self, waited: int) -> None:
+        """Learn from a batch of `waited`."""
+        missing = self.count - waited
+        if waited <= 1 and not self._probes:
+            self.count = 1
+        elif missing == 1:
+            self._batches_before_growth = _BATCHES_BEFORE_GROWTH
+            self.count = waited
+        elif missing > 1:
+            self.count = (self.count + waited) // 2
+        elif self._batches_before_growth:
+            self._batches_before_growth -= 1
+            self.count = waited
+        else:
+            self.count = waited + 1
+
+
+class Durability:
+    """Commits and syncs the log, answers who waits for either, and ends the store's writes when one fails.
+
+    Event loop only, but for what is said to run in a thread. Nobody else commits the log.
+    """
+
+    name = "durability"
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        dispatch: Dispatch,
+        allocation: SegmentAllocation,
+        checkpoint: Checkpoint,
+        running: RunningState,
+        stats: StoreStats,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._dispatch = dispatch
+        self._allocation = allocation
+        self._checkpoint = checkpoint
+        self._running = running
+        self._stats = stats
+        self._in_threads = config.write_mode == "pool"  # commits
+        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
+        self._commit_thread = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
+        self._thread_error: OSError | None = None  # of a write or sync that nobody may have waited for to its end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self.failure: BaseException | None = None
+        """What has ended the writes of the store."""
+        self._error: StoreFailedError | None = None  # the same, as everybody who waits is told
+        self._last_appended_timestamp = 0
+
+        self._sync_wanted = asyncio.Event()
+        self._sync_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._sync_batch = BatchSize()
+        self._sync_batch_full = asyncio.Event()
+        self._messages_synced = 0  # of stats.messages_appended
+
+        self._commit_wanted = asyncio.Event()  # of the thread
+        self._commit_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._commit_batch = BatchSize(probes=True)
+        self._commit_timer: asyncio.TimerHandle | None = None  # for what nobody waits for
+        self._batch_timer: asyncio.TimerHandle | None = None
+
+        self._syncing = False
+        self._unsynced_since: float | None = None  # when the oldest byte was committed that no sync has covered
+        self._uncovered_since: float | None = None  # ... of those behind the sync that runs
+        self._sync_seconds = 0.0  # how long a sync takes, by the slowest of late
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_services(self) -> bool:
+        """Whether `run` runs, or is about to. Otherwise `flush` does all."""
+        return self._loop is not None
+
+    def begin(self) -> None:
+        """From now on `run` is about to run, in this event loop."""
+        self._loop = asyncio.get_running_loop()
+        if self._log.wrote > self._log.committed:  # appended before
+            self._request_commit()
+
+    def end(self) -> None:
+        """`run` runs no more."""
+        self._loop = None
+
+    async def run(self) -> None:
+        """Commit and sync by the interval and when asked. Raises StoreFailedError; otherwise ends when cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._run_syncs(), name="group-commit")
+                tasks.create_task(self._run_interval(), name="flush-interval")
+                if self._in_threads:
+                    tasks.create_task(self._run_commits(), name="commit-interval")
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group.exceptions[0].__cause__  # they fail for one reason
+
+    def fail(self, cause: BaseException, flag: RunningFlags = RunningFlags.NONE) -> StoreFailedError:
+        """The store takes no more writes, and everybody who waits learns it. `flag`: what else is wrong with it."""
+        error = StoreFailedError(
+            f"{self._config.directory}: {type(cause).__name__}: {cause}; the store takes no more writes. "
+            f"Look at the disk, then start again: recovery keeps every message that was acknowledged"
+        )
+        error.__cause__ = cause
+        if self.failure is None and not self._closed:
+            _log.critical("store failed directory=%s cause=%r", self._config.directory, cause)
+            self.failure = cause
+            self._running.set(RunningFlags.NOT_WRITEABLE, str(error))
+            if (flag := flag | self._dispatch.error_flag) is not RunningFlags.NONE:
+                self._running.set(flag, str(cause))
+        self._error = self._error or error
+        self._sync_wanted.set()
+        self._sync_batch_full.set()
+        self._commit_wanted.set()
+        for _, waiter in (*self._sync_waiters, *self._commit_waiters):
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._sync_waiters.clear()
+        self._commit_waiters.clear()
+        return error
+
+    def end_threads(self) -> None:
+        """Wait for what was begun in the threads, whether its caller was cancelled or not. Blocking.
+
+        Raises the OSError that one of them met and that nobody may have heard of: to sync again would succeed, and
+        prove nothing.
+        """
+        for thread in (self._commit_thread, self._sync_thread):
+            thread.submit(lambda: None).result()
+        if self._thread_error is not None:
+            raise self._thread_error
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._closed = True
+        self._commit_thread.shutdown(wait=True)
+        self._sync_thread.shutdown(wait=True)
+
+    def in_sync_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """Run what must not run beside a sync of the log, as closing one of its files."""
+        return asyncio.get_running_loop().run_in_executor(self._sync_thread, lambda: function(*args, **kwargs))
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    async def wait_promised(self, end: int) -> None:
+        """Return once the bytes before physical offset `end` may be answered with async flush.
+
+        They are in the page cache then; and on the disk, while syncs do not keep up with the interval. Raises as
+        `wait_committed` and `wait_flushed`.
+        """
+        await self.wait_committed(end)
+        if self._loop is not None and end > self._log.flushed and self._is_behind:
+            await self.wait_flushed(end)
+
+    async def wait_flushed(self, end: int) -> None:
+        """Return once the log is durable before physical offset `end`.
+
+        Raises StoreFailedError if a sync failed, SyncTimeoutError if it takes too long: the message is in the log and
+        may still become durable. Cancelling only stops the waiting.
+        """
+        if end <= self._log.flushed:
+            return
+        if self._error is not None:
+            raise self._error
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sync_waiters.append((end, waiter))
+        self._sync_wanted.set()
+        if len(self._sync_waiters) >= self._sync_batch.count:
+            self._sync_batch_full.set()
+        await waiter
+
+    async def wait_committed(self, end: int) -> None:
+        """Return once the bytes before physical offset `end` are in the page cache.
+
+        StoreFailedError; with write mode "pool", where a thread writes them, SyncTimeoutError as well.
+        """
+        if end <= self._log.committed:
+            return
+        if self._error is not None:
+            raise self._error
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commit_waiters.append((end, waiter))
+        if self._loop is None:
+            self.commit()  # without services nobody else does it
+        elif self._in_threads:
+            self._commit_wanted.set()
+            await self._committed_in_time(waiter)
+        elif len(self._commit_waiters) == self._commit_batch.count:
+            self._loop.call_soon(self._commit_if_running)  # once for all of this tick
+        elif len(self._commit_waiters) == 1:
+            self._batch_timer = self._loop.call_later(self._commit_batch.seconds, self._commit_if_running)
+        await waiter
+
+    async def _committed_in_time(self, waiter: asyncio.Future[None]) -> None:
+        seconds = self._config.sync_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            raise SyncTimeoutError(
+                f"the disk has not taken the message within {seconds:g} s; it is in a buffer and may still be stored"
+            ) from None
+
+    # --- appending and committing -----------------------------------------------------------------------------
+
+    def appended(self, store_timestamp: int) -> None:
+        """To be called after each append: it is committed for those who wait, or else within moments."""
+        self._last_appended_timestamp = store_timestamp
+        if self._loop is None:
+            return
+        large = self._log.wrote - self._log.committed > _COMMIT_SIZE_MAX
+        if self._in_threads:
+            if large:
+                self._commit_wanted.set()
+        elif large:
+            self.commit()
+        elif self._commit_timer is None:
+            # Waiters have it committed before, a batch at once, which costs a system call instead of one each.
+            self._commit_timer = self._loop.call_later(_COMMIT_SECONDS, self._commit_if_running)
+
+    def commit(self) -> None:
+        """Move what was appended to the page cache now. What fails, fails the store and is not raised."""
+        try:
+            self._log.commit()
+        except OSError as error:
+            self.fail(error)
+            return
+        self._committed()
+
+    def free_buffer(self) -> bool:
+        """Write out what fills the pool's buffers: soon, or, without services, now (True). OSError."""
+        if not self._in_threads:
+            return False
+        if self._loop is not None:
+            self._commit_wanted.set()
+            return False
+        self._log.commit()
+        return True
+
+    def _commit_if_running(self) -> None:
+        if self._closed or self._error is not None or self._loop is None:
+            self._commit_timer = None  # the services may run again, and what is appended then needs a new one
+        else:
+            self.commit()
+
+    def _request_commit(self) -> None:
+        if self._in_threads:
+            self._commit_wanted.set()
+        elif self._loop is not None:
+            self._loop.call_soon(self._commit_if_running)
+
+    def _committed(self) -> None:
+        """Dispatch what the page cache has, where that is enough, and answer who waits for it. Fails as `commit`."""
+        self._stats.commits += 1
+        for timer in (self._commit_timer, self._batch_timer):
+            if timer is not None:
+                timer.cancel()
+        self._commit_timer = self._batch_timer = None
+        self._note_unsynced()
+        self._allocation.look()
+        is_async = self._config.flush == "async"
+        if is_async:
+            try:
+                self._dispatch.follow(self._log.committed)
+            except (OSError, StoreError) as error:
+                self.fail(error)
+                return
+        committed = self._log.committed
+        waiters, self._commit_waiters = self._commit_waiters, []
+        if is_async and waiters:
+            self._commit_batch.follow(len(waiters))
+        for end, waiter in waiters:
+            if end > committed:
+                self._commit_waiters.append((end, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+
+    async def _run_commits(self) -> None:
+        """With write mode "pool": move what is in the pool's buffers to the page cache, in a thread, so that the event
+        loop never waits for a page of the file. After RocketMQ's CommitRealTimeService.
+
+        It looks every interval, and commits if enough pages wait or the thorough interval has passed since the last
+        commit; and at once if somebody waits for it.
+        """
+        config = self._config
+        size_min = config.commit_pages_min * PAGE_SIZE
+        last = time.monotonic()
+        while self._error is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.commit_interval_seconds):
+                    await self._commit_wanted.wait()
+            asked = self._commit_wanted.is_set()
+            self._commit_wanted.clear()
+            waiting = self._log.wrote - self._log.committed
+            due = waiting >= size_min or time.monotonic() - last >= config.commit_thorough_interval_seconds
+            if waiting and self._error is None and (asked or due):
+                try:
+                    await self._commit_in_thread()
+                except OSError as error:
+                    raise self.fail(error) from error
+                last = time.monotonic()
+
+    async def _commit_in_thread(self) -> None:
+        """Return once all that was appended before the call is in the page cache. OSError is final."""
+        log = self._log
+        loop = asyncio.get_running_loop()
+        wrote = log.wrote
+        while log.committed < wrote:
+            parts, end = log.begin_commit()
+            await loop.run_in_executor(self._commit_thread, self._noting_errors, log.commit_in_thread, parts)
+            log.end_commit(end)
+        self._committed()
+
+    # --- syncing ----------------------------------------------------------------------------------------------
+
+    def request_sync(self) -> None:
+        """Sync soon what has been appended so far."""
+        self._sync_wanted.set()
+
+    def flush(self) -> None:
+        """Commit, sync and dispatch everything now; blocking. For a store without services, and for closing. OSError,
+        StoreError.
+        """
+        log = self._log
+        log.commit()
+        files = log.unsynced_files()
+        for file in files:
+            file.sync()
+        log.set_flushed(files, [file.committed for file in files], log.committed)
+        self._unsynced_since = self._uncovered_since = None
+        self._dispatch.follow(log.flushed)
+        self._note_durable(self._last_appended_timestamp)
+
+    @property
+    def unsynced_seconds(self) -> float:
+        """How long ago the oldest byte was answered that a power cut could take; 0 if there is none."""
+        return self._unsynced_age if self._config.flush == "async" else 0.0
+
+    @property
+    def _unsynced_age(self) -> float:
+        return 0.0 if self._unsynced_since is None else time.monotonic() - self._unsynced_since
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether an answer now might stand for bytes that are not durable within the flush interval."""
+        interval = self._config.flush_interval_seconds
+        return self._unsynced_age >= interval * 0.75 or self._sync_seconds >= interval * 0.5
+
+    def _note_unsynced(self) -> None:
+        if self._log.committed <= self._log.flushed:
+            return
+        if self._unsynced_since is None:
+            self._unsynced_since = time.monotonic()
+        elif self._syncing and self._uncovered_since is None:
+            self._uncovered_since = time.monotonic()
+
+    async def _run_syncs(self) -> None:
+        """Sync whenever asked to; the steps are those of the module's text."""
+        while True:
+            await self._sync_wanted.wait()
+            if self._sync_batch.count > 1 and len(self._sync_waiters) < self._sync_batch.count:
+                await self._gather()
+            self._sync_wanted.clear()
+            if self._error is not None:
+                raise self._error
+            if self._log.wrote > self._log.flushed:
+                await self._sync()
+            self._answer_flushed()
+            if self._dispatch.dispatched < self._log.flushed:
+                self._follow_flushed()
+
+    async def _gather(self) -> None:
+        """Let a batch become as large again as the last one, for a moment at the most.
+
+        A sync costs the processor more than a send does, and answers that leave one by one wake gRPC's threads and the
+        client as often. With many sends in flight, fewer and larger batches raise throughput and, as the processor is
+        what they wait for, lower their latency too. A single sender never waits. After PostgreSQL's `commit_delay` and
+        `commit_siblings`.
+        """
+        self._sync_batch_full.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._sync_batch.seconds):
+                await self._sync_batch_full.wait()
+
+    async def _sync(self) -> None:
+        log, stats = self._log, self._stats
+        timestamp = self._last_appended_timestamp
+        appended = stats.messages_appended
+        waited = len(self._sync_waiters)
+        began = time.monotonic()
+        try:
+            if self._in_threads:
+                await self._commit_for_sync()
+            else:
+                log.commit()
+            self._note_unsynced()
+            files = log.unsynced_files()
+            positions = [file.committed for file in files]
+            end = log.committed
+            self._syncing, self._uncovered_since = True, None
+            loop = asyncio.get_running_loop()
+            seconds = await self._watched(
+                loop.run_in_executor(self._sync_thread, self._noting_errors, _sync_all, files)
+            )
+        except OSError as error:
+            stats.sync_failures += 1
+            raise self.fail(error) from error
+        finally:
+            self._syncing = False
+        log.set_flushed(files, positions, end)
+        self._unsynced_since, self._uncovered_since = self._uncovered_since, None
+        self._sync_seconds = max(time.monotonic() - began, self._sync_seconds * _SYNC_SECONDS_DECAY)
+        self._note_durable(timestamp)
+        stats.sync_seconds.observe(seconds)
+        stats.messages_per_sync.observe(appended - self._messages_synced)
+        self._messages_synced = appended
+        self._sync_batch.follow(waited)
+
+    async def _commit_for_sync(self) -> None:
+        running = asyncio.create_task(self._commit_in_thread(), name="commit-for-sync")
+        try:
+            await self._watched(running)
+        finally:
+            running.cancel()
+
+    async def _watched(self, running: asyncio.Future[T]) -> T:
+        """The result of a write or sync. If it takes too long, whoever waits learns it again and again, but the sync
+        itself has no timeout that could be trusted.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = self._config.sync_timeout_seconds
+        watch: asyncio.TimerHandle
+
+        def hangs() -> None:
+            nonlocal watch
+            self._time_out()
+            watch = loop.call_later(seconds, hangs)
+
+        watch = loop.call_later(seconds, hangs)
+        try:
+            return await running
+        finally:
+            watch.cancel()
+
+    def _time_out(self) -> None:
+        while self._sync_waiters:
+            _, waiter = self._sync_waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(
+                    SyncTimeoutError(
+                        f"the disk has not confirmed a sync within {self._config.sync_timeout_seconds:g} s; "
+                        f"the message is stored and may still become durable"
+                    )
+                )
+
+    def _noting_errors(self, function: Callable[[A], T], argument: A) -> T:
+        """In a thread: call what writes or syncs, and note its error, for the caller may have been cancelled."""
+        try:
+            return function(argument)
+        except OSError as error:
+            self._thread_error = error
+            raise
+
+    def _note_durable(self, store_timestamp: int) -> None:
+        self._checkpoint.physic_timestamp = max(self._checkpoint.physic_timestamp, store_timestamp)
+
+    def _answer_flushed(self) -> None:
+        flushed = self._log.flushed
+        waiters = self._sync_waiters
+        later: list[tuple[int, asyncio.Future[None]]] = []
+        while waiters:
+            end, waiter = waiters.popleft()
+            if end > flushed:
+                later.append((end, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        if later:
+            waiters.extend(later)
+            self._sync_wanted.set()
+
+    def _follow_flushed(self) -> None:
+        try:
+            self._dispatch.follow(self._log.flushed)
+        except (OSError, StoreError) as error:
+            raise self.fail(error) from error
+
+    async def _run_interval(self) -> None:
+        """Ask for a sync when it is time for what nobody waits for: with async flush that is nearly all.
+
+        A sync begins when enough pages have gathered, as in RocketMQ's FlushRealTimeService; and for whatever has
+        gathered, if the last look found something too. (RocketMQ leaves a few pages for ten seconds.)
+        """
+        log, config = self._log, self._config
+        interval = config.flush_interval_seconds
+        seen = 0  # the end of the log at the last look
+        while True:
+            await asyncio.sleep(pause_between_looks(interval, self._sync_seconds))
+            wrote, flushed = log.wrote, log.flushed
+            if flushed < seen or wrote // PAGE_SIZE - flushed // PAGE_SIZE >= config.flush_pages_min:
+                self.request_sync()
+            seen = wrote
+
+
+def pause_between_looks(interval_seconds: float, sync_seconds: float) -> float:
+    """How long the flush interval waits between two looks at the log: a quarter of the interval.
+
+    What is found twice is half an interval old at the most, which leaves the other half for the sync. If syncs take
+    longer than that, looks come closer to each other; from half the interval on, syncs follow each other.
+    """
+    return max(interval_seconds / 64, min(interval_seconds / 4, (interval_seconds - sync_seconds) / 2))
+
+
+def _sync_all(files: Sequence[MappedFile]) -> float:
+    """Sync files one after the other; return the seconds it took. Runs in a thread."""
+    started = time.perf_counter()
+    for file in files:
+        file.sync()
+    return time.perf_counter() - started
