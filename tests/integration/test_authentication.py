@@ -96,7 +96,7 @@ async def test_an_account_does_what_it_may_and_nothing_else(broker: BrokerProces
 
 
 async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(broker: BrokerProcess) -> None:
-    """Neither its group can be used, nor the client id under which it was received."""
+    """Its group cannot be used, and the client id under which it was received means another client there."""
     async with connect(broker.endpoint, credentials=OPERATOR) as operator:
         await operator.producer().send(Message(topic="transfers", body=b"1000"))
         consumer = operator.simple_consumer("auditors", "transfers")
@@ -108,8 +108,31 @@ async def test_an_unacknowledged_message_of_another_account_is_out_of_reach(brok
             stub: Any = thief._connection.peer.stubs.messaging
             metadata = thief._connection.signed((("x-mq-client-id", client_id),))
             answer = await stub.NotifyClientTermination(v2.NotifyClientTerminationRequest(), metadata=metadata)
+            assert answer.status.code == v2.Code.OK  # of a client of its own, that nobody knows
+        assert await consumer.receive(wait_seconds=1.5) == []  # the message is not released
+
+
+async def test_a_client_id_cannot_be_taken_from_its_owner(broker: BrokerProcess) -> None:
+    """Whoever used it first: to each account it is a client of its own."""
+    metadata = (("x-mq-client-id", "host@1@0@owner"),)
+    request = v2.QueryRouteRequest(topic=v2.Resource(name="orders"))
+    for credentials in (SHOP, OPERATOR, SHOP):
+        async with connect(broker.endpoint, credentials=credentials) as client:
+            stub: Any = client._connection.peer.stubs.messaging
+            answer = await stub.QueryRoute(request, metadata=client._connection.signed(metadata))
+            assert answer.status.code == v2.Code.OK
+
+
+async def test_what_groups_there_are_is_not_told(broker: BrokerProcess) -> None:
+    """Looking for the unfinished messages of a group needs the right to be its consumer, whether it exists or not."""
+    async with connect(broker.endpoint, credentials=SHOP) as client:
+        stub: Any = client._connection.peer.stubs.admin
+        for group in ("auditors", "no-such-group"):
+            request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), subscription=group)
+            metadata = client._connection.signed((("x-mq-client-id", "c"),))
+            answer = await stub.QueryMessage(request, metadata=metadata)
             assert answer.status.code == v2.Code.FORBIDDEN
-            assert "is in use by another account" in answer.status.message
+            assert f"may not be a consumer of group {group!r}" in answer.status.message
 
 
 async def test_telemetry_is_for_who_may_what_it_announces(channel: Any) -> None:

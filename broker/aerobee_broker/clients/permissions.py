@@ -55,6 +55,13 @@ def _consume(request: Any, client: Client, account: Account) -> None:
     account.require_consume(topic_name(request.topic, client))
 
 
+def _query(request: v2.ListMessageRequest, client: Client, account: Account) -> None:
+    # Before anything is looked up: the answer must not tell which groups exist.
+    if request.WhichOneof("search_key") == "subscription":
+        account.require_group(group_name(v2.Resource(name=request.subscription), client))
+    _consume(request, client, account)
+
+
 def _consume_all(request: Any, client: Client, account: Account) -> None:
     for asked in request.topics:
         account.require_consume(topic_name(asked.topic, client))
@@ -112,7 +119,7 @@ _RECORDS: Final[dict[str, Permit]] = {
 _PERMITS: Final[dict[tuple[str, str], Permit]] = {
     **{("aerobee.v1.RecordService", method): permit for method, permit in _RECORDS.items()},
     **{("apache.rocketmq.v2.MessagingService", method): permit for method, permit in _MESSAGING.items()},
-    ("apache.rocketmq.v2.Admin", "QueryMessage"): _consume,
+    ("apache.rocketmq.v2.Admin", "QueryMessage"): _query,
     ("apache.rocketmq.v2.Admin", "DescribeTopicStatus"): _use,
     ("apache.rocketmq.v2.Admin", "GetTopicRoute"): _use,
 }

@@ -36,7 +36,6 @@ from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     ClientIdentity,
-    claim,
     holders_of,
     introduce,
     service_methods,
@@ -213,7 +212,7 @@ class MessagingService:
                 if client.stream is None:
                     client.stream = stream
                 if account is not None:
-                    claim(client, account)
+                    client.account = account
                     check_settings(command.settings, client, account)
                 if (reply := self._telemetry_processor.process(command, client)) is not None:
                     stream.write(reply)

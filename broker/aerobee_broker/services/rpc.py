@@ -16,10 +16,10 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from aerobee_broker.clients.accounts import Account, Accounts
+from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
-from aerobee_broker.errors import ForbiddenError, InvalidRequestError, TooManyRequestsError
+from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError
 from aerobee_broker.front.calls import ClientWentAwayError, Context, Method, ServerStream, Unary
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.services.errors import status_of
@@ -244,8 +244,8 @@ def code_name(code: int) -> str:
 class ClientIdentity:
     """Finds the client of a call by its headers, and with `accounts` the account that signed it.
 
-    Raises InvalidRequestError without `x-mq-client-id`, UnauthorizedError for credentials that are wrong,
-    ForbiddenError for the id of another account's client.
+    With accounts, the id of a client is `access key/client id`: no account can take the client id of another.
+    Raises InvalidRequestError without `x-mq-client-id`, UnauthorizedError for credentials that are wrong.
     """
 
     def __init__(self, clients: ClientRegistry, accounts: Accounts | None) -> None:
@@ -274,22 +274,12 @@ class ClientIdentity:
             client = self._clients.seen(client_id)
         else:  # before anything is kept of a caller
             account = self._accounts.of_call(authorization, date_time)
-            known = self._clients.get(client_id)
-            if known is not None:
-                claim(known, account)  # before the call counts as its sign of life
-            client = self._clients.seen(client_id)
+            client = self._clients.seen(f"{account.access_key}/{client_id}")
             client.account = account
         client.namespace = namespace if isinstance(namespace, str) else ""
         if not client.peer[1]:
             introduce(client, context)
         return client
-
-
-def claim(client: Client, account: Account) -> None:
-    """A client belongs to the account that signs its calls. ForbiddenError if that is another one."""
-    if client.account is not None and client.account.access_key != account.access_key:
-        raise ForbiddenError(f"the client id {client.client_id!r} is in use by another account; use one of your own")
-    client.account = account
 
 
 def introduce(client: Client, context: Context) -> None:

@@ -39,7 +39,7 @@ _UNUSED_FIELDS: Final[Mapping[str, object]] = {
 
 def is_system_group(name: str) -> bool:
     """Whether the group belongs to the broker."""
-    return name.startswith(SYSTEM_GROUP_PREFIX)
+    return name.startswith(SYSTEM_GROUP_PREFIX) and "%" not in name
 
 
 def check_group_name(name: str) -> None:

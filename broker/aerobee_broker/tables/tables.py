@@ -113,7 +113,7 @@ class Tables:
     ) -> Self:
         """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
         directory: Path = config.store.directory / "config"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         names = ("topics", "subscriptionGroup", "consumerOffset")
         files = {name: JsonTable(file_system, directory / f"{name}.json", stats=stats) for name in names}
         return cls(config, clock, files, in_disk_thread)

@@ -135,8 +135,11 @@ def split_light_topic_name(stored: str) -> tuple[str, str] | None:
 
 
 def is_system_topic(name: str) -> bool:
-    """Whether the topic belongs to the broker: users neither create it nor send to it."""
-    return name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX)
+    """Whether the topic belongs to the broker: users neither create it nor send to it.
+
+    A stored name with a namespace is none, whatever the namespace begins with.
+    """
+    return name in SYSTEM_TOPICS or (name.startswith(SYSTEM_TOPIC_PREFIX) and "%" not in name)
 
 
 def check_topic_name(name: str) -> None:

@@ -440,7 +440,7 @@ class DiskFileSystem:
         )
 
     def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
-        descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, size)
         except OSError:
@@ -496,7 +496,7 @@ class DiskFileSystem:
         if path.is_dir():
             return 0
         made = self.make_directory(path.parent, durable=durable) if path.parent != path else 0
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         if durable:
             try:
                 self.sync_directory(path.parent)
@@ -522,7 +522,7 @@ class DiskFileSystem:
 
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file from the beginning and sync it; an older one of this name is overwritten."""
-        descriptor = _open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = _open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)
             while view:
@@ -547,7 +547,7 @@ class DiskFileSystem:
                 raise BlockingIOError(errno.EAGAIN, "the lock is held by this process", str(path))
         if _identity(os.stat(path.parent)) in _held_locks:
             raise BlockingIOError(errno.EAGAIN, "the directory is locked by this process", str(path.parent))
-        descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = _open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             directory = _lock_directory(path.parent)
@@ -585,7 +585,7 @@ class DiskFileSystem:
             return ""
 
 
-def _open_descriptor(path: Path, flags: int, mode: int = 0o644) -> int:
+def _open_descriptor(path: Path, flags: int, mode: int = 0o600) -> int:
     return _with_spare(lambda: os.open(path, flags, mode))
 
 

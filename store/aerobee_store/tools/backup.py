@@ -357,7 +357,7 @@ class _Backup:
 
     def _copy_bytes(self, source: int, target: Path, file_size: int, size: int) -> None:
         """A file of `file_size` bytes, of which the first `size` are copied, holes as holes."""
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, file_size)
             for begin, end in _data(source, size):
@@ -439,7 +439,7 @@ def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _clone(source: int, target: Path) -> bool:
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         fcntl.ioctl(descriptor, _FICLONE, source)
         os.fsync(descriptor)

@@ -342,7 +342,7 @@ def _last_seen_ms(client: Client, clients: ClientRegistry, clock: Clock) -> int:
 
 
 def _client_info(client: Client) -> v2.ClientInfo:
-    host, at, _ = client.client_id.partition("@")
+    host, at, _ = client.client_id.rpartition("/")[2].partition("@")  # with accounts, the access key is in front
     return v2.ClientInfo(
         client_id=client.client_id,
         version=client.version,

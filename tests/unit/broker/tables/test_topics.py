@@ -14,6 +14,7 @@ from aerobee_broker.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
+from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.topics import (
     SYSTEM_TOPICS,
@@ -24,6 +25,7 @@ from aerobee_broker.tables.topics import (
     check_new_topic_name,
     check_topic_name,
     dead_letter_topic,
+    is_system_topic,
     retry_topic,
     split_stored_name,
     stored_name,
@@ -61,6 +63,14 @@ def test_stored_names(namespace: str, name: str, stored: str) -> None:
     """Namespace and name make RocketMQ's one string, and come out of it again."""
     assert stored_name(namespace, name) == stored
     assert split_stored_name(stored) == (namespace, name)
+
+
+def test_a_namespace_that_begins_like_a_system_name_is_none() -> None:
+    """Its topics and groups are in the lists like those of any other."""
+    assert is_system_topic("rmq_sys_wheel_timer")
+    assert not is_system_topic(stored_name("rmq_sys_shop", "orders"))
+    assert is_system_group("CID_RMQ_SYS_TRANS")
+    assert not is_system_group(stored_name("CID_RMQ_SYS_shop", "billing"))
 
 
 def test_system_topics_have_no_namespace() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_store import Message, MessageStore, StoreConfig
 from aerobee_store.disk.file_system import DiskFileSystem, File, find_bytes
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
@@ -172,3 +173,18 @@ def test_a_log_with_data_up_to_the_end_of_its_segment_is_searched(tmp_path: Path
     assert [type(each) for each in found] == [LogEnd]
     segment._view = None
     segment.close()
+
+
+def test_what_a_store_creates_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+    """Messages are nobody else's business, whatever the umask allows."""
+    before = os.umask(0)
+    try:
+        with MessageStore.open(StoreConfig.tiny(tmp_path / "new" / "store")) as store:
+            store.append([Message("orders", 0, b"private", {"KEYS": "k"})])
+            store.flush()
+            store.delete_topic("orders")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    assert len(made) > 8
+    assert {path for path in made if path.stat().st_mode & 0o077} == set()
