@@ -226,9 +226,10 @@ class MessageReader:
             property_crc=True,
         )
 
-    def query(self, topic: str, key: str, *, max_count: int, begin: int, end: int) -> list[Record]:
+    def query(self, topic: str, key: str, *, max_count: int, max_bytes: int, begin: int, end: int) -> list[Record]:
         """As MessageStore.query."""
         found: list[Record] = []
+        size = 0
         seen: set[int] = set()
         deleted_before = self._deleted.end_of(topic)
         for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
@@ -246,6 +247,9 @@ class MessageReader:
             if candidate.transaction_type is TransactionType.ROLLBACK:
                 continue
             if key == candidate.unique_key or key in candidate.keys:
+                size += candidate.size
+                if found and size > max_bytes:
+                    break
                 found.append(candidate)
                 if len(found) >= max_count:
                     break

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -493,13 +494,21 @@ class MessageStore:
         return self._reader.record_bytes(record)
 
     def query(
-        self, topic: str, key: str, *, max_count: int = 64, begin: int = 0, end: int = TIMESTAMP_MAX
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_count: int = 64,
+        max_bytes: int = sys.maxsize,
+        begin: int = 0,
+        end: int = TIMESTAMP_MAX,
     ) -> list[Record]:
         """The newest `max_count` messages of a topic that carry the key (or have it as message id), oldest first.
 
+        Fewer if their records have more than `max_bytes`, but at least one.
         `begin` and `end`: store times, inclusive. The key itself is compared, so hash collisions never show.
         """
-        return self._reader.query(topic, key, max_count=max_count, begin=begin, end=end)
+        return self._reader.query(topic, key, max_count=max_count, max_bytes=max_bytes, begin=begin, end=end)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(first offset, offset behind the last message); (0, 0) for a queue that does not exist."""

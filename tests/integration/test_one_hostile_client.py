@@ -18,7 +18,7 @@ import pytest
 from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
-from tests.support.hostile_clients import resident, works
+from tests.support.hostile_clients import cpu_seconds, resident, works
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -149,9 +149,3 @@ async def test_answers_that_nobody_reads(tmp_path: Path) -> None:
                 await asyncio.sleep(0.5)
             assert memory.growth < (120 + 20 * groups) << 20, f"{memory.growth >> 20} MiB"
             await works(broker)
-
-
-def cpu_seconds(broker: BrokerProcess) -> float:
-    with open(f"/proc/{broker.pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -53,3 +53,10 @@ def resident(broker: BrokerProcess) -> int:
     """Bytes of memory that the process holds."""
     with open(f"/proc/{broker.pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(broker: BrokerProcess) -> float:
+    """The time of processors that the process has used."""
+    with open(f"/proc/{broker.pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
 
@@ -27,6 +29,7 @@ _ACCEPTED_AT_ONCE: Final = 64  # connections, before the loop turns to others
 _NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _FAREWELL_SECONDS: Final = 1.0  # until a client that does not answer has heard of the end all the same
+_DESCRIPTORS_KEPT: Final = 32  # for probes over HTTP, and what the process opens for itself
 Security = Literal["plain", "tls", "both"]
 TlsContext = Callable[[], Awaitable[ssl.SSLContext]]
 """The context for a connection that begins now: certificates may have changed since the last."""
@@ -224,6 +227,12 @@ class Front:
             connection.abort()
 
 
+def _descriptor_limit() -> int:
+    """The first descriptor that no connection of a client may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - min(_DESCRIPTORS_KEPT, soft // 8)
+
+
 class _Listener:
     """A listening socket."""
 
@@ -244,14 +253,19 @@ class _Listener:
                 return
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
-                    _log.warning("no connection is accepted for a second: %s", error.strerror)
-                    self._loop.remove_reader(self._socket)
-                    self._resume = self._loop.call_later(
-                        _NO_DESCRIPTORS_PAUSE, self._loop.add_reader, self._socket, self._accept
-                    )
+                    self._pause(str(error.strerror))
                     return
                 continue  # of the connection: it was given up already
+            if accepted.fileno() >= _descriptor_limit():  # the system gives the lowest one that is free
+                accepted.close()
+                self._pause("nearly all descriptors are in use, and the rest is kept for /healthz and the store")
+                return
             self._accepted(accepted)
+
+    def _pause(self, cause: str) -> None:
+        _log.warning("no connection is accepted for a second: %s", cause)
+        self._loop.remove_reader(self._socket)
+        self._resume = self._loop.call_later(_NO_DESCRIPTORS_PAUSE, self._loop.add_reader, self._socket, self._accept)
 
     def close(self) -> None:
         if self._resume is not None:

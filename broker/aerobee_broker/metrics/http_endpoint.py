@@ -7,12 +7,16 @@ the loop, and a loop that does not answer in time makes the answer 503.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -22,12 +26,57 @@ from aerobee_broker.config import Address
 
 _log = logging.getLogger(__name__)
 LOOP_TIMEOUT_SECONDS: Final = 2.0  # Kubernetes' probes give up after 1 s, Prometheus' scrapes after 10 s
+_CONNECTIONS_MAX: Final = 16  # at a time
+_DESCRIPTORS_KEPT: Final = 4
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True  # a stuck reader must not keep the process alive
     allow_reuse_address = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._kept: list[int] = []  # descriptors for probes that come when clients have all others
+        super().__init__(*arguments)
+        self._keep()
+
+    def _keep(self) -> None:
+        with suppress(OSError):
+            while len(self._kept) < _DESCRIPTORS_KEPT:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def server_close(self) -> None:
+        super().server_close()
+        while self._kept:
+            os.close(self._kept.pop())
+
+    def get_request(self) -> Any:
+        """Accept, with a descriptor that was kept for it if there is no other."""
+        while True:
+            try:
+                return super().get_request()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if not self._kept:
+                    time.sleep(0.1)  # the connection still waits: without a pause this would be asked at once again
+                    raise
+                os.close(self._kept.pop())
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Each has a thread, of which there are so many: who holds connections open shall not take descriptors."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+            self._keep()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A peer that hangs up in the middle is nothing to report."""

@@ -28,7 +28,7 @@ class QueryRequests:
         topic, key = text(request, "topic"), text(request, "key")
         count = min(max(integer(request, "maxNum", bits=32), 1), COUNT_MAX)
         begin, end = max(integer(request, "beginTimestamp"), 0), integer(request, "endTimestamp")
-        records = self._store.query(topic, key, max_count=count, begin=begin, end=end)
+        records = self._store.query(topic, key, max_count=count, max_bytes=_ANSWER_SIZE_MAX, begin=begin, end=end)
         parts: list[bytes] = []
         size = 0
         for record in reversed(records):

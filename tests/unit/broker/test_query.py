@@ -16,7 +16,8 @@ from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
-from aerobee_store import Message, MessageStore
+from aerobee_store import Message, MessageStore, Record
+from aerobee_store.message_reader import MessageReader
 
 COUNT = 20
 
@@ -69,3 +70,19 @@ async def test_a_query_by_time_goes_on_where_the_answer_was_full(
             break
         request.scroll_id = response.scroll_id
     assert found == [*range(0, COUNT, 2), *range(1, COUNT, 2)]
+
+
+async def test_no_more_is_read_than_an_answer_holds(processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that have no room in the answer are not read from the log."""
+    monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 3500)
+    read: list[int] = []
+    record_at = MessageReader.record_at
+
+    def counted(self: MessageReader, physical_offset: int) -> Record:
+        read.append(physical_offset)
+        return record_at(self, physical_offset)
+
+    monkeypatch.setattr(MessageReader, "record_at", counted)
+    request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), message_key="k", max_message_nums=64)
+    assert numbers(processor.process(request, Client("test"))) == [17, 18, 19]
+    assert len(read) <= 4

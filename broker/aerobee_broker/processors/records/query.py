@@ -45,7 +45,9 @@ class QueryProcessor:
         if request.message_id:
             pieces = self._bytes_of(by_message_id(self._store, topic.name, request.message_id)[-count:], size_max)
         elif request.key:
-            found = self._store.query(topic.name, request.key, max_count=count, begin=begin, end=end)
+            found = self._store.query(
+                topic.name, request.key, max_count=count, max_bytes=size_max, begin=begin, end=end
+            )
             pieces = self._bytes_of(found, size_max)
         elif request.HasField("begin") or request.HasField("end"):
             pieces, token = self._by_time(topic.name, request.page_token, begin, end, count, size_max)
