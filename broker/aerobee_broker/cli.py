@@ -17,6 +17,7 @@ from aerobee_broker.commands import (
     configuration,
     dlq,
     group,
+    namesrv,
     query,
     receive,
     send,
@@ -57,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (
         *(serve, status, topic, group, subscription, client, send, receive, query, dlq, configuration, store),
-        version,
+        *(namesrv, version),
     ):
         module.add_parser(commands)
     return parser

@@ -91,6 +91,7 @@ class ListenConfig:
     front: Literal["native", "grpcio"] = "grpcio"  # what serves gRPC: our own HTTP/2, or grpcio's server
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
+    advertise_remoting: Address | None = None  # what name servers are told; None: where the broker listens
     advertise_tls: Address | None = None  # the same for clients that came with TLS
     drain_seconds: float = 5.0  # how long a stop waits for calls in progress
 
@@ -146,6 +147,7 @@ class BrokerConfig:
     store: StoreConfig
     name: str = "aerobee"  # brokerName: part of a queue's identity for clients
     cluster: str = "DefaultCluster"  # brokerClusterName
+    namesrv: tuple[str, ...] = ()  # name servers that learn of this broker, each host:port
     dev: bool = False  # for development: topics and groups appear with their first use
     listen: ListenConfig = field(default_factory=ListenConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -164,6 +166,9 @@ class BrokerConfig:
         for key in ("name", "cluster"):
             if not re.fullmatch(r"[a-zA-Z0-9_.-]{1,127}", getattr(self, key)):
                 raise ConfigError(f"broker.{key}: {getattr(self, key)!r} may only have letters, digits, '_', '-', '.'")
+        if self.namesrv and self.listen.remoting is None:
+            raise ConfigError("broker.namesrv: clients would find nothing; set listen.remoting, as 0.0.0.0:10911")
+        _ = self.name_servers  # checked with all else
         if not 1 <= self.topics.queue_count <= QUEUE_COUNT_MAX:
             raise ConfigError(f"topics.queue_count: {self.topics.queue_count} is not within 1..{QUEUE_COUNT_MAX}")
         for key in (item.name for item in dataclasses.fields(LimitsConfig)):
@@ -171,7 +176,11 @@ class BrokerConfig:
                 raise ConfigError(f"limits.{key}: {getattr(self.limits, key)} is not above 0")
         if self.listen.drain_seconds < 0:
             raise ConfigError(f"listen.drain_seconds: {self.listen.drain_seconds} is below 0")
-        for key, advertised in (("advertise", self.listen.advertise), ("advertise_tls", self.listen.advertise_tls)):
+        for key, advertised in (
+            ("advertise", self.listen.advertise),
+            ("advertise_tls", self.listen.advertise_tls),
+            ("advertise_remoting", self.listen.advertise_remoting),
+        ):
             if advertised is not None and not advertised.port:
                 raise ConfigError(f"listen.{key}: port 0 cannot be dialled; give the port that clients reach")
         self._check_tls()
@@ -191,6 +200,17 @@ class BrokerConfig:
                 "listen.tls: needs tls.certificate and tls.key, PEM files; only with broker.dev one is made that "
                 "clients must not check"
             )
+
+    @property
+    def name_servers(self) -> tuple[Address, ...]:
+        """The addresses in `namesrv`. ConfigError."""
+        found = []
+        for text in self.namesrv:
+            try:
+                found.append(Address.parse(text.strip()))
+            except ValueError as error:
+                raise ConfigError(f"broker.namesrv: {text!r} is no address: {error}, as 127.0.0.1:9876") from None
+        return tuple(found)
 
     @property
     def auto_create_topics(self) -> bool:
@@ -347,7 +367,7 @@ def _settings_of(section: type, *, but: frozenset[str] = frozenset()) -> dict[st
 
 
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {
-    "broker": {"name": str, "cluster": str, "dev": bool},
+    "broker": {"name": str, "cluster": str, "namesrv": tuple[str, ...], "dev": bool},
     "store": _settings_of(StoreConfig, but=frozenset({"store_host"})),
     "listen": _settings_of(ListenConfig),
     "tls": _settings_of(TlsConfig),

@@ -26,6 +26,7 @@ from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.loop_delay import LoopDelay
 from aerobee_broker.metrics.metrics import Metrics
+from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
@@ -247,6 +248,7 @@ async def _serve(
         total_max=config.limits.answer_bytes_max,
         holder_max=config.limits.answer_bytes_per_client_max,
     )
+    registrar = Registrar(config, tables)
     metrics.attach(
         store=store,
         tables=tables,
@@ -297,12 +299,17 @@ async def _serve(
                 answers,
             )
             try:
+                if config.name_servers:
+                    assert listening.remoting is not None, "the configuration says so"
+                    registrar.listening(listening.remoting)
+                    services.append(tasks.create_task(registrar.run(), name=registrar.name))
                 ready.reason = None
                 announce(listening, metrics_address)
                 await stop.wait()  # cancelled if a service dies
                 ready.reason = "draining: the broker stops"
                 _log.info("broker drains")
                 draining.set()
+                await registrar.unregister()
                 deliveries.long_polling.drain()
                 clients.close_streams()
                 await asyncio.gather(

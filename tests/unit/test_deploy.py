@@ -24,7 +24,7 @@ STORE_DIRECTORY = "/var/lib/aerobee"
 
 # The settings of each section of the file, as the configuration's own classes name them.
 SETTINGS = {
-    "broker": ["name", "cluster", "dev"],
+    "broker": ["name", "cluster", "namesrv", "dev"],
     **{
         section: [item.name for item in dataclasses.fields(kind) if item.name != "store_host"]  # derived, not set
         for section, kind in get_type_hints(BrokerConfig).items()
@@ -85,8 +85,11 @@ def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
     )
     unset = dataclasses.replace(
         shown,
+        namesrv=(),
         store=dataclasses.replace(shown.store, store_host=default.store.store_host),
-        listen=dataclasses.replace(shown.listen, advertise=None, tls=None, advertise_tls=None, remoting=None),
+        listen=dataclasses.replace(
+            shown.listen, advertise=None, tls=None, advertise_tls=None, remoting=None, advertise_remoting=None
+        ),
         tls=default.tls,
         auth=default.auth,
         topics=dataclasses.replace(shown.topics, auto_create=None),

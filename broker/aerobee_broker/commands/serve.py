@@ -46,6 +46,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--front", choices=("native", "grpcio"), help="what serves gRPC: our own HTTP/2, or grpcio (default: grpcio)"
     )
+    parser.add_argument(
+        "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="who may call, as TOML (default: everybody)")
@@ -84,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             "listen.grpc": arguments.listen,
             "listen.tls": arguments.listen_tls,
             "listen.remoting": arguments.listen_remoting,
+            "broker.namesrv": arguments.namesrv,
             "listen.front": arguments.front,
             "tls.certificate": arguments.tls_cert,
             "tls.key": arguments.tls_key,

@@ -7,6 +7,7 @@ Better than RocketMQ's, where nobody relies on the opposite:
 
 - An address cannot take the id of another one that is alive: one of the two would receive what the other does not have.
 - Only the connection that registered an address can take it back.
+- Routes can be kept over a restart: what was known is answered until its broker registers again, or a minute is over.
 - A wiped write permission stays wiped until it is given back, and is given back as it was.
 """
 
@@ -16,12 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from aerobee_broker.errors import BrokerError
+from aerobee_broker.errors import BrokerError, TableFormatError
 from aerobee_broker.tables.data_version import DataVersion
+from aerobee_broker.tables.json_fields import INT32_MAX, INT64_MAX, JsonFields, checked_integer
 from aerobee_broker.tables.topics import Permission
 from aerobee_store.clock import Clock
+from aerobee_store.tables.java_json import Bean
 
 MASTER_ID: Final = 0
+RESTORED_SECONDS: Final = 60.0
+"""How long what was known before a restart counts: brokers register every 30 s."""
+_RESTORED: Final = "before the restart"
 TIMEOUT_SECONDS: Final = 120.0  # RocketMQ's, after the last registration
 _BROKERS_MAX: Final = 10_000
 _TOPICS_MAX: Final = 1_000_000
@@ -99,6 +105,8 @@ class RouteTables:
         self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the same the other way round
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
         self._wiped: set[str] = set()  # broker names
+        self.revision = 0
+        """Grows with every change that a snapshot would show."""
 
     # --- Registration -----------------------------------------------------------------------------------------
 
@@ -117,7 +125,7 @@ class RouteTables:
         holder = None if broker is None else broker.addresses.get(wanted.broker_id)
         if holder is not None and holder != wanted.address:
             live = self._live.get((wanted.cluster, holder))
-            if live is not None and not self._has_expired(live):
+            if live is not None and live.connection != _RESTORED and not self._has_expired(live):
                 raise RegistrationRefusedError(
                     f"id {wanted.broker_id} of broker {wanted.broker!r} is that of {holder}, which is alive; "
                     f"stop that one, or give {wanted.address} another id or name"
@@ -129,6 +137,8 @@ class RouteTables:
                 f"the first registration of broker {wanted.broker!r} has one topic only; register all topics first"
             )
         known = self._live.get(key)
+        if is_new_id or known is None or known.version != wanted.version:
+            self.revision += 1
         if broker is None:
             broker = self._brokers[wanted.broker] = Broker(wanted.cluster, wanted.broker)
         for broker_id in [i for i, address in broker.addresses.items() if address == wanted.address]:
@@ -210,6 +220,7 @@ class RouteTables:
 
     def _remove(self, key: tuple[str, str]) -> str:
         live = self._live.pop(key)
+        self.revision += 1
         broker = self._brokers.get(live.broker)
         if broker is None or broker.addresses.get(live.broker_id) != key[1]:
             return key[1]
@@ -235,6 +246,7 @@ class RouteTables:
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, in one cluster or in all; it returns with the next changed registration of a broker that has
         it."""
+        self.revision += 1
         for name in list(self._topics.get(topic, ())):
             broker = self._brokers.get(name)
             if cluster is None or (broker is not None and broker.cluster == cluster):
@@ -246,12 +258,67 @@ class RouteTables:
         count = sum(1 for topic in topics if self._queues(topic, broker).permission & _WRITE)
         if broker in self._brokers:
             self._wiped.add(broker)
+            self.revision += 1
         return count
 
     def add_write_permission(self, broker: str) -> int:
         """Take that back; of how many topics."""
         self._wiped.discard(broker)
+        self.revision += 1
         return len(self._topics_of.get(broker, ()))
+
+    # --- Kept over a restart ----------------------------------------------------------------------------------
+
+    def snapshot(self) -> Bean:
+        """All that is known, for `restore`."""
+        brokers = [
+            Bean(
+                cluster=broker.cluster,
+                name=broker.name,
+                zone=broker.zone,
+                addresses=[
+                    Bean(id=broker_id, address=address, ha=live.ha_address if live is not None else "")
+                    for broker_id, address in broker.addresses.items()
+                    for live in (self._live.get((broker.cluster, address)),)
+                ],
+                topics={
+                    topic: [queues.read_queue_count, queues.write_queue_count, queues.permission, queues.sys_flag]
+                    for topic in self._topics_of.get(broker.name, ())
+                    for queues in (self._topics[topic][broker.name],)
+                },
+            )
+            for broker in self._brokers.values()
+        ]
+        return Bean(brokers=brokers, wiped=list[object](sorted(self._wiped)))
+
+    def restore(self, value: object) -> None:
+        """What a snapshot had counts again for a minute. TableFormatError."""
+        fields = JsonFields("routes.json", value)
+        for item in fields.objects("brokers"):
+            entry = JsonFields("routes.json.brokers", item)
+            broker = Broker(entry.text("cluster", ""), entry.text("name", ""), entry.text("zone", ""))
+            self._brokers[broker.name] = broker
+            for held in entry.objects("addresses"):
+                place = JsonFields("routes.json.brokers.addresses", held)
+                broker_id, address = place.integer("id", 0, maximum=INT64_MAX), place.text("address", "")
+                broker.addresses[broker_id] = address
+                self._live[broker.cluster, address] = _Live(
+                    broker=broker.name,
+                    broker_id=broker_id,
+                    seen_at=self._clock.monotonic(),
+                    timeout_seconds=RESTORED_SECONDS,
+                    version=DataVersion(),
+                    connection=_RESTORED,
+                    ha_address=place.text("ha", ""),
+                )
+            for topic, numbers in entry.mapping("topics").items():
+                name = f"routes.json.brokers.topics.{topic}"
+                if not isinstance(numbers, list) or len(numbers) != 4:
+                    raise TableFormatError(name, "expected four numbers")
+                queues = QueueData(*(checked_integer(name, number, 0, INT32_MAX) for number in numbers))
+                self._topics.setdefault(topic, {})[broker.name] = queues
+                self._topics_of.setdefault(broker.name, {})[topic] = None
+        self._wiped = set(fields.names("wiped"))
 
     # --- Answers ----------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.namesrv.registrar import own_topics
 from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
-from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData, Registration, RouteTables
+from aerobee_broker.namesrv.route_tables import MASTER_ID, Registration, RouteTables
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.administration import AdministrationRequests
@@ -32,7 +33,6 @@ from aerobee_broker.remoting.statistics import StatisticsRequests
 from aerobee_broker.remoting.transactions import TransactionRequests
 from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.tables.tables import Tables
-from aerobee_broker.tables.topics import Permission
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.timer import Timer
 from aerobee_broker.transactions.producers import Producers
@@ -40,8 +40,6 @@ from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
-TEMPLATE_TOPIC: Final = "TBW102"
-"""Clients take the route of this topic for that of one which their first send will create."""
 _SCAN_SECONDS: Final = 10.0
 _OWN_CONNECTION: Final = "own"
 
@@ -203,18 +201,6 @@ class RemotingService:
         self.clients.connection_closed(connection)
         self._routes.connection_closed(connection.key)
         self._deliveries.long_polling.end_client(connection.key)
-
-
-def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
-    """What a broker tells name servers: its topics, and where they are created on first use the template for that."""
-    topics = {
-        topic.name: QueueData(topic.read_queue_count, topic.write_queue_count, int(topic.permission), topic.sys_flag)
-        for topic in tables.topics
-    }
-    if config.auto_create_topics:
-        count = config.topics.queue_count
-        topics.setdefault(TEMPLATE_TOPIC, QueueData(count, count, int(Permission.READ_WRITE | Permission.INHERIT)))
-    return topics
 
 
 async def _check_client_config(request: Command, _: Connection) -> Command:

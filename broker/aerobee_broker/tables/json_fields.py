@@ -54,6 +54,24 @@ class JsonFields:
                 raise TableFormatError(f"{self.full_name(field)}.{key}", f"expected a string, found {_shown(value)}")
         return {key: str(value) for key, value in items.items()}
 
+    def objects(self, field: str) -> list[dict[str, object]]:
+        """An array of objects; empty if missing."""
+        value = self._take(field)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise TableFormatError(self.full_name(field), f"expected an array of objects, found {_shown(value)}")
+        return value
+
+    def names(self, field: str) -> list[str]:
+        """An array of strings; empty if missing."""
+        value = self._take(field)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise TableFormatError(self.full_name(field), f"expected an array of strings, found {_shown(value)}")
+        return value
+
     def mapping(self, field: str) -> dict[str, object]:
         """A map with values of any kind; empty if missing."""
         value = self._take(field)

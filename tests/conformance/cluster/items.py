@@ -166,8 +166,6 @@ OPEN: Final[frozenset[int]] = frozenset(
         16,
         33,
         34,
-        36,
-        37,
         59,
         60,
         80,
@@ -203,7 +201,6 @@ OPEN: Final[frozenset[int]] = frozenset(
         120,
         121,
         122,
-        123,
     )
 )
 """What the broker does not do yet."""

@@ -1,0 +1,67 @@
+"""`aerobee namesrv`: a name server for brokers of RocketMQ and ours."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands.options import new_command
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.config import Address
+
+_EXAMPLES = """\
+  aerobee namesrv                                     on 127.0.0.1:9876
+  aerobee namesrv --listen 0.0.0.0:9876 --store /var/lib/aerobee-namesrv
+  aerobee serve --listen-remoting 127.0.0.1:10911 --namesrv "127.0.0.1:9876;127.0.0.1:9877"   a broker that registers
+
+A single broker needs none: `aerobee serve --listen-remoting` answers for itself. SIGTERM and Ctrl-C end it.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(
+        commands, "namesrv", "run a name server for RocketMQ's older protocol", run, examples=_EXAMPLES
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", default="127.0.0.1:9876", help="for brokers and clients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="DIR",
+        default="namesrv",
+        type=Path,
+        help="where routes and values are kept (default: namesrv)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    import uvloop
+
+    from aerobee_broker.config import Address
+    from aerobee_store.errors import ConfigError
+
+    try:
+        address = Address.parse(arguments.listen)
+    except ValueError as error:
+        raise ConfigError(f"--listen: {arguments.listen!r} is no address: {error}, as 127.0.0.1:9876") from None
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(address, arguments.store))
+
+
+async def _serve(address: Address, directory: Path) -> int:
+    import asyncio
+
+    from aerobee_broker.namesrv import server
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return await server.run(address, directory, stop, lambda bound: print(f"ready remoting={bound}", flush=True))

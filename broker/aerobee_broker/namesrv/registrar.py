@@ -1,0 +1,180 @@
+"""Tells name servers, ours or RocketMQ's, what this broker has, for as long as it serves.
+
+One connection and one task for each name server: they know nothing of each other. A registration goes out at the
+start, when a topic was created or changed, and every 30 seconds as a sign of life; at the end the broker unregisters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from zlib_ng.zlib_ng import crc32
+
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.errors import BrokerError
+from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection, RemotingServer
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import Permission
+from aerobee_store.tables import java_json
+from aerobee_store.tables.java_json import Bean
+
+_log = logging.getLogger(__name__)
+
+TEMPLATE_TOPIC: Final = "TBW102"
+"""Clients take the route of this topic for that of one which their first send will create."""
+_PERIOD_SECONDS: Final = 30.0  # RocketMQ's; name servers drop who is silent for 120 s
+_LOOK_SECONDS: Final = 0.5  # how soon a new topic is told
+_ANSWER_SECONDS: Final = 6.0
+_GOODBYE_SECONDS: Final = 2.0
+_RETRY_SECONDS_MAX: Final = 10.0
+# Name servers of RocketMQ 5 refuse a first registration with a single topic; every broker of RocketMQ has these.
+_ALWAYS_THERE: Final = ("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT")
+_CRC_MASK: Final = 0x7FFFFFFF
+
+
+def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
+    """What a broker tells name servers: its topics, and where they are created on first use the template for that."""
+    topics = {
+        topic.name: QueueData(topic.read_queue_count, topic.write_queue_count, int(topic.permission), topic.sys_flag)
+        for topic in tables.topics
+    }
+    if config.auto_create_topics:
+        count = config.topics.queue_count
+        topics.setdefault(TEMPLATE_TOPIC, QueueData(count, count, int(Permission.READ_WRITE | Permission.INHERIT)))
+    return topics
+
+
+class Registrar:
+    """Registers one broker with all name servers of its configuration. `run` beside everything else."""
+
+    name: Final = "registrar"
+
+    def __init__(self, config: BrokerConfig, tables: Tables) -> None:
+        self._config = config
+        self._tables = tables
+        self._servers: Sequence[Address] = config.name_servers
+        self._bound: Address | None = None
+        self._connections: dict[Address, Connection] = {}
+        self._leaving = False
+        self._outgoing = RemotingServer(self._ignore)  # of which nobody asks anything that needs an answer
+
+    def listening(self, bound: Address) -> None:
+        """The broker is reached here; before `run` can tell anybody."""
+        self._bound = bound
+
+    @property
+    def registered_count(self) -> int:
+        """Name servers that know the broker now."""
+        return len(self._connections)
+
+    async def run(self) -> None:
+        """Keep the broker registered, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for server in self._servers:
+                tasks.create_task(self._keep_registered(server))
+            await asyncio.Event().wait()
+
+    async def unregister(self) -> None:
+        """Say goodbye to all name servers, as far as they answer within two seconds."""
+        self._leaving = True
+        connections, self._connections = self._connections, {}
+        await asyncio.gather(*(self._say_goodbye(connection) for connection in connections.values()))
+        await self._outgoing.stop(0)
+
+    async def _keep_registered(self, server: Address) -> None:
+        seconds = 1.0
+        while not self._leaving:
+            try:
+                await self._registered(server)
+            except (OSError, TimeoutError, BrokerError) as error:
+                self._connections.pop(server, None)
+                _log.warning("not registered name_server=%s cause=%s; tried again in %g s", server, error, seconds)
+            await asyncio.sleep(seconds)
+            seconds = min(seconds * 2, _RETRY_SECONDS_MAX)
+
+    async def _registered(self, server: Address) -> None:
+        """Register, and again whenever it is time, as long as the connection lives."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(self._outgoing.connection, server.host, server.port)
+        try:
+            while connection.is_open and not self._leaving:
+                revision = self._tables.topics.revision
+                await self._register(connection)
+                if server not in self._connections:
+                    _log.info("registered name_server=%s address=%s", server, self._address(connection))
+                self._connections[server] = connection
+                again_at = loop.time() + _PERIOD_SECONDS
+                while (  # noqa: ASYNC110 - tables tell nobody of their changes
+                    connection.is_open and self._tables.topics.revision == revision and loop.time() < again_at
+                ):
+                    await asyncio.sleep(_LOOK_SECONDS)
+            if not self._leaving:
+                raise BrokerError("the connection ended")
+        finally:
+            if self._connections.get(server) is not connection:
+                connection.close()
+
+    async def _register(self, connection: Connection) -> None:
+        body = self._body()
+        fields = {
+            **self._identity(connection),
+            "haServerAddr": self._address(connection),
+            "compressed": "false",
+            "bodyCrc32": str(crc32(body) & _CRC_MASK),
+        }
+        answer = await connection.ask(Command(Request.REGISTER_BROKER, fields=fields, body=body), _ANSWER_SECONDS)
+        if answer.code != Answer.SUCCESS:
+            raise BrokerError(f"it refuses this broker: code {answer.code}: {answer.remark}")
+
+    async def _say_goodbye(self, connection: Connection) -> None:
+        goodbye = Command(Request.UNREGISTER_BROKER, fields=self._identity(connection))
+        try:
+            await connection.ask(goodbye, _GOODBYE_SECONDS)
+        except (TimeoutError, BrokerError) as error:
+            _log.warning("a name server did not hear of the end of this broker cause=%s", error)
+
+    def _identity(self, connection: Connection) -> dict[str, str]:
+        return {
+            "brokerName": self._config.name,
+            "clusterName": self._config.cluster,
+            "brokerId": str(MASTER_ID),
+            "brokerAddr": self._address(connection),
+        }
+
+    def _address(self, connection: Connection) -> str:
+        """Where clients reach the broker: as it is told, or where it listens; where it listens everywhere, at the
+        address from which it reaches the name server."""
+        assert self._bound is not None, "the broker listens before it registers"
+        advertised = self._config.listen.advertise_remoting
+        if advertised is not None:
+            return str(advertised)
+        return str(Address(connection.local.host, self._bound.port) if self._bound.is_wildcard else self._bound)
+
+    def _body(self) -> bytes:
+        topics = own_topics(self._config, self._tables)
+        for name in _ALWAYS_THERE:
+            topics.setdefault(name, QueueData(1, 1, 0))
+        table = {
+            name: Bean(
+                attributes={},
+                order=False,
+                perm=queues.permission,
+                readQueueNums=queues.read_queue_count,
+                topicFilterType="SINGLE_TAG",
+                topicName=name,
+                topicSysFlag=queues.sys_flag,
+                writeQueueNums=queues.write_queue_count,
+            )
+            for name, queues in topics.items()
+        }
+        wrapper = Bean(dataVersion=self._tables.topics.version.to_json(), topicConfigTable=table)
+        return java_json.dumps(Bean(filterServerList=[], topicConfigSerializeWrapper=wrapper), pretty=False)
+
+    async def _ignore(self, request: Command, connection: Connection) -> Command | None:
+        return None

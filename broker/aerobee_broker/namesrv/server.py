@@ -1,0 +1,92 @@
+"""`aerobee namesrv`: a name server of its own, with its two files: values of operators, and the routes.
+
+kvConfig.json   RocketMQ's, saved before a change is answered
+routes.json     ours: what was known a few seconds ago, so that a restart answers clients at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from aerobee_broker.config import Address
+from aerobee_broker.namesrv.requests import KvConfig, NameServerRequests
+from aerobee_broker.namesrv.route_tables import RouteTables
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection, RemotingServer
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.frame import Command
+from aerobee_store import SystemClock
+from aerobee_store.clock import Clock
+from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.tables.json_table import JsonTable
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 5.0  # between looks for silent brokers, and saves of routes
+_DRAIN_SECONDS: Final = 2.0
+
+
+async def run(
+    address: Address,
+    directory: Path,
+    stop: asyncio.Event,
+    announce: Callable[[Address], None],
+    *,
+    clock: Clock | None = None,
+) -> int:
+    """Serve until `stop` is set; returns 0. `announce` gets the address that was bound.
+
+    Raises ListenError, TableFormatError, UnreadableTableError, OSError.
+    """
+    tables = RouteTables(clock or SystemClock())
+    directory.mkdir(parents=True, exist_ok=True)
+    files = DiskFileSystem()
+    values, routes = JsonTable(files, directory / "kvConfig.json"), JsonTable(files, directory / "routes.json")
+    known = await asyncio.to_thread(routes.load)
+    if known is not None:
+        tables.restore(known)
+    saving = asyncio.Lock()
+
+    async def save_values(content: object) -> None:
+        async with saving:
+            await asyncio.to_thread(values.save, content)
+
+    requests = NameServerRequests(
+        tables,
+        KvConfig(save_values, await asyncio.to_thread(values.load)),
+        lambda: {"listenPort": str(bound.port), "serverMode": "namesrv", "storeDirectory": str(directory)},
+    )
+
+    async def handle(request: Command, connection: Connection) -> Command | None:
+        handler = requests.handlers.get(request.code)
+        if handler is None:
+            raise RemotingError(Answer.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+        return await handler(request, connection)
+
+    server = RemotingServer(handle)
+    server.closed_listeners.append(lambda connection: _log_gone(tables.connection_closed(connection.key), "closed"))
+    bound = await server.listen("--listen", address)
+    announce(bound)
+    saved = tables.revision
+    try:
+        while not stop.is_set():
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await stop.wait()
+            except TimeoutError:
+                _log_gone(tables.expire(), "silent")
+            if tables.revision != saved:
+                saved = tables.revision
+                await asyncio.to_thread(routes.save, tables.snapshot())
+    finally:
+        await server.stop(_DRAIN_SECONDS)
+    return 0
+
+
+def _log_gone(addresses: list[str], cause: str) -> None:
+    for address in addresses:
+        _log.warning("broker is gone address=%s cause=%s", address, cause)

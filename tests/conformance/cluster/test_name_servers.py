@@ -1,0 +1,125 @@
+"""Items 36, 37 and 123: brokers and name servers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker.config import Address
+from aerobee_broker.namesrv import server
+from aerobee_broker.remoting.codes import Answer, Request
+from tests.support.remoting_client import RemotingClient, json_body, pull_fields, remoting_broker, send
+
+_ANY = Address("127.0.0.1", 0)
+
+
+@asynccontextmanager
+async def name_server(directory: Path, address: Address = _ANY) -> AsyncIterator[Address]:
+    """A name server in this loop, stopped at the end."""
+    stop = asyncio.Event()
+    ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(server.run(address, directory, stop, ready.set_result))
+    async with asyncio.timeout(20):
+        yield await ready
+    stop.set()
+    assert await task == 0
+
+
+async def _eventually(ask: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
+    async with asyncio.timeout(20):
+        while not wanted(found := await ask()):  # noqa: ASYNC110 - it happens elsewhere
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def _route(address: Address, topic: str) -> Any:
+    client = await RemotingClient.connect(address)
+    try:
+        answer = await client.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
+        return json_body(answer)["brokerDatas"] if answer.code == Answer.SUCCESS else None
+    finally:
+        await client.close()
+
+
+async def _known_to(address: Address, topic: str) -> Any:
+    """The route, as soon as the name server has it."""
+    return await _eventually(lambda: _route(address, topic), bool)
+
+
+async def test_c036_a_name_server_restarts(tmp_path: Path) -> None:
+    """It answers at once as before, and with the broker's own word when that has registered again; values stay."""
+    value = {"namespace": "n", "key": "k", "value": "v"}
+    async with name_server(tmp_path / "ns") as address:
+        async with remoting_broker(tmp_path / "store", namesrv=(str(address),)) as (broker, client):
+            await send(client, "Kept")
+            before = await _known_to(address, "Kept")
+            assert before[0]["brokerAddrs"] == {"0": str(broker.remoting)}
+        asking = await RemotingClient.connect(address)
+        assert (await asking.call(Request.PUT_KV_CONFIG, value)).code == 0
+        await asking.close()
+    async with name_server(tmp_path / "ns") as address:
+        assert await _route(address, "Kept") is None, "the broker had left"
+        asking = await RemotingClient.connect(address)
+        assert (await asking.call(Request.GET_KV_CONFIG, value)).fields == {"value": "v"}
+        await asking.close()
+
+
+async def test_routes_survive_the_restart_of_a_name_server(tmp_path: Path) -> None:
+    """What one has saved another one answers at once, before any broker has registered with it."""
+    async with name_server(tmp_path / "ns") as address:
+        names = (str(address),)
+        async with remoting_broker(tmp_path / "store", namesrv=names) as (_, client):
+            await send(client, "Kept")
+            before = await _known_to(address, "Kept")
+            await _eventually(lambda: _exists(tmp_path / "ns" / "routes.json"), bool)
+            (tmp_path / "copy").mkdir()
+            (tmp_path / "copy" / "routes.json").write_bytes((tmp_path / "ns" / "routes.json").read_bytes())
+            async with name_server(tmp_path / "copy") as restarted:
+                assert await _route(restarted, "Kept") == before
+
+
+async def _exists(path: Path) -> bool:
+    return path.exists() and b"Kept" in path.read_bytes()
+
+
+async def test_c037_two_name_servers(tmp_path: Path) -> None:
+    """Both learn of broker and topics; with one gone the other goes on, and the broker comes back to a new one."""
+    async with name_server(tmp_path / "one") as one, AsyncExitStack() as second:
+        two = await second.enter_async_context(name_server(tmp_path / "two"))
+        names = (str(one), str(two))
+        async with remoting_broker(tmp_path / "store", namesrv=names) as (broker, client):
+            await _known_to(one, "TBW102")
+            await _known_to(two, "TBW102")
+            await send(client, "Both")
+            for address in (one, two):
+                assert (await _known_to(address, "Both"))[0]["brokerAddrs"] == {"0": str(broker.remoting)}
+            await second.aclose()
+            await send(client, "One")
+            await _known_to(one, "One")
+            async with name_server(tmp_path / "two", two):
+                await _known_to(two, "One")
+        assert await _route(one, "Both") is None, "the broker has said goodbye"
+
+
+async def test_c123_an_orderly_stop(tmp_path: Path) -> None:
+    """Name servers are told, and held pulls end; the fixture sees that the broker's exit code is 0."""
+    async with name_server(tmp_path / "ns") as address:
+        names = (str(address),)
+        async with remoting_broker(tmp_path / "store", namesrv=names) as (_, client):
+            await send(client, "Stopping")
+            await _known_to(address, "Stopping")
+            held = client.begin(Request.PULL_MESSAGE, pull_fields("Stopping", offset=1, sys_flag=6))
+            await client.call(106)
+            keep = client.close
+            client.close = _nothing  # type: ignore[method-assign]  # the connection stays until the broker ends it
+        assert (await held).code == Answer.PULL_NOT_FOUND
+        await client.closed()
+        await keep()
+        assert await _route(address, "Stopping") is None
+
+
+async def _nothing() -> None:
+    pass
