@@ -27,7 +27,7 @@ RESENT_FROM: Final = "__AEROBEE_RESENT"  # of a dead letter that was sent again:
 
 _LIST_SEPARATOR: Final = "\n"
 _TIME_MAX: Final = (1 << 63) - 1
-_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, and of what a protobuf Timestamp may say
+LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, and of what a protobuf Timestamp may say
 
 COMPRESSION_ZLIB: Final = 0x300
 _READABLE_COMPRESSION: Final = (0, COMPRESSION_ZLIB)  # 0: clients from before the type bits, always zlib
@@ -125,7 +125,7 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         queue_id=queue_id,
         body=message.body,
         properties=properties,
-        born_timestamp=born_ms if 0 < born_ms <= _LAST_MS else now_ms,
+        born_timestamp=born_ms if 0 < born_ms <= LAST_MS else now_ms,
         born_host=peer,
         sys_flag=SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB if system.body_encoding == _GZIP else 0,
     )
@@ -220,9 +220,9 @@ def _stored_type(properties: dict[str, str]) -> v2.MessageType.ValueType:
 
 
 def _integer(text: str | None) -> int | None:
-    """A number that another program may have written: 0..`_LAST_MS`, or None."""
+    """A number that another program may have written: 0..`LAST_MS`, or None."""
     if text and text.isascii() and text.isdigit() and len(text) <= 15:
-        return min(int(text), _LAST_MS)
+        return min(int(text), LAST_MS)
     return None
 
 

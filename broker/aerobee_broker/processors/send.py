@@ -17,6 +17,7 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import (
     DELAY,
     LITE,
+    NORMAL,
     TRANSACTION,
     delivery_ms,
     message_type,
@@ -25,6 +26,7 @@ from aerobee_broker.message_mapping import (
 from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
 from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
+from aerobee_broker.processors.send_batch import COUNT_MIN, packed_batch
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -45,15 +47,22 @@ _MASK_64: Final = (1 << 64) - 1
 class _Destination:
     """What sending to one topic needs to know."""
 
-    __slots__ = ("accepted", "counters", "exempt", "next_queue", "queue_count", "topic")
+    __slots__ = ("accepted", "counters", "exempt", "next_queue", "queue_count", "takes_batches", "topic")
 
     def __init__(self, topic: TopicConfig) -> None:
         self.topic = topic.name
         self.accepted = frozenset(ACCEPTED_TYPES[topic.message_type])
         self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # take messages of every type
+        self.takes_batches = topic.takes_batches
         self.queue_count = topic.write_queue_count if topic.writable else 0
         self.next_queue = 0
         self.counters: dict[int, SentCounters] = {}
+
+    def take_queue(self) -> int:
+        """The queue for the messages of one request without a message group: in turn, as RocketMQ chooses it."""
+        queue_id = self.next_queue
+        self.next_queue = (queue_id + 1) % max(1, self.queue_count)
+        return queue_id
 
 
 class SendProcessor:
@@ -97,6 +106,13 @@ class SendProcessor:
         stored_name = topic_name(resource, client) if destination is None else destination.topic
 
         now_ms = self._clock.now_ms()
+        if len(messages) >= COUNT_MIN:
+            if destination is None and (topic := self._tables.topics.get(stored_name)) is not None:
+                destination = self._destinations[key] = _Destination(topic)
+            if destination is not None and destination.queue_count:
+                response = await self._process_batch(messages, destination, client, now_ms, started)
+                if response is not None:
+                    return response
         transactional = messages[0].system_properties.message_type == TRANSACTION
         for message in messages:
             if len(messages) > 1 and message.topic != resource:
@@ -114,8 +130,9 @@ class SendProcessor:
 
         to_store: list[Message] = []
         counters: list[SentCounters] = []
+        next_queue = destination.take_queue()
         for message in messages:
-            to_store.append(self._prepared(message, destination, client, now_ms, counters))
+            to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
         if transactional:
             queue_offsets = await self._append_halves(messages, to_store, client)
         else:
@@ -140,6 +157,39 @@ class SendProcessor:
             entry = None
         return response
 
+    async def _process_batch(
+        self,
+        messages: Sequence[v2.Message],
+        destination: _Destination,
+        client: Client,
+        now_ms: int,
+        started: float,
+    ) -> v2.SendMessageResponse | None:
+        """Store normal messages as one batch, in one queue. None, with nothing stored: not possible with these."""
+        if (NORMAL not in destination.accepted and not destination.exempt) or destination.takes_batches:
+            return None
+        queue_id = destination.next_queue
+        batch = packed_batch(
+            messages, destination.topic, queue_id, client.peer, now_ms, self._limits, self._store.config
+        )
+        if batch is None:
+            return None
+        appended = self._store.append_records(destination.topic, queue_id, batch)
+        destination.take_queue()
+        counter = destination.counters.get(NORMAL)
+        if counter is None:
+            counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(NORMAL).lower())
+            destination.counters[NORMAL] = counter
+        counter.add_many(batch.size, appended.count)
+        await self._store.wait_stored(appended.end)
+        counter.milliseconds.observe((perf_counter() - started) * 1000)
+        response = v2.SendMessageResponse(status=_OK)
+        add = response.entries.add
+        for queue_offset, message in enumerate(messages, appended.first_queue_offset):
+            message_id = message.system_properties.message_id
+            add(status=_OK, message_id=message_id, transaction_id=message_id, offset=queue_offset)
+        return response
+
     async def _append_halves(
         self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
     ) -> list[int]:
@@ -162,6 +212,7 @@ class SendProcessor:
         client: Client,
         now_ms: int,
         counters: list[SentCounters],
+        next_queue: int,
     ) -> Message:
         system = message.system_properties
         kind = message_type(system)
@@ -179,11 +230,7 @@ class SendProcessor:
         count = destination.queue_count
         if not count:
             raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {destination.topic!r} has no writable queue")
-        if system.message_group:
-            queue_id = jump_hash(system.message_group, count)
-        else:
-            queue_id = destination.next_queue
-            destination.next_queue = (queue_id + 1) % count
+        queue_id = jump_hash(system.message_group, count) if system.message_group else next_queue
         counter = destination.counters.get(kind)
         if counter is None:
             counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(kind).lower())

@@ -87,10 +87,10 @@ RECORD_SIZE_MIN: Final = FIXED_SIZE + 3
 
 PROPERTY_CRC_SIZE: Final = 20
 PROPERTY_CRC_NAME: Final = b"__CRC32#\x01"
-_PROPERTY_CRC_UNPLACED: Final = PROPERTY_CRC_NAME + b"0000000000\x02"
+PROPERTY_CRC_UNPLACED: Final = PROPERTY_CRC_NAME + b"0000000000\x02"
 
 # By the two host bits of sys_flag, shifted down by 4: bit 0 is the born host, bit 1 the store host.
-_FIXED: Final = tuple(struct.Struct(f">iIIiiqqiq{born}sq{store}siqi") for store in (8, 20) for born in (8, 20))
+FIXED_STRUCTS: Final = tuple(struct.Struct(f">iIIiiqqiq{born}sq{store}siqi") for store in (8, 20) for born in (8, 20))
 _START: Final = struct.Struct(">iIIiiqqi")
 _BLANK: Final = struct.Struct(">iI")
 _OFFSETS: Final = struct.Struct(">qq")
@@ -98,9 +98,9 @@ _I64: Final = struct.Struct(">q")
 _I32: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 
-assert [fixed.size for fixed in _FIXED] == [FIXED_SIZE, FIXED_SIZE + 12, FIXED_SIZE + 12, FIXED_SIZE + 24]
+assert [fixed.size for fixed in FIXED_STRUCTS] == [FIXED_SIZE, FIXED_SIZE + 12, FIXED_SIZE + 12, FIXED_SIZE + 24]
 assert _START.size == SYS_FLAG_POSITION + 4, "the table above and the structs must agree"
-assert len(_PROPERTY_CRC_UNPLACED) == PROPERTY_CRC_SIZE
+assert len(PROPERTY_CRC_UNPLACED) == PROPERTY_CRC_SIZE
 
 
 class TransactionType(enum.IntEnum):
@@ -250,7 +250,7 @@ class Draft:
         hosts = (len(born_host) != 8) | (len(own_host) != 8) << 1
         body = message.body
         body_size = len(body)
-        fixed = _FIXED[hosts]
+        fixed = FIXED_STRUCTS[hosts]
         topic_length = topic_size.to_bytes(version, "big")
         self.size = fixed.size + body_size + version + topic_size + 2 + properties_size
         self._body = body
@@ -300,7 +300,7 @@ class Draft:
         parts = (self._start, self._body, self._tail)
         if sum(map(len, parts)) == self.size:
             return b"".join(parts)
-        return b"".join((*parts, _PROPERTY_CRC_UNPLACED))
+        return b"".join((*parts, PROPERTY_CRC_UNPLACED))
 
 
 def encode(
@@ -466,7 +466,7 @@ def peek(
         return stop(StopReason.TRUNCATED, f"total size is {size}, {left} bytes are left")
 
     _, _, body_crc, queue_id, _, queue_offset, own_physical_offset, sys_flag = _START.unpack_from(buffer, position)
-    fixed_size: int = _FIXED[sys_flag >> 4 & 3].size
+    fixed_size: int = FIXED_STRUCTS[sys_flag >> 4 & 3].size
     version = 1 if magic == MAGIC_V1 else 2
     record_end = position + size
     body_start = position + fixed_size
@@ -589,7 +589,7 @@ def read(buffer: ReadableBuffer, header: RecordHeader) -> Record:
         reconsume_times,
         prepared_transaction_offset,
         body_size,
-    ) = _FIXED[header.sys_flag >> 4 & 3].unpack_from(buffer, header.position)
+    ) = FIXED_STRUCTS[header.sys_flag >> 4 & 3].unpack_from(buffer, header.position)
     return Record(
         header.topic,
         queue_id,

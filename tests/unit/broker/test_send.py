@@ -93,12 +93,18 @@ async def test_a_message_is_stored_before_the_answer(sender: Sender) -> None:
     assert [record.unique_key for record in sender.stored("orders")] == ["0A"]
 
 
-async def test_a_batch(sender: Sender) -> None:
-    """One entry a message in their order, spread over the queues."""
-    response = await sender.send(*(message(message_id=str(number)) for number in range(8)))
-    assert [entry.message_id for entry in response.entries] == list("01234567")
-    assert [entry.offset for entry in response.entries] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert sorted(record.queue_id for record in sender.stored("orders")) == [0, 0, 1, 1, 2, 2, 3, 3]
+@pytest.mark.parametrize("count", [4, 9])
+async def test_a_batch(sender: Sender, count: int) -> None:
+    """One entry a message in their order, together in one queue; the next request takes the next queue."""
+    for queue_id in (0, 1):
+        response = await sender.send(*(message(message_id=str(number)) for number in range(count)))
+        assert [entry.message_id for entry in response.entries] == [str(number) for number in range(count)]
+        assert [entry.transaction_id for entry in response.entries] == [str(number) for number in range(count)]
+        assert [entry.offset for entry in response.entries] == list(range(count))
+        assert {entry.status.code for entry in response.entries} == {v2.Code.OK}
+        stored = sender.stored("orders")[queue_id * count :]
+        assert [record.queue_id for record in stored] == [queue_id] * count
+        assert [record.unique_key for record in stored] == [str(number) for number in range(count)]
 
 
 async def test_a_message_group_stays_in_its_queue(sender: Sender) -> None:
