@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-store clean
+.PHONY: help setup run test check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -58,6 +58,10 @@ proto: .venv/.dev ## regenerate the code beside the .proto files
 
 test-sdks: .venv/.dev ## the released SDKs of Python, Node.js, Java and Go; says which were left out, and why
 	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q -m sdk -p tests.support.sdk_summary --timeout=300 tests
+
+test-front: .venv/.dev ## the front end with h2spec and gRPC's interoperability client (Go), and all else on grpcio, too
+	AEROBEE_TOOLCHAINS=1 $(BIN)/python -m pytest -q --timeout=600 tests/integration/test_front_tools.py
+	AEROBEE_TEST_FRONT=grpcio $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/integration tests/conformance
 
 test-crash: .venv/.dev ## the long crash tests: 500 kills and every crash point, with fresh seeds (more than an hour)
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_CRASH_CYCLES=500 $(BIN)/python -m pytest -q -m crash --timeout=14400

@@ -6,7 +6,7 @@ import pytest
 import aerobee_client.testing
 from tests.conformance import table
 from tests.conformance.cluster import table as cluster_table
-from tests.support import seeds
+from tests.support import front_under_test, seeds
 
 # No deadline for an example: a busy machine is slow, and slow is not wrong. A failure prints how to repeat it.
 hypothesis.settings.register_profile(
@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     That last one is registered here for a source tree that was not installed; an installed one brings it by itself.
     """
+    front_under_test.choose()
     config.pluginmanager.register(table, "conformance-table")
     config.pluginmanager.register(cluster_table, "cluster-conformance-table")
     config.pluginmanager.register(seeds, "seeds")

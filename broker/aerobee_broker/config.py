@@ -85,10 +85,10 @@ class Address:
 class ListenConfig:
     """Where the broker can be reached."""
 
-    grpc: Address = Address("127.0.0.1", 8081)  # plaintext; with the front "native" and a certificate also TLS
+    grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and TLS where there is a certificate
     tls: Address | None = None  # TLS and nothing else; None: nowhere
     remoting: Address | None = None  # for clients before RocketMQ 5 and mqadmin; None: nowhere
-    front: Literal["native", "grpcio"] = "grpcio"  # what serves gRPC: our own HTTP/2, or grpcio's server
+    front: Literal["native", "grpcio"] = "native"  # what serves gRPC: our own HTTP/2, or grpcio's server
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
     advertise_remoting: Address | None = None  # what name servers are told; None: where the broker listens

@@ -84,14 +84,34 @@ async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, cer
             assert f"{address.host}:{address.port}" == dialled
 
 
+async def test_one_port_takes_both(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
+    """TLS and plaintext at the address of plaintext; with --dev alone a certificate is made when one is needed."""
+    with run_broker(tmp_path, ["--dev", "--front", "native"]) as alone:
+        for dialled, tls in ((alone.endpoint, None), (broker.endpoint, Tls(certificate)), (broker.endpoint, None)):
+            async with connect(dialled, tls=tls) as client:
+                await client.admin.list_topics()
+        host, _, port = alone.endpoint.rpartition(":")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # nobody can check a certificate that was made on the spot
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            assert secure.selected_alpn_protocol() == "h2"
+
+
 async def test_errors_say_what_is_wrong(broker: BrokerProcess, certificate: Path, tmp_path: Path) -> None:
     """An authority that did not sign, an address without TLS, a file that is not there."""
     other = tmp_path / "other.crt"
     replace(other)
-    for dialled, tls in ((endpoint(broker), Tls(other)), (broker.endpoint, Tls(certificate))):
-        async with connect(dialled, tls=tls) as client:
-            with pytest.raises(UnavailableError, match="no TLS with"):
-                await client.admin.list_topics()
+    (tmp_path / "plain").mkdir()
+    with run_broker(tmp_path / "plain", ["--front", "grpcio"]) as without_tls:
+        for dialled, tls in ((endpoint(broker), Tls(other)), (without_tls.endpoint, Tls(certificate))):
+            async with connect(dialled, tls=tls) as client:
+                with pytest.raises(UnavailableError, match="no TLS with"):
+                    await client.admin.list_topics()
     with pytest.raises(ConfigurationError, match=r"nothing\.crt: No such file"):
         connect(endpoint(broker), tls=Tls(tmp_path / "nothing.crt"))
 

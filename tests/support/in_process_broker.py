@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.listeners import Listening
 from aerobee_proto import admin_v1, v2
 from aerobee_store.clock import Clock
+from tests.support.front_under_test import FRONT
 
 METADATA = (("x-mq-client-id", "test@1@0@abc"), ("x-mq-language", "JAVA"), ("x-mq-client-version", "5.2.1"))
 
@@ -39,6 +40,8 @@ async def in_process_broker(
 ) -> AsyncIterator[InProcessBroker]:
     """Started on entry, drained on exit; the exit fails if the broker did. `changes` are of BrokerConfig.tiny."""
     config = BrokerConfig.tiny(directory, **changes)
+    if FRONT is not None:
+        config = replace(config, listen=replace(config.listen, front=FRONT))
     stop = asyncio.Event()
     ready: asyncio.Future[tuple[Listening, str]] = asyncio.get_running_loop().create_future()
 

@@ -26,7 +26,7 @@ _EXAMPLES = """\
   aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
   aerobee serve --listen 0.0.0.0:8081          reachable from other machines
   aerobee serve --listen 127.0.0.1:0           any free port; the line "ready grpc=HOST:PORT ..." names it
-  aerobee serve --dev --listen-tls 127.0.0.1:8082      for SDKs that use TLS, with a certificate made on the spot
+  aerobee serve --tls-cert C --tls-key K       clients with TLS and without it, on the same address
   aerobee serve --dev --listen-remoting 127.0.0.1:9876     also for clients of RocketMQ 4: this is their name server
   aerobee serve --rocketmq-conf broker.conf    with the settings, and on the store, of a RocketMQ broker
 
@@ -39,12 +39,12 @@ def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "serve", "run a broker", run, examples=_EXAMPLES)
     parser.add_argument("--store", metavar="DIR", help="where messages are kept (default: data)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="for clients (default: 127.0.0.1:8081)")
-    parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS (default: nowhere)")
+    parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS alone (default: nowhere)")
     parser.add_argument(
         "--listen-remoting", metavar="HOST:PORT", help="for clients before RocketMQ 5 and mqadmin (default: nowhere)"
     )
     parser.add_argument(
-        "--front", choices=("native", "grpcio"), help="what serves gRPC: our own HTTP/2, or grpcio (default: grpcio)"
+        "--front", choices=("native", "grpcio"), help="what serves gRPC: our own HTTP/2, or grpcio (default: native)"
     )
     parser.add_argument(
         "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"

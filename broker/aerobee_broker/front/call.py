@@ -11,6 +11,7 @@ import asyncio
 import logging
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import AsyncIterator, Coroutine
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_broker.front.calls import (
@@ -31,6 +32,7 @@ from aerobee_broker.front.grpc_wire import (
     MessageReader,
     MessageTooLargeError,
     message_prefix,
+    metadata_headers,
     status_headers,
 )
 from aerobee_broker.front.header_blocks import encoded
@@ -67,6 +69,7 @@ class Call:
         "_requests",
         "_requests_ended",
         "_stream",
+        "_trailing",
         "_unread_size",
         "_waiting",
         "_write_waiter",
@@ -96,11 +99,12 @@ class Call:
         self._cancels = 0
         self._must_cancel = False
         self._headers_sent = False
+        self._trailing = b""  # a block of metadata for the end
         self._over = False  # the answer is complete, or nobody wants it
         self._deadline: float | None = None
         self.bucket = 0  # of the deadlines
         if head.timeout is not None:
-            self._deadline = self._loop.time() + head.timeout
+            self._deadline = monotonic() + head.timeout
             connection.deadlines.add(self, self._deadline)
         self.caller: Any = None
         if isinstance(method, BidirectionalStream):
@@ -210,13 +214,17 @@ class Call:
         return self._connection.is_secure
 
     def time_remaining(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+        return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 
-    async def send_initial_metadata(self) -> None:
+    async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
         if not self._over and not self._headers_sent:
             self._headers_sent = True
-            self._connection.core.send_headers(self._stream, HEADERS)
+            block = HEADERS + encoded(metadata_headers(metadata)) if metadata else HEADERS
+            self._connection.core.send_headers(self._stream, block)
             self._connection.flush_soon()
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        self._trailing = encoded(metadata_headers(metadata))
 
     async def write(self, response: bytes) -> None:
         if self._over:
@@ -351,31 +359,32 @@ class Call:
             return
         if not self._headers_sent:
             self._connection.core.send_headers(self._stream, HEADERS)
-        self._connection.core.send_trailers(self._stream, OK_TRAILERS)
+        self._connection.core.send_trailers(self._stream, OK_TRAILERS + self._trailing)
         self._end()
         self._connection.flush_soon()
 
     def _answer(self, response: bytes) -> None:
         """Send the one message of the answer, and end it."""
         core, stream = self._connection.core, self._stream
-        if len(response) <= _COPIED_SIZE_MAX:
-            core.respond(stream, HEADERS, message_prefix(len(response)) + response, OK_TRAILERS)
+        if len(response) <= _COPIED_SIZE_MAX and not self._headers_sent:
+            core.respond(stream, HEADERS, message_prefix(len(response)) + response, OK_TRAILERS + self._trailing)
         else:
-            core.send_headers(stream, HEADERS)
+            if not self._headers_sent:
+                core.send_headers(stream, HEADERS)
             self._send_message(response)
-            core.send_trailers(stream, OK_TRAILERS)
+            core.send_trailers(stream, OK_TRAILERS + self._trailing)
         self._end()
         self._connection.flush_soon()
 
     def _abort(self, error: CallAbortedError) -> None:
         if self._over:
             return
-        status = status_headers(error.code, error.details)
+        block = encoded(status_headers(error.code, error.details)) + self._trailing
         core = self._connection.core
         if self._headers_sent:
-            core.send_trailers(self._stream, encoded(status))
+            core.send_trailers(self._stream, block)
         else:
-            core.send_headers(self._stream, HEADERS + encoded(status), ended=True)
+            core.send_headers(self._stream, HEADERS + block, ended=True)
         self._end()
         self._connection.flush_soon()
         self.cancel()

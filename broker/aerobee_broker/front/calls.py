@@ -72,8 +72,11 @@ class Context(Protocol):
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline; None without one. At its deadline a call is cancelled."""
 
-    async def send_initial_metadata(self) -> None:
+    async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
         """Send the headers of the answer now, before there is a message."""
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        """What to send with the status when the call ends."""
 
     async def write(self, response: bytes) -> None:
         """Send one message of a stream of answers. Waits while the client does not take what was written before.

@@ -49,7 +49,11 @@ class Connection(asyncio.Protocol):
         self.config = config
         self.counters = counters
         self.deadlines = deadlines
-        self.core = Http2Connection(config)
+        self._headers_error = CallAbortedError(
+            StatusCode.RESOURCE_EXHAUSTED,
+            f"the headers are larger than allowed ({config.header_size_max} bytes); send less metadata",
+        )
+        self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
         self.name = f"connection {next(_numbers)}"
         self.peer_address = ("127.0.0.1", 1)
         self.is_secure = False
@@ -171,8 +175,7 @@ class Connection(asyncio.Protocol):
             self._refuse(stream, call_head.error)
         elif head.size > self.config.header_size_max or len(head.headers) > self.config.header_count_max:
             self.counters.refused["header_size_max"] += 1
-            text = f"the headers are larger than allowed ({self.config.header_size_max} bytes); send less metadata"
-            self._refuse(stream, CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text))
+            self._refuse(stream, self._headers_error)
         else:
             self._idle_ticks = 0
             call = Call(self, stream, call_head, method)
@@ -181,8 +184,7 @@ class Connection(asyncio.Protocol):
                 call.data(b"", True)
 
     def _refuse(self, stream: Stream, error: CallAbortedError) -> None:
-        block = HEADERS + encoded(status_headers(error.code, error.details))
-        self.core.send_headers(stream, block, ended=True)
+        self.core.send_headers(stream, _refusal(error), ended=True)
 
     def keep(self, change: int) -> bool:
         """Count bytes of requests that are kept; whether the bounds allow it."""
@@ -266,6 +268,10 @@ class Connection(asyncio.Protocol):
         """End it now."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _refusal(error: CallAbortedError) -> bytes:
+    return HEADERS + encoded(status_headers(error.code, error.details))
 
 
 def _address(peer: object) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Deadlines:
         self._timer_bucket = 0
 
     def add(self, call: Call, deadline: float) -> None:
-        """Call `expire` of it at `deadline`, a time of the loop's clock."""
+        """Call `expire` of it at `deadline`, a time of `time.monotonic`: clients know nothing of this loop's clock."""
         bucket = math.ceil(deadline * _BUCKETS_PER_SECOND)
         call.bucket = bucket
         calls = self._buckets.get(bucket)
@@ -45,11 +46,11 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_bucket = bucket
-        self._timer = self._loop.call_at(bucket / _BUCKETS_PER_SECOND, self._fire)
+        self._timer = self._loop.call_later(max(0.0, bucket / _BUCKETS_PER_SECOND - monotonic()), self._fire)
 
     def _fire(self) -> None:
         self._timer = None
-        now = math.floor(self._loop.time() * _BUCKETS_PER_SECOND)
+        now = math.floor(monotonic() * _BUCKETS_PER_SECOND)
         for bucket in [bucket for bucket in self._buckets if bucket <= now]:
             for call in self._buckets.pop(bucket):
                 call.expire()

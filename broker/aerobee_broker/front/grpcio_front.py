@@ -78,8 +78,11 @@ class GrpcioContext:
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()
 
-    async def send_initial_metadata(self) -> None:
-        await self._context.send_initial_metadata(())
+    async def send_initial_metadata(self, metadata: Metadata = ()) -> None:
+        await self._context.send_initial_metadata(tuple(metadata))
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        self._context.set_trailing_metadata(tuple(metadata))
 
     async def write(self, response: bytes) -> None:
         try:

@@ -150,8 +150,11 @@ class _ConnectionError(Exception):
 class Http2Connection:
     """The state machine. `streams` are those that are open on one side at least."""
 
-    def __init__(self, config: FrontConfig) -> None:
+    def __init__(self, config: FrontConfig, *, headers_refusal: bytes = b"") -> None:
+        """`headers_refusal` is a block that answers a request whose headers are far too large, before the connection
+        ends: they cannot be skipped, as what follows them may build on them."""
         self._config = config
+        self._headers_refusal = headers_refusal
         self._decoder = BlockDecoder(config.header_size_max)
         self._buffer = b""
         self._events: list[Event] = []
@@ -296,12 +299,19 @@ class Http2Connection:
         self._header_size += len(payload)
         self._header_parts.append(payload)
         if self._header_size > 2 * self._config.header_size_max or len(self._header_parts) > _CONTINUATIONS_MAX:
+            self._refuse_headers(stream_id)
             raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end", "header_size_max")
         if flags & frames.END_HEADERS:
             self._handle = self._frame
             block = b"".join(self._header_parts)
             self._header_parts.clear()
             self._header_block(stream_id, self._header_flags, block)
+
+    def _refuse_headers(self, stream_id: int) -> None:
+        if self._headers_refusal and self._last_stream_id < stream_id <= self._served_up_to:
+            self._last_stream_id = stream_id
+            flags = frames.END_HEADERS | frames.END_STREAM
+            self._output.append(frame(frames.HEADERS, flags, stream_id, self._headers_refusal))
 
     def _stray_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
@@ -377,7 +387,12 @@ class Http2Connection:
         if stream_id <= self._last_stream_id:
             self._more_headers(stream_id, block, ended)
             return
-        head = self._decoder.request(block)
+        try:
+            head = self._decoder.request(block)
+        except HeaderBlockError as error:
+            if error.code is ErrorCode.ENHANCE_YOUR_CALM:
+                self._refuse_headers(stream_id)
+            raise
         self._last_stream_id = stream_id
         if stream_id > self._served_up_to:
             return  # they came after our GOAWAY; the client sends them elsewhere

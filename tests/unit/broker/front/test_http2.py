@@ -310,6 +310,18 @@ def test_a_header_block_without_end() -> None:
         assert core._header_size <= 5 * FrontConfig().header_size_max
 
 
+def test_headers_far_too_large_are_answered_before_the_connection_ends() -> None:
+    """For the call that has them; the block is never complete."""
+    core = Http2Connection(FrontConfig(), headers_refusal=BLOCK)
+    core.receive(GREETING)
+    core.take_output()
+    sent = frames.frame(frames.HEADERS, 0, 1, b"\x82") + frames.frame(frames.CONTINUATION, 0, 1, bytes(16000)) * 5
+    assert ended_with(core.receive(sent)) == (CALM, "header_size_max")
+    answer, goaway = output(core)
+    assert (answer.kind, answer.stream_id, answer.payload) == (frames.HEADERS, 1, BLOCK)
+    assert goaway.payload[:4] == bytes((0, 0, 0, 1))
+
+
 def test_a_header_bomb() -> None:
     """A large entry of the table, named again and again, is not unpacked."""
     core, encoder = greeted(), Encoder()

@@ -1,0 +1,91 @@
+"""The native front against tools that other people wrote: h2spec for HTTP/2, gRPC's interoperability client for gRPC.
+
+Both are Go programs, built once into `build/go-tools`. `make test-front` runs this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.counters import FrontCounters
+from aerobee_broker.front.front import Front
+from tests.support import interop_service
+from tests.support.http2_pages import serving_pages
+
+pytestmark = [
+    pytest.mark.toolchain,
+    pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="runs with `make test-front`"),
+    pytest.mark.skipif(shutil.which("go") is None, reason="needs Go"),
+    pytest.mark.timeout(600),
+]
+TOOLS = Path(__file__).parents[2] / "build" / "go-tools"
+H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
+INTEROP = "google.golang.org/grpc/interop/client@v1.75.0"
+CASES = (
+    "empty_unary",
+    "large_unary",
+    "client_streaming",
+    "server_streaming",
+    "ping_pong",
+    "empty_stream",
+    "timeout_on_sleeping_server",
+    "cancel_after_begin",
+    "cancel_after_first_response",
+    "status_code_and_message",
+    "special_status_message",
+    "custom_metadata",
+    "unimplemented_method",
+    "unimplemented_service",
+)
+
+
+def tool(package: str, name: str) -> Path:
+    """The program of this Go package. Skips the test where no registry can be reached."""
+    path = TOOLS / name
+    if not path.exists():
+        environment = {**os.environ, "GOBIN": str(TOOLS)}
+        built = subprocess.run(
+            ["go", "install", package], env=environment, capture_output=True, text=True, timeout=500, check=False
+        )
+        if built.returncode:
+            pytest.skip(f"cannot be built: {built.stderr.strip().splitlines()[-1]}")
+    return path
+
+
+async def output_of(*command: str | Path) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(*map(str, command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    output, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode is not None
+    return process.returncode, output.decode(errors="replace")
+
+
+async def test_h2spec() -> None:
+    """Every case, strictly, without one left out."""
+    async with serving_pages() as port:
+        code, output = await output_of(
+            tool(H2SPEC, "h2spec"), "-h", "127.0.0.1", "-p", str(port), "--strict", "--timeout", "5"
+        )
+    assert code == 0, output
+    assert re.search(r"(\d+) tests, \1 passed, 0 skipped, 0 failed", output), output
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_interoperability(case: str) -> None:
+    """gRPC's own cases, but those that need a cloud, an account, or a compression that clients have to ask for."""
+    front = Front(interop_service.methods(), FrontConfig(), FrontCounters())
+    port = front.listen("127.0.0.1", 0, "plain", None)
+    try:
+        code, output = await output_of(
+            tool(INTEROP, "client"), "--server_host=127.0.0.1", f"--server_port={port}", f"--test_case={case}"
+        )
+    finally:
+        await front.stop(1)
+    assert code == 0, output
