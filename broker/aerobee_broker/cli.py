@@ -22,6 +22,7 @@ from aerobee_broker.commands import (
     receive,
     send,
     serve,
+    spark,
     status,
     store,
     subscription,
@@ -58,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (
         *(serve, status, topic, group, subscription, client, send, receive, query, dlq, configuration, store),
-        *(namesrv, version),
+        *(spark, namesrv, version),
     ):
         module.add_parser(commands)
     return parser

@@ -1,0 +1,293 @@
+"""`aerobee spark`: jobs on stores and topics that run on Spark, here or on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import CommandError, new_command
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_pipeline.jobs import JobResult
+
+_EXAMPLES = """\
+  aerobee spark audit --store data                             every record, queue and index, in parallel
+  aerobee spark audit --store a=/stores/a --store b=/stores/b    of several brokers
+  aerobee spark rebuild --store data --output rebuilt          queues and index from the log
+  aerobee spark export --store data --topic orders --output archive --checkpoint archive.state
+  aerobee spark replay --archive archive --topic orders --target again --job-id 2026-01-31
+  aerobee spark stats --endpoint 127.0.0.1:8081 --topic orders --by key
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "spark", "audit, rebuild, export, replay and count with Spark", examples=_EXAMPLES)
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    audit = new_command(
+        actions,
+        "audit",
+        "check logs against themselves, their queues and their index; nothing is changed",
+        _audit,
+        details="Exit code 0: no error, 1: errors, 2: it could not be looked at.",
+        examples="  aerobee spark audit --store data\n  aerobee spark audit --store data --no-index --json",
+    )
+    rebuild = new_command(
+        actions,
+        "rebuild",
+        "write consume queues and indexes anew from logs, beside the stores",
+        _rebuild,
+        details="To use them, stop the broker and move them into its store.",
+        examples="  aerobee spark rebuild --store data --output rebuilt",
+    )
+    for job in (audit, rebuild):
+        _add_stores(job, required=True)
+        job.add_argument("--no-queues", action="store_true", help="leave the consume queues out")
+        job.add_argument("--no-index", action="store_true", help="leave the index out")
+        job.add_argument("--split-bytes", metavar="BYTES", type=options.count, default=128 << 20, help="of a task")
+        job.add_argument(
+            "--index-counts",
+            metavar=("SLOTS", "ENTRIES"),
+            nargs=2,
+            type=options.count,
+            help="of the index files (maxHashSlotNum, maxIndexNum), where they do not tell",
+        )
+    rebuild.add_argument("--output", metavar="DIR", required=True, help="new; all workers must see it")
+    rebuild.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help="where no file shows it")
+    rebuild.add_argument("--step-over-damage", action="store_true", help="go on behind records that are damaged")
+    export = new_command(
+        actions,
+        "export",
+        "write topics to Parquet, by topic and date",
+        _export,
+        examples="  aerobee spark export --store data --topic orders --output archive --checkpoint archive.state",
+    )
+    _add_source(export)
+    export.add_argument("--output", metavar="PATH", required=True, help="as Spark names it: a directory, s3a://...")
+    export.add_argument("--checkpoint", metavar="PATH", help="write only what came since the last run with this")
+    export.add_argument("--format", default="parquet", help="parquet, iceberg or delta (the last two: their packages)")
+    replay = new_command(
+        actions,
+        "replay",
+        "send the messages of an export again",
+        _replay,
+        examples="  aerobee spark replay --archive archive --topic orders --target again --job-id 2026-01-31",
+    )
+    options.add_endpoint(replay)
+    replay.add_argument("--archive", metavar="PATH", required=True, help="what export has written")
+    replay.add_argument("--topic", required=True, help="of the archive")
+    replay.add_argument("--target", metavar="TOPIC", help="where to; default: the same topic")
+    replay.add_argument("--begin", metavar="TIME", help="stored at or after this, such as 2026-01-31T12:00")
+    replay.add_argument("--end", metavar="TIME", help="stored before this")
+    replay.add_argument("--any-queue", action="store_true", help="do not keep queues")
+    replay.add_argument("--job-id", metavar="ID", required=True, help="a repeated replay with it sends the same ids")
+    replay.add_argument("--format", default="parquet", help="of the archive")
+    stats = new_command(
+        actions,
+        "stats",
+        "count messages by queue, topic, tag, key or hour",
+        _stats,
+        examples="  aerobee spark stats --store data --topic orders --by hour",
+    )
+    _add_source(stats)
+    stats.add_argument("--by", default="queue", choices=("queue", "topic", "tag", "key", "hour"))
+    stats.add_argument("--top", metavar="COUNT", type=options.count, default=100, help="by tag and key (default: 100)")
+    lag = new_command(
+        actions,
+        "lag",
+        "how far groups are behind, from the files of stores",
+        _lag,
+        examples="  aerobee spark lag --store data",
+    )
+    _add_stores(lag, required=True)
+    for job in (audit, rebuild, export, replay, stats, lag):
+        options.add_json(job)
+        job.add_argument("--master", metavar="URL", help="of a Spark cluster; default: this machine, all cores")
+
+
+def _add_stores(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--store",
+        metavar="[NAME=]DIR",
+        action="append",
+        default=[],
+        required=required,
+        help="of a broker; repeat it, with names, for several",
+    )
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    _add_stores(parser, required=False)
+    options.add_endpoint(parser)
+    parser.add_argument("--topic", action="append", default=[], help="repeat it for several; default: all topics")
+
+
+def _stores(arguments: argparse.Namespace) -> dict[str, str]:
+    stores: dict[str, str] = {}
+    for text in arguments.store:
+        name, separator, directory = text.partition("=")
+        if not separator:
+            name, directory = "", text
+        if name in stores:
+            options.usage_error(f"--store: give every store a name of its own, such as broker-b={directory}")
+        stores[name] = directory
+    return stores
+
+
+def _source(arguments: argparse.Namespace) -> dict[str, str]:
+    import json
+
+    stores = _stores(arguments)
+    found = {"storePath": json.dumps(stores)} if stores else _connection(arguments)
+    if arguments.topic:
+        return {**found, "subscribe": ",".join(arguments.topic)}
+    return {**found, "subscribePattern": ".*"}
+
+
+def _connection(arguments: argparse.Namespace) -> dict[str, str]:
+    found = {"endpoint": arguments.endpoint}
+    if arguments.access_key or arguments.secret_key:
+        options.usage_error("--access-key: Spark's workers read credentials from a file; give --credentials")
+    if arguments.credentials is not None:
+        found["credentialsFile"] = str(arguments.credentials)
+    if arguments.tls or arguments.tls_ca is not None:
+        found["tlsCa"] = str(arguments.tls_ca or "")
+    return found
+
+
+def _session(arguments: argparse.Namespace) -> Any:
+    from aerobee_pipeline import local_session
+
+    settings = {"spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false"}
+    session = local_session("aerobee", master=arguments.master, settings=settings)
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _run(arguments: argparse.Namespace, job: Any) -> int:
+    """Run a job with a session, and print its result."""
+    from aerobee_pipeline.errors import OptionError, PipelineError
+
+    try:
+        session = _session(arguments)
+    except PipelineError as error:
+        raise CommandError(str(error), exit_code=2) from error
+    try:
+        result = job(session)
+    except OptionError as error:
+        raise CommandError(str(error), exit_code=2) from error
+    except Exception as error:
+        raise CommandError(_cause(error), exit_code=2) from error
+    finally:
+        session.stop()
+    return _print(arguments, result)
+
+
+def _jobs() -> Any:
+    """The jobs, imported once it is known that Spark is there."""
+    from aerobee_pipeline import jobs
+
+    return jobs
+
+
+def _cause(error: Exception) -> str:
+    """Our own line of an error that came out of a worker as text with its traceback."""
+    lines = [line for line in str(error).splitlines() if line.startswith("aerobee_pipeline.errors.")]
+    return lines[-1].partition(": ")[2] if lines else str(error)
+
+
+def _print(arguments: argparse.Namespace, result: JobResult) -> int:
+    if arguments.json:
+        output.print_json(_plain(result.to_json()))
+    else:
+        output.print_table(result.columns, result.rows, empty="nothing found")
+        output.print_facts(result.facts.items())
+    return result.exit_status
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda session: _jobs().audit(
+            session,
+            _stores(arguments),
+            split_bytes=arguments.split_bytes,
+            queues=not arguments.no_queues,
+            index=not arguments.no_index,
+            index_counts=tuple(arguments.index_counts) if arguments.index_counts else None,
+        ),
+    )
+
+
+def _rebuild(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda session: _jobs().rebuild(
+            session,
+            _stores(arguments),
+            arguments.output,
+            queues=not arguments.no_queues,
+            index=not arguments.no_index,
+            queue_file_size=arguments.queue_file_size,
+            index_counts=tuple(arguments.index_counts) if arguments.index_counts else None,
+            split_bytes=arguments.split_bytes,
+            fail_on_data_loss=not arguments.step_over_damage,
+        ),
+    )
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda session: _jobs().export(
+            session,
+            _source(arguments),
+            arguments.output,
+            checkpoint=arguments.checkpoint,
+            file_format=arguments.format,
+        ),
+    )
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments,
+        lambda session: _jobs().replay(
+            session,
+            arguments.archive,
+            _connection(arguments),
+            topic=arguments.topic,
+            target=arguments.target,
+            begin=arguments.begin,
+            end=arguments.end,
+            keep_queues=not arguments.any_queue,
+            job_id=arguments.job_id,
+            file_format=arguments.format,
+        ),
+    )
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    return _run(
+        arguments, lambda session: _jobs().statistics(session, _source(arguments), by=arguments.by, top=arguments.top)
+    )
+
+
+def _lag(arguments: argparse.Namespace) -> int:
+    from aerobee_pipeline.errors import OptionError
+
+    try:
+        return _print(arguments, _jobs().lag(_stores(arguments)))
+    except OptionError as error:
+        raise CommandError(str(error), exit_code=2) from error

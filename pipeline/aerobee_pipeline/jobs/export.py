@@ -1,0 +1,133 @@
+"""Export: topics to Parquet by topic and date, once or again and again; replay: from Parquet into a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from aerobee_pipeline.errors import OptionError
+from aerobee_pipeline.jobs.result import JobResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS: Final = ("topic", "date", "messages")
+_FORMATS: Final = ("parquet", "iceberg", "delta")
+_KEPT: Final = ("keys", "tags", "body")
+
+
+def export(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    output: str,
+    *,
+    checkpoint: str | None = None,
+    file_format: str = "parquet",
+) -> JobResult:
+    """Write messages under `output`, partitioned by topic and by the date of their store time in UTC.
+
+    `source` are options of the data source. With `checkpoint` only what came since the last run is written, each
+    message once however often a run fails. Without, everything is, beside what is there. `file_format` may be iceberg
+    or delta, if the session has their packages; `output` then is as they take it.
+    """
+    if file_format not in _FORMATS:
+        raise OptionError(f"format {file_format!r}: expected is {', '.join(_FORMATS)}")
+    options = {"includeProperties": "true", "includeSystem": "true", **source}
+    if checkpoint is None:
+        frame = _dated(spark.read.format("aerobee").options(**options).load())
+        frame = frame.sortWithinPartitions("topic", "date", "queueId", "queueOffset").cache()
+        try:
+            rows = frame.groupBy("topic", "date").count().collect()
+            writer = frame.write.format(file_format).mode("append").partitionBy("topic", "date")
+            if file_format == "parquet":
+                writer = writer.option("compression", "zstd")
+            writer.save(output)
+        finally:
+            frame.unpersist()
+        counts = {(row.topic, str(row.date)): row["count"] for row in rows}
+    else:
+        counts = _increment(spark, {"startingOffsets": "earliest", **options}, output, checkpoint, file_format)
+    table = [(topic, date, count) for (topic, date), count in sorted(counts.items())]
+    return JobResult(COLUMNS, table, 0, {"messages": sum(counts.values()), "output": output})
+
+
+def _increment(
+    spark: SparkSession, options: dict[str, str], output: str, checkpoint: str, file_format: str
+) -> dict[tuple[str, str], int]:
+    before = _counts(spark, output, file_format)
+    frame = _dated(spark.readStream.format("aerobee").options(**options).load())
+    writer = frame.writeStream.format(file_format).partitionBy("topic", "date").outputMode("append")
+    if file_format == "parquet":
+        writer = writer.option("compression", "zstd")
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(output)
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    after = _counts(spark, output, file_format)
+    return {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
+
+
+def _counts(spark: SparkSession, output: str, file_format: str) -> dict[tuple[str, str], int]:
+    from pyspark.errors import AnalysisException
+
+    try:
+        frame = spark.read.format(file_format).load(output)
+    except AnalysisException:
+        return {}  # nothing has been written yet
+    return {(str(row.topic), str(row.date)): row["count"] for row in frame.groupBy("topic", "date").count().collect()}
+
+
+def _dated(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    return frame.withColumn("date", f.to_date("storeTimestamp"))
+
+
+def replay(
+    spark: SparkSession,
+    archive: str,
+    sink: Mapping[str, str],
+    *,
+    topic: str,
+    target: str | None = None,
+    begin: str | None = None,
+    end: str | None = None,
+    keep_queues: bool = True,
+    job_id: str,
+    file_format: str = "parquet",
+) -> JobResult:
+    """Send the messages of an export again, in the order of their queues.
+
+    `topic` of the archive goes to `target`, by default the same. `begin`, `end`: store times, as Spark reads them.
+    `keep_queues`: into the queue that each had; otherwise the queues in turn. Each message says in properties where it
+    was (`ORIGIN_TOPIC`, `ORIGIN_QUEUE`, `ORIGIN_OFFSET`); with the same `job_id` a repeated replay has the same ids.
+    """
+    from pyspark.sql import functions as f
+
+    frame = spark.read.format(file_format).load(archive).where(f.col("topic") == topic)
+    if begin is not None:
+        frame = frame.where(f.col("storeTimestamp") >= f.to_timestamp(f.lit(begin)))
+    if end is not None:
+        frame = frame.where(f.col("storeTimestamp") < f.to_timestamp(f.lit(end)))
+    origin = f.create_map(
+        *(f.lit("ORIGIN_TOPIC"), f.col("topic").cast("string")),
+        *(f.lit("ORIGIN_QUEUE"), f.col("queueId").cast("string")),
+        *(f.lit("ORIGIN_OFFSET"), f.col("queueOffset").cast("string")),
+    )
+    # A replayed message that is replayed again says where it was the last time.
+    empty = f.array().cast("array<string>")
+    own = f.map_filter(
+        f.coalesce(f.col("properties"), f.map_from_arrays(empty, empty)),
+        lambda name, _: ~name.isin("ORIGIN_TOPIC", "ORIGIN_QUEUE", "ORIGIN_OFFSET"),
+    )
+    columns: list[Any] = [*_KEPT, f.map_concat(own, origin).alias("properties")]
+    if keep_queues:
+        columns.append("queueId")
+    count = frame.select("brokerName", "queueId").distinct().count()
+    ordered = frame.repartition(max(count, 1), "brokerName", "queueId").sortWithinPartitions("queueId", "queueOffset")
+    messages = frame.count()
+    ordered.select(*columns).write.format("aerobee").mode("append").options(
+        **{**sink, "topic": target or topic, "jobId": job_id}
+    ).save()
+    return JobResult(("topic", "target", "messages"), [(topic, target or topic, messages)], 0, {"messages": messages})

@@ -1,0 +1,241 @@
+"""Jobs on stores: audit, rebuild, export, replay, statistics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_client.testing import run_broker
+from aerobee_pipeline.jobs import audit, export, lag, rebuild, replay, statistics
+from aerobee_store import MessageStore
+from aerobee_store.records import record
+from aerobee_store.tools.verify import verify
+from tests.spark.stores import HOST, config, orders, write
+from tests.support import golden
+
+COUNT = 1500
+SPLIT = 32 << 10
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("stores") / "store"
+    write(directory, orders(COUNT, topics=("orders", "größe"), queues=3))
+    return directory
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def kinds(result: Any) -> list[str]:
+    return sorted(row[0] for row in result.rows)
+
+
+def test_a_clean_store_has_no_findings(spark: Any, store: Path) -> None:
+    """Queues and index are compared, too; the figures are those of `aerobee store verify`."""
+    result = audit(spark, store, split_bytes=SPLIT)
+    report = verify(store)
+    assert (result.rows, result.exit_status, report.ok) == ([], 0, True)
+    assert (result.facts["records"], result.facts["bytes"]) == (report.records, report.bytes)
+    assert result.facts["splits"] > 3
+
+
+def test_what_is_injected_is_found(spark: Any, store: Path, tmp_path: Path) -> None:
+    """A flipped bit in the log, a wrong unit, a unit that is missing, an entry of the index that is gone."""
+    shutil.copytree(store, tmp_path / "store")
+    copy = tmp_path / "store"
+    log = copy / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[5000] ^= 4
+    log.write_bytes(data)
+    result = audit(spark, {"b": copy}, split_bytes=SPLIT)
+    assert kinds(result)[-1] == "log-damaged"
+    damaged = next(row for row in result.rows if row[0] == "log-damaged")
+    assert damaged[2] == "b"
+    assert damaged[7] <= 5000 < damaged[7] + damaged[8]
+    assert result.exit_status == 1
+    shutil.copyfile(store / "commitlog" / f"{0:020d}", log)
+    queue = copy / "consumequeue" / "orders" / "1" / f"{0:020d}"
+    units = bytearray(queue.read_bytes())
+    units[20 * 7 + 3] ^= 1
+    units[20 * 9 : 20 * 10] = bytes(20)
+    queue.write_bytes(units)
+    result = audit(spark, copy, split_bytes=SPLIT)
+    assert kinds(result) == ["unit-missing", "unit-wrong"]
+    assert {(row[4], row[5], row[6]) for row in result.rows} == {("orders", 1, 7), ("orders", 1, 9)}
+    shutil.rmtree(copy / "index")
+    result = audit(spark, copy, queues=False, split_bytes=1 << 30)
+    assert set(kinds(result)) == {"index-entry-missing"}
+
+
+def log_of(directory: Path, queue_offsets: list[int]) -> Path:
+    """A store that is one segment, with messages of these queue offsets."""
+    data = bytearray()
+    for number, message in enumerate(orders(len(queue_offsets), queues=1)):
+        data += record.encode(
+            replace(message, topic="t"),
+            queue_offset=queue_offsets[number],
+            physical_offset=len(data),
+            store_timestamp=1_700_000_000_000,
+            store_host=HOST,
+            property_crc=True,
+        )
+    (directory / "commitlog").mkdir(parents=True)
+    (directory / "commitlog" / f"{0:020d}").write_bytes(data.ljust(64 << 10, b"\0"))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("offsets", "found"),
+    [
+        (list(range(100)), []),
+        ([*range(40), *range(43, 100)], [("queue-offset-gap", "error", 43, 3)]),
+        ([*range(40), 39, *range(40, 100)], [("queue-offset-repeated", "warning", 39, 1)]),
+        (
+            [*range(40), 41, 40, *range(42, 100)],
+            [
+                ("queue-offset-gap", "error", 41, 1),
+                ("queue-offset-gap", "error", 42, 1),
+                ("queue-offset-repeated", "warning", 40, 2),
+            ],
+        ),
+    ],
+    ids=["in order", "gap", "duplicate", "swapped"],
+)
+def test_offsets_out_of_order(spark: Any, tmp_path: Path, offsets: list[int], found: list[Any]) -> None:
+    """Gaps, duplicates and swapped messages, wherever the log is cut."""
+    directory = log_of(tmp_path / "store", offsets)
+    for size in (4096, 1 << 30):
+        result = audit(spark, directory, queues=False, index=False, split_bytes=size)
+        assert sorted((row[0], row[1], row[6], row[8]) for row in result.rows) == found
+        assert result.exit_status == int(any(row[1] == "error" for row in found))
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "kinds", "wide", "batch-cq", "v43", "deleted-head", "cq-behind-clean", "crash-mid"]
+)
+def test_audit_agrees_with_verify(spark: Any, name: str, tmp_path: Path) -> None:
+    """On stores that RocketMQ wrote: whether there is damage, and what kind."""
+    case = golden.load(name, tmp_path)
+    slots, entries = int(case.config["maxHashSlotNum"]), int(case.config["maxIndexNum"])
+    report = verify(case.store, index_slot_count=slots, index_entry_count=entries)
+    result = audit(spark, case.store, index_counts=(slots, entries), split_bytes=8192)
+    assert result.facts["records"] == report.records
+    compared = {"log-damaged", "queue-offset-gap", "unit-missing", "unit-wrong", "unit-ahead"}
+    expected = {finding.kind for finding in report.findings if finding.severity == "error"}
+    assert {row[0] for row in result.rows if row[1] == "error"} & compared == expected & compared
+
+
+def test_rebuilt_queues_are_the_live_files(spark: Any, store: Path, tmp_path: Path) -> None:
+    """Byte for byte; and the store with rebuilt queues and index is clean and answers as before."""
+    result = rebuild(spark, {"b": store}, tmp_path / "out", split_bytes=SPLIT)
+    assert result.exit_status == 0
+    out = tmp_path / "out" / "b"
+    assert files_below(out / "consumequeue") == files_below(store / "consumequeue")
+    assert not list(out.rglob("*.tmp"))
+    shutil.copytree(store, tmp_path / "store")
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(tmp_path / "store" / name)
+        shutil.copytree(out / name, tmp_path / "store" / name)
+    report = verify(tmp_path / "store")
+    assert [str(finding) for finding in report.findings if finding.severity == "error"] == []
+    with MessageStore.open(config(store)) as before, MessageStore.open(config(tmp_path / "store")) as after:
+        for key in ("key8", "key1234", "all"):
+            found = [
+                [item.physical_offset for item in one.query("orders", key, max_count=32)] for one in (before, after)
+            ]
+            assert found[0] == found[1] != []
+
+
+@pytest.mark.parametrize("name", ["plain", "kinds", "wide", "v43", "batch-cq"])
+def test_rebuilt_queues_of_rocketmq(spark: Any, name: str, tmp_path: Path) -> None:
+    """What RocketMQ's dispatcher wrote is what the rebuild writes."""
+    case = golden.load(name, tmp_path)
+    sizes = int(case.config["maxHashSlotNum"]), int(case.config["maxIndexNum"])
+    rebuild(spark, case.store, tmp_path / "out", index=False, index_counts=sizes, split_bytes=8192)
+    for kind in ("consumequeue", "batchconsumequeue"):
+        built, live = files_below(tmp_path / "out" / kind), files_below(case.store / kind)
+        assert {path: data for path, data in live.items() if any(data)} == built
+
+
+def test_export_and_replay(spark: Any, store: Path, tmp_path: Path) -> None:
+    """To Parquet by topic and date, increment by increment, and back into a broker in order."""
+    shutil.copytree(store, tmp_path / "store")
+    source = {"storePath": str(tmp_path / "store"), "subscribePattern": ".*", "readBy": "log"}
+    whole = export(spark, source, str(tmp_path / "whole"))
+    assert whole.facts["messages"] == COUNT
+    stream = {"storePath": str(tmp_path / "store"), "subscribe": "orders"}
+    runs = [export(spark, stream, str(tmp_path / "archive"), checkpoint=str(tmp_path / "checkpoint"))]
+    write(tmp_path / "store", orders(30, queues=3, first=COUNT))
+    for _ in range(2):
+        runs.append(export(spark, stream, str(tmp_path / "archive"), checkpoint=str(tmp_path / "checkpoint")))
+    assert [run.facts["messages"] for run in runs] == [COUNT // 2, 30, 0]
+    archived = spark.read.parquet(str(tmp_path / "archive"))
+    assert archived.select("queueId", "queueOffset").distinct().count() == COUNT // 2 + 30
+    (tmp_path / "broker").mkdir()
+    with run_broker(tmp_path / "broker") as broker:
+        sink = {"endpoint": broker.endpoint}
+        result = replay(spark, str(tmp_path / "archive"), sink, topic="orders", target="again", job_id="replay-1")
+        assert result.facts["messages"] == COUNT // 2 + 30
+        reader = spark.read.format("aerobee").option("endpoint", broker.endpoint).option("includeProperties", "true")
+        rows = reader.option("subscribe", "again").load().orderBy("queueId", "queueOffset").collect()
+    before = {(row.queueId, row.queueOffset): row for row in archived.collect()}
+    assert len(rows) == len(before)
+    for row in rows:
+        origin = before[row.queueId, int(row.properties["ORIGIN_OFFSET"])]
+        assert row.properties["ORIGIN_TOPIC"] == "orders"
+        assert (row.body, row["keys"], row.tags) == (origin.body, origin["keys"], origin.tags)
+        assert row.properties["n"] == origin.properties["n"]
+    places = [(row.queueId, int(row.properties["ORIGIN_OFFSET"])) for row in rows]
+    assert places == sorted(places)
+
+
+def test_statistics(spark: Any, store: Path) -> None:
+    """By queue, tag, key and hour; bytes are those of the records."""
+    source = {"storePath": str(store), "subscribePattern": ".*"}
+    by_queue = statistics(spark, source)
+    assert len(by_queue.rows) == 6
+    assert sum(row[3] for row in by_queue.rows) == COUNT
+    assert sum(row[4] for row in by_queue.rows) == verify(store).bytes
+    tags = {row[1]: row[2] for row in statistics(spark, source, by="tag").rows if row[0] == "orders"}
+    assert set(tags) == {"paid", "refunded", "größer"}
+    assert sum(tags.values()) == COUNT // 2
+    keys = statistics(spark, source, by="key", top=2)
+    assert [(row[1], row[2]) for row in keys.rows] == [("all", COUNT // 2)] * 2
+    assert sum(row[2] for row in statistics(spark, source, by="hour").rows) == COUNT
+
+
+def test_lag_from_the_files(tmp_path: Path) -> None:
+    """Committed offsets against the ends of the queues."""
+    write(tmp_path / "store", orders(100))
+    (tmp_path / "store" / "config").mkdir(exist_ok=True)
+    offsets = {"offsetTable": {"orders@billing": {"0": 20, "1": 50}}}
+    (tmp_path / "store" / "config" / "consumerOffset.json").write_text(json.dumps(offsets))
+    result = lag(tmp_path / "store")
+    assert [tuple(row) for row in result.rows] == [
+        ("billing", "orders", "", 0, 20, 50, 30),
+        ("billing", "orders", "", 1, 50, 50, 0),
+    ]
+
+
+def test_the_command(store: Path) -> None:
+    """`aerobee spark` runs a job by itself and ends with its exit code."""
+    command = [sys.executable, "-m", "aerobee_broker", "spark"]
+    done = subprocess.run(
+        [*command, "audit", "--store", str(store), "--json"], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["ok"], found["records"]) == (True, COUNT)
+    done = subprocess.run([*command, "lag", "--store", str(store / "none")], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "not a directory" in done.stderr) == (2, True)
