@@ -2,17 +2,15 @@
 
 The certificate is read again when its files have changed, looked at with each new connection: whoever renews it need
 not restart the broker. What cannot be used (half written, key and certificate of two pairs) is logged once, and the one
-before stays. For development a certificate can be made at the start, signed by itself; it is not written anywhere.
+before stays. For development a certificate can be made at the start (certificates.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import socket
 import ssl
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,14 +19,14 @@ from typing import Final
 
 import grpc
 
+from aerobee_broker.certificates import Issued, development_certificate
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.front import Front, Security
 from aerobee_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-_SELF_SIGNED_DAYS: Final = 30
-_OPENSSL_SECONDS: Final = 30
+AUTHORITY_FILE: Final = "dev-ca.crt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class TlsContexts:
     """Gives the context for a TLS connection: of the certificate's files as they are now, or one made on first use."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        self._host = (config.listen.tls or config.listen.grpc).host
+        self._config = config
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._context.set_alpn_protocols(["h2"])
@@ -93,6 +91,9 @@ class TlsContexts:
             self._files = CertificateFiles(config.tls.certificate, config.tls.key)
             self._files.load()
             self._files.load_into(self._context)
+        elif config.listen.tls is not None:  # clients may want to trust it before they connect
+            self._make()
+            self._made = True
 
     async def __call__(self) -> ssl.SSLContext:
         """ConfigError if none can be made."""
@@ -107,9 +108,9 @@ class TlsContexts:
         return self._context
 
     def _make(self) -> None:
-        key, certificate = self_signed_certificate(self._host)
+        issued = make_certificate(self._config)
         with tempfile.NamedTemporaryFile() as file:  # ssl takes files only; this one nobody else can read
-            file.write(key + certificate)
+            file.write(issued.key + issued.certificate)
             file.flush()
             self._context.load_cert_chain(file.name)
 
@@ -130,7 +131,8 @@ def tls_credentials(config: BrokerConfig) -> grpc.ServerCredentials | None:
     if config.listen.tls is None:
         return None
     if config.tls.certificate is None or config.tls.key is None:
-        return grpc.ssl_server_credentials([self_signed_certificate(config.listen.tls.host)])
+        issued = make_certificate(config)
+        return grpc.ssl_server_credentials([(issued.key, issued.certificate)])
     files = CertificateFiles(config.tls.certificate, config.tls.key)
     # None from the second is documented for it: no change. Its stub does not know that.
     return grpc.dynamic_ssl_server_credentials(files.load(), files.load_if_changed)  # type: ignore[arg-type]
@@ -193,38 +195,14 @@ class CertificateFiles:
         return stamps
 
 
-def self_signed_certificate(host: str) -> tuple[bytes, bytes]:
-    """A new key and a certificate for it, PEM, that names `host` and this machine. ConfigError without openssl.
-
-    Clients that check no certificate accept it: those of RocketMQ's SDKs that use TLS unless told otherwise are such.
-    """
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        raise ConfigError(
-            "tls.certificate: making one for development takes the command openssl, which is not on the PATH; "
-            "install it, or set tls.certificate and tls.key"
-        )
-    names = ["DNS:localhost", "IP:127.0.0.1", "IP:::1"]
-    try:
-        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-    except OSError:
-        names.append(f"DNS:{host}")
-    key_options = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    subject = ("-subj", "/CN=aerobee for development", "-addext", f"subjectAltName={','.join(names)}")
-    output = ("-keyout", "/dev/stdout", "-out", "/dev/stdout")
-    made = subprocess.run(  # noqa: S603  # a fixed command; the host is our own configuration's, and no option
-        [openssl, "req", "-x509", *key_options, "-days", str(_SELF_SIGNED_DAYS), *subject, *output],
-        capture_output=True,
-        timeout=_OPENSSL_SECONDS,
-        check=False,
-    )
-    key, begin, certificate = made.stdout.partition(b"-----BEGIN CERTIFICATE-----")
-    if made.returncode != 0 or not begin:
-        cause = made.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise ConfigError(
-            f"tls.certificate: openssl cannot make one for development: {cause[-1]}; set tls.certificate and tls.key"
-        )
-    return key, begin + certificate
+def make_certificate(config: BrokerConfig) -> Issued:
+    """For development: a certificate and its authority, whose certificate is left in the store for clients to trust."""
+    issued = development_certificate((config.listen.tls or config.listen.grpc).host)
+    path = config.store.directory / "config" / AUTHORITY_FILE
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_bytes(issued.authority)
+    _log.info("certificate made for development; clients that check it trust %s", path)
+    return issued
 
 
 def _listening(setting: str, address: Address, bind: Callable[[], int]) -> Address:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aerobee_broker.listeners import self_signed_certificate
+from aerobee_broker.certificates import development_certificate
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.support.official_sdks import GO, JAVA, NODE, PYTHON, OfficialSdk
 from tests.support.sdk_program import SdkProgram, bodies, wait_group
@@ -22,7 +21,6 @@ _BUILT = [
     pytest.mark.toolchain,
     pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="Java and Go run with `make test-sdks`"),
 ]
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 CONFIG = "[delivery]\npoll_seconds_max = 2\n"  # Node's client waits for a poll before it shuts down
 
 
@@ -72,11 +70,11 @@ def round_trip(start: Start, broker: BrokerProcess, endpoint: str, topic: str, *
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Signed by itself; its key beside it, with the suffix `.key`."""
+    """With its authority behind it; its key beside it, with the suffix `.key`."""
     path = tmp_path_factory.mktemp("tls") / "broker.crt"
-    key, made = self_signed_certificate("localhost")
-    path.with_suffix(".key").write_bytes(key)
-    path.write_bytes(made)
+    made = development_certificate("localhost")
+    path.with_suffix(".key").write_bytes(made.key)
+    path.write_bytes(made.certificate)
     return path
 
 
@@ -92,7 +90,6 @@ def tls_broker(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> I
         yield running
 
 
-@needs_openssl
 def test_an_sdk_with_tls(
     tls_broker: BrokerProcess, start: Start, sdk: OfficialSdk, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

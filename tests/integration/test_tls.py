@@ -6,36 +6,35 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from aerobee_broker.certificates import development_certificate
 from aerobee_broker.cli import main
-from aerobee_broker.listeners import self_signed_certificate
 from aerobee_client import ConfigurationError, Message, Tls, UnavailableError, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 
-pytestmark = [
-    pytest.mark.timeout(90),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl"),
-]
+pytestmark = pytest.mark.timeout(90)
+RUST = Path(__file__).parents[1] / "sdk" / "rust"
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Signed by itself; its key beside it, with the suffix `.key`."""
+    """With its authority behind it; its key beside it, with the suffix `.key`."""
     path = tmp_path_factory.mktemp("tls") / "broker.crt"
     replace(path)
     return path
 
 
 def replace(certificate: Path) -> None:
-    key, made = self_signed_certificate("localhost")
-    certificate.with_suffix(".key").write_bytes(key)
-    certificate.write_bytes(made)
+    made = development_certificate("localhost")
+    certificate.with_suffix(".key").write_bytes(made.key)
+    certificate.write_bytes(made.certificate)
     os.utime(certificate, ns=(0, certificate.stat().st_mtime_ns + 1))
 
 
@@ -161,3 +160,37 @@ def test_one_is_made_for_development(tmp_path: Path) -> None:
             context.wrap_socket(raw, server_hostname=host) as connection,
         ):
             assert connection.selected_alpn_protocol() == "h2"
+
+
+async def test_the_authority_of_a_development_broker_can_be_trusted(tmp_path: Path) -> None:
+    """Its certificate lies in the store; with it a client checks the broker's own, the name included."""
+    with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
+        authority = broker.store / "config" / "dev-ca.crt"
+        assert f"trust {authority}" in broker.log_text()
+        async with connect(endpoint(broker), tls=Tls(authority)) as client:
+            await client.admin.list_topics()
+        context = ssl.create_default_context(cafile=str(authority))
+        host, _, port = endpoint(broker).rpartition(":")
+        for name in (host, "localhost"):
+            with (
+                socket.create_connection((host, int(port)), timeout=10) as raw,
+                context.wrap_socket(raw, server_hostname=name) as connection,
+            ):
+                assert connection.version() == "TLSv1.3"
+
+
+@pytest.mark.toolchain
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("AEROBEE_TOOLCHAINS" not in os.environ, reason="Rust runs with `make test-sdks`")
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo on the PATH")
+@pytest.mark.sdk("Rust (TLS alone)")
+def test_rust_accepts_the_certificate_of_a_development_broker(tmp_path: Path) -> None:
+    """Its TLS refuses an authority's own certificate as that of a server."""
+    build = Path(__file__).parents[2] / "build" / "sdks" / "rust"
+    command = ["cargo", "build", "--quiet", "--release", "--locked", "--target-dir", str(build)]
+    subprocess.run(command, cwd=RUST, check=True)
+    with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
+        authority, port = broker.store / "config" / "dev-ca.crt", endpoint(broker).rpartition(":")[2]
+        program = [str(build / "release" / "tls-client"), str(authority), "localhost", port]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "TLSv1_3", "")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import ssl
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
+from aerobee_broker.certificates import development_certificate
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TlsConfig
-from aerobee_broker.listeners import CertificateFiles, self_signed_certificate, tls_credentials
+from aerobee_broker.listeners import CertificateFiles, tls_credentials
 from aerobee_store.errors import ConfigError
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 LOOPBACK = Address("127.0.0.1", 0)
 
 
@@ -27,23 +27,31 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def write_pair(certificate: Path, key: Path) -> None:
-    made = self_signed_certificate("broker.example.com")
-    key.write_bytes(made[0])
-    certificate.write_bytes(made[1])
+    made = development_certificate("broker.example.com")
+    key.write_bytes(made.key)
+    certificate.write_bytes(made.certificate)
     for path in (certificate, key):  # a file system may have coarse times
         os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
 
 def test_a_certificate_made_for_development_names_this_machine_and_the_address(tmp_path: Path) -> None:
-    """And is of use to a server; each is another."""
-    key, certificate = self_signed_certificate("broker.example.com")
-    (tmp_path / "both.pem").write_bytes(key + certificate)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(tmp_path / "both.pem")
-    [described] = context.get_ca_certs()
-    names = described["subjectAltName"]
-    assert {("DNS", "localhost"), ("IP Address", "127.0.0.1"), ("DNS", "broker.example.com")} <= set(names)
-    assert self_signed_certificate("10.1.2.3")[0] != key
+    """The server's is signed by an authority that clients can trust, and is none itself; each start makes new ones."""
+    issued = development_certificate("broker.example.com")
+    server, authority = x509.load_pem_x509_certificates(issued.certificate)
+    assert x509.load_pem_x509_certificate(issued.authority) == authority
+    server.verify_directly_issued_by(authority)
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "broker.example.com"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
+    (tmp_path / "both.pem").write_bytes(issued.key + issued.certificate)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "both.pem")
+    numbered = development_certificate("10.1.2.3")
+    assert numbered.authority != issued.authority
+    (server, _) = x509.load_pem_x509_certificates(numbered.certificate)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "10.1.2.3" in [str(each) for each in names.get_values_for_type(x509.IPAddress)]
 
 
 def test_it_is_read_again_only_when_it_changed(files: tuple[Path, Path]) -> None:
@@ -63,13 +71,13 @@ def test_what_cannot_be_used_does_not_replace_what_can(
     certificate, key = files
     reader = CertificateFiles(certificate, key)
     reader.load()
-    new_key, new_certificate = self_signed_certificate("localhost")
-    key.write_bytes(new_key)
+    made = development_certificate("localhost")
+    key.write_bytes(made.key)
     with caplog.at_level(logging.ERROR):
         assert reader.load_if_changed() is None
         assert reader.load_if_changed() is None
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the certificate is not replaced"]
-    certificate.write_bytes(new_certificate)
+    certificate.write_bytes(made.certificate)
     assert reader.load_if_changed() is not None
 
 
