@@ -18,6 +18,7 @@ from aerobee_store.records.record import Draft, Message
 
 STREAM_APPEND = "/aerobee.v1.RecordService/StreamAppendRecords"
 READ = "/aerobee.v1.RecordService/ReadRecords"
+SEND = "/apache.rocketmq.v2.MessagingService/SendMessage"
 FRAME_SIZE = 1 << 20
 BODY_SIZE = 256
 _METADATA = (("x-mq-client-id", "bench@1@0@0"), ("x-mq-language", "PYTHON"))
@@ -60,6 +61,25 @@ def _request(topic: str, records: Sequence[bytes]) -> bytes:
     return request.SerializeToString()
 
 
+def send_requests(count: int, messages: int) -> list[bytes]:
+    """SendMessage requests of so many messages each, as the official SDKs fill them."""
+    found = []
+    for number in range(count):
+        request = v2.SendMessageRequest()
+        for each in range(messages):
+            message = request.messages.add(topic=v2.Resource(name="bench"), body=os.urandom(BODY_SIZE))
+            system = message.system_properties
+            system.message_id = f"0102FC00{number:08X}AB00B130{each:08X}"
+            system.tag = "tag"
+            system.keys.append(f"key{each}")
+            system.message_type = v2.MessageType.NORMAL
+            system.body_encoding = v2.Encoding.IDENTITY
+            system.born_host = "127.0.0.1"
+            system.born_timestamp.GetCurrentTime()
+        found.append(request.SerializeToString())
+    return found
+
+
 @dataclass(slots=True)
 class Run:
     """What a load has done."""
@@ -96,6 +116,29 @@ async def append(endpoint: str, requests: Sequence[bytes], in_flight: int, secon
             run.latencies.append(time.perf_counter() - sent.get_nowait())
         run.seconds = time.perf_counter() - started
         await writing
+    return run
+
+
+async def send(endpoint: str, requests: Sequence[bytes], in_flight: int, seconds: float) -> Run:
+    """Send the requests in turn, so many at a time."""
+    run = Run()
+    async with grpc.aio.insecure_channel(endpoint, options=_OPTIONS) as channel:
+        method: Any = channel.unary_unary
+        call = method(SEND)
+        started = time.perf_counter()
+
+        async def worker(first: int) -> None:
+            number = first
+            while (begun := time.perf_counter()) - started < seconds:
+                answer = await call(requests[number % len(requests)], metadata=_METADATA)
+                if not run.requests:
+                    assert v2.SendMessageResponse.FromString(answer).status.code == v2.Code.OK
+                run.requests += 1
+                run.latencies.append(time.perf_counter() - begun)
+                number += in_flight
+
+        await asyncio.gather(*(worker(first) for first in range(in_flight)))
+        run.seconds = time.perf_counter() - started
     return run
 
 

@@ -5,14 +5,17 @@ The yardstick for what moving the bytes costs: the same front as the broker's, a
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 
-import grpc
-import grpc.aio
 import uvloop
 
 from aerobee_broker.front.calls import BidirectionalStream, Context, Methods, ServerStream
-from aerobee_broker.front.grpcio_front import GrpcioHandler
+from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.front.counters import FrontCounters
+from aerobee_broker.front.front import Front
+from aerobee_broker.front.grpcio_front import GrpcioServer
 from aerobee_proto import records_v1, v2
 from tests.benchmarks.bulk_load import FRAME_SIZE, READ, STREAM_APPEND, plain_requests
 
@@ -36,17 +39,20 @@ async def read(request: bytes, context: Context) -> None:
     await context.write(records_v1.ReadRecordsResponse(status=_OK).SerializeToString())
 
 
-async def main() -> None:
-    server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", 130 << 20), ("grpc.max_send_message_length", -1)]
-    )
+async def main(front: str) -> None:
     methods: Methods = {STREAM_APPEND: BidirectionalStream(append), READ: ServerStream(read)}
-    server.add_generic_rpc_handlers((GrpcioHandler(methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    server: Front | GrpcioServer
+    if front == "native":
+        server = Front(methods, FrontConfig(), FrontCounters())
+        port = server.listen("127.0.0.1", 0, "plain", None)
+    else:
+        options = (("grpc.max_receive_message_length", 130 << 20), ("grpc.max_send_message_length", -1))
+        server = GrpcioServer(methods, options)
+        port = server.server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(f"ready grpc=127.0.0.1:{port}", flush=True)
-    await server.wait_for_termination()
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(main(sys.argv[1]))

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +67,11 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def server(arguments: Sequence[str]) -> Iterator[Server]:
-    """Run `python ARGUMENTS`, which prints where it serves."""
+def server(arguments: Sequence[str], settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Run `python ARGUMENTS`, which prints where it serves. `settings`: environment variables."""
     command = [sys.executable, *arguments]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment() | dict(settings or {})
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -92,16 +92,17 @@ def empty_server() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def broker_on(store: Path, flush: str) -> Iterator[Server]:
-    """A broker as a user starts it, on this store."""
+def broker_on(store: Path, flush: str, front: str = "") -> Iterator[Server]:
+    """A broker as a user starts it, on this store. `front`: what serves gRPC, if not the default."""
     arguments = ["serve", "--dev", "--store", str(store), "--flush", flush]
     arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    with server(["-m", "aerobee_broker", *arguments]) as running:
+    settings = {"AEROBEE_LISTEN_FRONT": front} if front else None
+    with server(["-m", "aerobee_broker", *arguments], settings) as running:
         yield running
 
 
 @contextlib.contextmanager
-def broker(directory: Path, flush: str) -> Iterator[Server]:
+def broker(directory: Path, flush: str, front: str = "") -> Iterator[Server]:
     """The same on an empty store that is gone afterwards."""
-    with tempfile.TemporaryDirectory(dir=directory) as store, broker_on(Path(store), flush) as running:
+    with tempfile.TemporaryDirectory(dir=directory) as store, broker_on(Path(store), flush, front) as running:
         yield running

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +21,41 @@ from tests.benchmarks.disk import gigabytes
 from tests.benchmarks.processes import Server, broker, server
 from tests.benchmarks.report import machine, milliseconds, nanoseconds, percentile, rate, table
 
-_HEAD = ("server", "flush", "messages", "bytes", "of discarding", "server CPU a message", "p50", "p99", "a sync")
+FRONTS = ("grpcio", "native")
+_HEAD = ("front", "server", "flush", "messages", "bytes", "of discarding", "server CPU each", "p50", "p99", "a sync")
 
 
-def _discarding() -> Any:
-    return server(["-m", "tests.benchmarks.bulk_server"])
+def _discarding(front: str) -> AbstractContextManager[Server]:
+    return server(["-m", "tests.benchmarks.bulk_server", front])
 
 
-def _append(running: Server, requests: Sequence[bytes], messages: int, seconds: float, in_flight: int) -> list[Any]:
-    """Rate of messages, and the columns of a row behind the flush mode."""
-    uvloop.run(bulk_load.append(running.endpoint, requests[:1], 1, seconds / 10))  # the topic is there, caches are warm
-    before = running.cpu_seconds()
-    run = uvloop.run(bulk_load.append(running.endpoint, requests, in_flight, seconds))
-    cpu = running.cpu_seconds() - before
-    count = run.requests * messages
-    return [count / run.seconds, run, cpu / count, gigabytes(run.requests * len(requests[0]), run.seconds)]
-
-
-def append(directory: Path, *, seconds: float = 4, messages: int = 2000, in_flight: int = 8) -> None:
+def append(directory: Path, *, seconds: float = 3, messages: int = 2000, in_flight: int = 8) -> None:
     """Records of 256-byte bodies on one stream: a plain topic, and one whose records hold many messages."""
     for title, requests in (
         ("a plain topic", bulk_load.plain_requests(16, messages)),
         ("a batch topic", bulk_load.batch_requests(16, messages)),
     ):
         rows = []
-        discarded = 0.0
-        for name, flush in (("discards", ""), ("broker", "sync"), ("broker", "async")):
-            with _discarding() if not flush else broker(directory, flush) as running:
-                if flush:
-                    _create_batch_topic(running)
-                speed, run, cpu, size = _append(running, requests, messages, seconds, in_flight)
-                synced = ""
-                if flush == "sync":
-                    syncs = running.metric("aerobee_store_sync_seconds_count")
-                    synced = f"{run.requests * messages / syncs:,.0f}"
-            discarded = discarded or speed
-            p50, p99 = (milliseconds(percentile(run.latencies, share)) for share in (0.5, 0.99))
-            ratio = f"{speed / discarded:.2f}"
-            rows.append((name, flush, rate(speed, 1), size, ratio, nanoseconds(cpu), p50, p99, synced))
+        for front in FRONTS:
+            discarded = 0.0
+            for name, flush in (("discards", ""), ("broker", "sync"), ("broker", "async")):
+                with _discarding(front) if not flush else broker(directory, flush, front) as running:
+                    if flush:
+                        _create_batch_topic(running)
+                    # First a few, so that the topic is there and caches are warm.
+                    uvloop.run(bulk_load.append(running.endpoint, requests[:1], 1, seconds / 10))
+                    before = running.cpu_seconds()
+                    run = uvloop.run(bulk_load.append(running.endpoint, requests, in_flight, seconds))
+                    count = run.requests * messages
+                    cpu = (running.cpu_seconds() - before) / count
+                    syncs = running.metric("aerobee_store_sync_seconds_count") if flush == "sync" else 0
+                speed = count / run.seconds
+                discarded = discarded or speed
+                size = gigabytes(run.requests * len(requests[0]), run.seconds)
+                times = (milliseconds(percentile(run.latencies, share)) for share in (0.5, 0.99))
+                each_sync = f"{count / syncs:,.0f}" if syncs else ""
+                ratio = f"{speed / discarded:.2f}"
+                rows.append((front, name, flush, rate(speed, 1), size, ratio, nanoseconds(cpu), *times, each_sync))
         table(f"AppendRecords: {title}, {messages} messages a request, {in_flight} requests in flight", _HEAD, rows)
 
 
@@ -69,32 +66,52 @@ def _create_batch_topic(running: Server) -> None:
     assert answer.status.message == "OK", answer.status
 
 
-def read(directory: Path, *, seconds: float = 3, messages: int = 1000) -> None:
+def read(directory: Path, *, seconds: float = 3, messages: int = 2000) -> None:
     """What was just appended, from the page cache."""
     rows = []
     requests = bulk_load.plain_requests(4, messages)
-    with broker(directory, "async") as running:
-        written = uvloop.run(bulk_load.append(running.endpoint, requests, 8, seconds))
-        size = (len(requests[0]) - 100) * (written.requests - 8)
-        memory = 0.0
-        for name in ("memory", "broker"):
-            with _discarding() if name == "memory" else nullcontext(running) as other:
-                uvloop.run(bulk_load.read(other.endpoint, size // 10))
-                before = other.cpu_seconds()
-                run = uvloop.run(bulk_load.read(other.endpoint, size))
-                cpu = other.cpu_seconds() - before
-            count = run.bytes * messages / len(requests[0])
-            memory = memory or count / run.seconds
-            ratio = f"{count / run.seconds / memory:.2f}"
-            speed = rate(count, run.seconds), gigabytes(run.bytes, run.seconds)
-            rows.append((name, *speed, ratio, nanoseconds(cpu / count)))
-    head = ("server", "messages", "bytes", "of memory", "server CPU a message")
+    for front in FRONTS:
+        with broker(directory, "async", front) as running:
+            written = uvloop.run(bulk_load.append(running.endpoint, requests, 8, seconds))
+            size = (len(requests[0]) - 100) * (written.requests - 8)
+            memory = 0.0
+            for name in ("memory", "broker"):
+                with _discarding(front) if name == "memory" else nullcontext(running) as other:
+                    uvloop.run(bulk_load.read(other.endpoint, size // 10))
+                    before = other.cpu_seconds()
+                    run = uvloop.run(bulk_load.read(other.endpoint, size))
+                    cpu = other.cpu_seconds() - before
+                count = run.bytes * messages / len(requests[0])
+                memory = memory or count / run.seconds
+                ratio = f"{count / run.seconds / memory:.2f}"
+                speed = rate(count, run.seconds), gigabytes(run.bytes, run.seconds)
+                rows.append((front, name, *speed, ratio, nanoseconds(cpu / count)))
+    head = ("front", "server", "messages", "bytes", "of memory", "server CPU each")
     table("ReadRecords: a plain topic, frames of 1 MiB", head, rows)
+
+
+def send_many(directory: Path, *, seconds: float = 3, messages: int = 500, in_flight: int = 8) -> None:
+    """SendMessage with many messages, 256-byte bodies with id, tag and key."""
+    rows = []
+    requests = bulk_load.send_requests(8, messages)
+    for front in FRONTS:
+        for flush in ("sync", "async"):
+            with broker(directory, flush, front) as running:
+                uvloop.run(bulk_load.send(running.endpoint, requests, 1, seconds / 10))
+                before = running.cpu_seconds()
+                run = uvloop.run(bulk_load.send(running.endpoint, requests, in_flight, seconds))
+                cpu = running.cpu_seconds() - before
+            count = run.requests * messages
+            times = (milliseconds(percentile(run.latencies, share)) for share in (0.5, 0.99))
+            rows.append((front, flush, rate(count, run.seconds), nanoseconds(cpu / count), *times))
+    head = ("front", "flush", "messages", "server CPU each", "p50", "p99")
+    table(f"SendMessage: {messages} messages a request, {in_flight} requests in flight", head, rows)
 
 
 PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "append": (append, {"seconds": 0.2, "messages": 50}),
     "read": (read, {"seconds": 0.2, "messages": 50}),
+    "send-many": (send_many, {"seconds": 0.2, "messages": 50}),
 }
 """Each part, and what it is given for the short form."""
 

@@ -47,7 +47,12 @@ def test_the_short_form_of_records_goes_through_everything(tmp_path: Path) -> No
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 0, result.stderr
     tables = result.stdout.split("\n\n")[1:]
-    assert [printed.split(":")[0] for printed in tables[1:]] == ["AppendRecords", "AppendRecords", "ReadRecords"]
+    assert [printed.split(":")[0] for printed in tables[1:]] == [
+        "AppendRecords",
+        "AppendRecords",
+        "ReadRecords",
+        "SendMessage",
+    ]
     assert all(re.search(r"\d", row) for printed in tables for row in printed.splitlines()[2:])
     assert list(tmp_path.iterdir()) == []
 

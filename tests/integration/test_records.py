@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aerobee_broker.config import AuthConfig
 from aerobee_broker.message_mapping import to_store_message
+from aerobee_client import Credentials
 from aerobee_proto import admin_v1, records_v1, v2
 from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft, Message
@@ -423,3 +425,71 @@ async def test_records_are_found_by_key_id_and_time(records: Records) -> None:
     assert bodies([late]) == [each.body for each in messages[40:]]
     early = await query(end=timestamp(first.store_timestamp_ms))
     assert bodies([early]) == [each.body for each in messages[:40]]
+
+
+async def test_accounts_append_and_read_what_they_may(tmp_path: Path) -> None:
+    """Also each request of a stream is judged for itself."""
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(
+        '[accounts.shop]\nsecret_key = "the secret of the shop"\npublish = ["orders"]\nconsume = ["orders"]\n'
+    )
+    accounts.chmod(0o600)
+    async with in_process_broker(tmp_path / "store", auth=AuthConfig(accounts=accounts)) as broker:
+        records = Records(broker)
+        unsigned = await records.append(b"".join(packed(some(1))))
+        assert unsigned.status.code == Code.UNAUTHORIZED
+        records.raw.metadata += Credentials("shop", "the secret of the shop").headers()
+        assert (await records.append(b"".join(packed(some(3))))).status.code == Code.OK
+        refused = await records.append(b"".join(packed(some(1, topic="bills"))), "bills")
+        assert refused.status.code == Code.FORBIDDEN
+
+        requests = [append_request(b"".join(packed(some(1, topic=topic))), topic) for topic in ("orders", "bills")]
+        call = records.stub.StreamAppendRecords(iter(requests), metadata=records.raw.metadata, timeout=20)
+        assert [answer.status.code async for answer in call] == [Code.OK, Code.FORBIDDEN]
+
+        assert (await records.read())[1].next_queue_offset == 4
+        assert (await records.read(topic="bills"))[1].status.code == Code.FORBIDDEN
+        query = records_v1.QueryRecordsRequest(topic=resource("bills"), key="k")
+        assert (await records.call("QueryRecords", query)).status.code == Code.FORBIDDEN
+        topics = [records_v1.QueueOffsetsRequest.TopicQueues(topic=resource(name)) for name in ("orders", "bills")]
+        offsets = records_v1.QueueOffsetsRequest(topics=topics)
+        assert (await records.call("QueueOffsets", offsets)).status.code == Code.FORBIDDEN
+
+
+async def test_draining_ends_streams(tmp_path: Path) -> None:
+    """A stop answers what was appended and ends the stream; a read that waits ends with what it has."""
+    async with in_process_broker(tmp_path) as broker:
+        records = Records(broker)
+        call = records.stub.StreamAppendRecords(metadata=records.raw.metadata, timeout=30)
+        await call.write(append_request(b"".join(packed(some(3)))))
+        assert (await call.read()).message_count == 3
+        reading = asyncio.ensure_future(records.read(wait=duration(20)))
+        await asyncio.sleep(0.2)
+        started = asyncio.get_running_loop().time()
+        assert not reading.done()
+
+        async def finished() -> None:
+            assert not isinstance(await call.read(), records_v1.AppendRecordsResponse)
+            frames, last = await reading
+            assert (len(bodies(frames)), last.next_queue_offset) == (3, 3)
+
+        ending = asyncio.ensure_future(finished())
+        await asyncio.sleep(0)
+    await ending
+    assert asyncio.get_running_loop().time() - started < 15
+
+
+async def test_a_reader_that_pauses(records: Records) -> None:
+    """Others go on meanwhile, and when it reads again it gets everything."""
+    messages = some(400, first=0)
+    for _ in range(5):
+        answer = await records.append(b"".join(packed(messages)))
+        assert answer.status.code == Code.OK
+    request = records_v1.ReadRecordsRequest(topic=resource("orders"), frame_bytes_max=20_000)
+    call = records.stub.ReadRecords(request, metadata=records.raw.metadata, timeout=30)
+    frames = [await call.read()]
+    await asyncio.sleep(0.1)
+    assert (await records.append(b"".join(packed(some(1))))).status.code == Code.OK
+    while (frame := await call.read()) and not frame.HasField("status"):
+        frames.append(frame)
+    assert len(bodies(frames)) in (2000, 2001)  # as far as the broker had read when the last one came

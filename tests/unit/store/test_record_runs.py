@@ -1,0 +1,139 @@
+"""Records of a queue read as runs of the log: what is one slice, what is left out, what is durable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
+from aerobee_store.queues.consume_queue import UNIT
+from aerobee_store.records.inner_batch import body_of
+from aerobee_store.records.record import Draft
+from aerobee_store.testing import ManualClock, MemoryFileSystem
+from tests.support.stored_messages import DIRECTORY
+
+CONFIG = replace(StoreConfig.tiny(DIRECTORY), segment_size=16384)
+HOST = ("127.0.0.1", 8081)
+
+
+def append(store: MessageStore, count: int, topic: str = "orders", first: int = 0) -> list[bytes]:
+    """So many records together, with tags in turn; their bodies."""
+    bodies = [b"body %d" % number for number in range(first, first + count)]
+    drafts = [
+        Draft(
+            Message(topic, 0, body, {"TAGS": f"t{number % 3}"}, born_host=HOST),
+            store_host=HOST,
+            property_crc=True,
+        ).encode_unplaced()
+        for number, body in enumerate(bodies, first)
+    ]
+    store.append_records(topic, 0, RecordBatch.parse(b"".join(drafts), base_physical_offset=None, placed=False))
+    return bodies
+
+
+def bodies_of(runs: list[memoryview]) -> list[bytes]:
+    batch = RecordBatch.parse(b"".join(runs), base_physical_offset=None)
+    return [bytes(batch.body(row)) for row in range(len(batch))]
+
+
+@pytest.fixture(name="store")
+def store_fixture() -> Iterator[MessageStore]:
+    with MessageStore.open(CONFIG, file_system=MemoryFileSystem(), clock=ManualClock()) as store:
+        yield store
+
+
+def test_neighbours_are_one_slice(store: MessageStore) -> None:
+    """A run ends where another queue's record comes between, and at the end of a segment."""
+    bodies = append(store, 10)
+    bodies += append(store, 5, first=10)
+    append(store, 1, "bills")
+    bodies += append(store, 200, first=15)  # over the end of a segment
+    store.flush()
+    found = store.read_runs("orders", 0, 0)
+    assert bodies_of(found.runs) == bodies
+    ends = [16384] if len(found.runs) == 3 else [16384, 32768]
+    assert len(found.runs) == 2 + len(ends)
+    assert (found.status, found.next_offset, found.max_offset, found.lost) == ("found", 215, 215, 0)
+    assert found.size == int(found.sizes.sum())
+    part = store.read_runs("orders", 0, 3, end_offset=13)
+    assert (bodies_of(part.runs), len(part.runs)) == (bodies[3:13], 1)
+    assert bodies_of(store.read_runs("orders", 0, 3, max_bytes=1).runs) == bodies[3:4]
+
+
+def test_tags(store: MessageStore) -> None:
+    """Compared in the queue; every record between two others makes a run of its own."""
+    bodies = append(store, 30)
+    store.flush()
+    found = store.read_runs("orders", 0, 0, tags=["t1"])
+    assert (bodies_of(found.runs), len(found.runs), found.next_offset) == (bodies[1::3], 10, 30)
+    assert store.read_runs("orders", 0, 0, tags=["none"]).status == "no-match"
+    two = store.read_runs("orders", 0, 0, tags=["t0", "t1"])
+    assert (len(two.sizes), len(two.runs)) == (20, 10)
+
+
+def test_places_that_the_queue_does_not_have(store: MessageStore) -> None:
+    """As of `read`."""
+    append(store, 3)
+    store.flush()
+    statuses = [store.read_runs("orders", 0, offset).status for offset in (-1, 3, 4)]
+    assert statuses == ["offset-too-small", "offset-at-end", "offset-too-large"]
+    assert store.read_runs("bills", 0, 0).status == "empty"
+
+
+def test_units_that_name_no_record_of_theirs(store: MessageStore) -> None:
+    """A wrong size, a place within a record, another's record, none at all: none of it is served as a record."""
+    bodies = append(store, 8)
+    append(store, 8, "bills")
+    store.flush()
+    queue = store._queues.simple["orders", 0]
+    units = [UNIT.unpack(bytes(unit)) for unit in queue.units(0, 8)]
+    others = [UNIT.unpack(bytes(unit)) for unit in store._queues.simple["bills", 0].units(0, 8)]
+    wrong = {
+        1: UNIT.pack(units[1][0], units[1][1] + 1, units[1][2]),
+        2: UNIT.pack(units[2][0] + 1, units[2][1], units[2][2]),
+        4: UNIT.pack(*others[5]),
+        6: UNIT.pack(1 << 40, units[6][1], units[6][2]),
+    }
+    for offset, unit in wrong.items():
+        queue.overwrite(offset, unit)
+    found = store.read_runs("orders", 0, 0)
+    # The reader finds the records in the log and puts the units right.
+    assert bodies_of(found.runs) == bodies
+    assert (found.lost, found.next_offset) == (0, 8)
+
+
+def test_what_is_not_durable_yet() -> None:
+    """With async flush a reader gets it only if asked for; the offsets of durable messages end before it."""
+    config = replace(CONFIG, flush="async")
+    with MessageStore.open(config, file_system=MemoryFileSystem(), clock=ManualClock()) as store:
+        bodies = append(store, 5)
+        store.flush()
+        bodies += append(store, 4, first=5)
+        store.commit()
+        store.dispatch()
+        assert store.queue_range("orders", 0) == (0, 9)
+        assert store.flushed_range("orders", 0) == (0, 5)
+        found = store.read_runs("orders", 0, 0)
+        assert (bodies_of(found.runs), found.max_offset) == (bodies[:5], 5)
+        assert store.read_runs("orders", 0, 5).status == "offset-at-end"
+        found = store.read_runs("orders", 0, 0, flushed_only=False)
+        assert (bodies_of(found.runs), found.max_offset) == (bodies, 9)
+        store.flush()
+        assert store.flushed_range("orders", 0) == (0, 9)
+
+
+def test_batches_are_read_whole() -> None:
+    """An offset within a batch brings the batch; `end_offset` leaves out those that begin behind it."""
+    with MessageStore.open(
+        CONFIG, file_system=MemoryFileSystem(), clock=ManualClock(), is_batch_topic=lambda topic: topic == "metering"
+    ) as store:
+        for count in (3, 4, 5):
+            body = body_of([(b"x", b"")] * count)
+            store.append([Message("metering", 0, body, {"INNER_NUM": str(count)}, sys_flag=0xC0)])
+        store.flush()
+        found = store.read_runs("metering", 0, 4)
+        assert (len(found.sizes), found.next_offset, found.max_offset, found.lost) == (2, 12, 12, 0)
+        found = store.read_runs("metering", 0, 0, end_offset=4)
+        assert (len(found.sizes), found.next_offset) == (2, 7)
