@@ -34,14 +34,20 @@ class MovableClock:
 
     def __init__(self) -> None:
         self._now_ms = START_MS
+        self._monotonic = 0.0
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def monotonic(self) -> float:
-        return self._now_ms / 1000
+        return self._monotonic
 
     def advance(self, seconds: float) -> None:
+        self._now_ms += round(seconds * 1000)
+        self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock, ahead or back."""
         self._now_ms += round(seconds * 1000)
 
 

@@ -51,7 +51,7 @@ from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicMessageType, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, SteadyClock
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class Deliveries:
         """`connected` says whether a client id is known to be alive; without it all are received for it."""
         self._store = store
         self._tables = tables
+        clock = SteadyClock(clock)  # a message must not stay invisible because the machine's clock was set back
         self._clock = clock
         self._config = config
         self._connected = connected or (lambda client_id: True)
@@ -119,8 +120,10 @@ class Deliveries:
         """Replay the journal over the committed offsets. Blocking. Raises JournalFormatError."""
         count = self._history.replay()
         now_ms = self._clock.now_ms()
+        latest_ms = now_ms + int(self._config.invisible_seconds_max * 1000)
         queues = list(self._subscriptions)
         for queue in queues:
+            queue.delivery.limit_invisible(latest_ms)
             if queue.delivery.cut(self._subscriptions.end_of(queue)):
                 _log.warning(
                     "delivery goes back to the end of its queue key=%s offset=%d", queue.key, queue.delivery.cursor

@@ -312,6 +312,14 @@ class QueueDelivery:
         if released:
             self._add_deadline(invisible_until_ms, tuple(released))
 
+    def limit_invisible(self, latest_ms: int) -> None:
+        """Nothing stays invisible for longer: the clock has gone back since the journal was written."""
+        late = [offset for offset, entry in self.in_flight.items() if entry.invisible_until_ms > latest_ms]
+        for offset in late:
+            self.in_flight[offset].invisible_until_ms = latest_ms
+        if late:
+            self._add_deadline(latest_ms, tuple(late))
+
     def release_client(self, client_id: str, invisible_until_ms: int) -> None:
         """The same for all that is invisible because this client lives."""
         released = []

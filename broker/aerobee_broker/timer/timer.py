@@ -371,13 +371,19 @@ class Timer:
         slot_ms = max(slot_ms, self._read_time_ms)
         if magic & ROLL or slot_ms != self._floor(due_ms - 1):
             delay = slot_ms - write_ms
+        unit_ms, unit_write_ms = write_ms + delay, write_ms
+        if not _DELAY_MIN <= delay <= _DELAY_MAX:
+            # The clock jumped by weeks. A unit's time is its write time and its delay: its slot must be that of both.
+            unit_write_ms = self._floor(unit_ms - min(max(delay, _DELAY_MIN), _DELAY_MAX))
+            if unit_ms - unit_write_ms > _DELAY_MAX:
+                unit_write_ms += self._precision_ms
         self._files.add(
             slot_ms,
             TimerUnit(
                 previous=-1,
                 magic=magic,
-                write_time_ms=write_ms,
-                delay_ms=min(max(delay, _DELAY_MIN), _DELAY_MAX),
+                write_time_ms=unit_write_ms,
+                delay_ms=unit_ms - unit_write_ms,
                 physical_offset=record.physical_offset,
                 message_size=record.size,
                 topic_hash=java_hash(topic),

@@ -65,7 +65,7 @@ from aerobee_store import (
     StoreFullError,
     SyncTimeoutError,
 )
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, SteadyClock
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import Message
 from aerobee_store.stats import Histogram
@@ -77,6 +77,7 @@ _DECIDED_MAX: Final = 65_536  # decisions that can be repeated; some 250 bytes e
 _DUE_PER_STEP_MAX: Final = 64  # half messages looked at before other work gets its turn
 _BUSY_SECONDS: Final = 1.0  # until a producer that does not keep up with its commands is tried again
 _TIMER_SECONDS_MAX: Final = 3600.0
+_GRACE_HOURS: Final = 1.0  # after a start nothing is given up for its age: the clock may have been set meanwhile
 
 
 class TransactionTables(Protocol):
@@ -147,6 +148,8 @@ class Transactions:
         self._store = store
         self._tables = tables
         self._clock = clock
+        self._steady = SteadyClock(clock)
+        self._began = clock.monotonic()
         self._config = config
         self._producers = producers
         self._delayed = delayed
@@ -461,8 +464,12 @@ class Transactions:
             return _Asked.LATER
         ask_by_group = None if client is not None or give_up else self._producers.ask_by_group
         # A check that nobody gets does not count: a quarter of an hour without producers must not cost messages.
-        age_hours = (self._clock.now_ms() - half.since_ms) / 3_600_000
-        may_wait = not give_up and age_hours <= self._config.age_hours_max
+        # Nor must a clock that has jumped, now or before this start: for an hour everybody may come back.
+        age_hours = (min(self._clock.now_ms(), self._steady.now_ms()) - half.since_ms) / 3_600_000
+        grace_hours = min(_GRACE_HOURS, self._config.age_hours_max)
+        is_old = age_hours > self._config.age_hours_max
+        is_old &= self._clock.monotonic() - self._began >= grace_hours * 3600
+        may_wait = not give_up and not is_old
         if client is None and ask_by_group is None and may_wait:
             return _Asked.NOBODY
         try:

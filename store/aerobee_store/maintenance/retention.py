@@ -42,7 +42,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, ParamSpec, Protocol, TypeVar
 
-from aerobee_store.clock import Clock
+from aerobee_store.clock import Clock, SteadyClock
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import DiskUsage, FileSystem
 from aerobee_store.errors import StoreError
@@ -111,6 +111,7 @@ class Retention:
         self._stats = stats
         self._file_system = file_system
         self._clock = clock
+        self._steady = SteadyClock(clock)
         self._config = config
         self._in_disk_thread = in_disk_thread
         self._in_log_thread = in_log_thread
@@ -267,7 +268,8 @@ class Retention:
             self._stats.retention_failures += 1
             _log.error("segment stays, for its age is not known path=%s cause=%s", file.path, error)
             return False
-        return timestamp + self._config.retention_hours * 3_600_000 <= self._clock.now_ms()
+        now_ms = min(self._clock.now_ms(), self._steady.now_ms())  # a clock that jumped ahead expires nothing
+        return timestamp + self._config.retention_hours * 3_600_000 <= now_ms
 
     async def _last_timestamp(self, file: MappedFile, following: MappedFile) -> int:
         ended = await self._first_timestamp(following)

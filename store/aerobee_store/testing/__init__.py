@@ -70,6 +70,10 @@ class ManualClock:
         self._now_ms += round(seconds * 1000)
         self._monotonic += seconds
 
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock, ahead or back; the monotonic clock does not notice."""
+        self._now_ms += round(seconds * 1000)
+
 
 class Operation(NamedTuple):
     """One call on the disk. `number` counts from 1."""

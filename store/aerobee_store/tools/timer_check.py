@@ -86,7 +86,7 @@ class TimerCheck:
             now = self._file.load() or checkpoint
             checkpoint = replace(checkpoint, read_time_ms=now.read_time_ms)
         messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
-        self._check_units(units, positions, messages)
+        self._check_units(units, positions, messages, max(latest, checkpoint.read_time_ms))
         self._check_missing(units, messages, checkpoint, latest)
         if files.state == "stopped" and (checkpoint.clean or checkpoint.begin is None):
             self._check_wheel(positions, units, checkpoint)
@@ -179,8 +179,8 @@ class TimerCheck:
 
     # --- units and messages -----------------------------------------------------------------------------------
 
-    def _check_units(self, units: Units, positions: Integers, messages: Integers) -> None:
-        """Every unit says what its message does."""
+    def _check_units(self, units: Units, positions: Integers, messages: Integers, reached_ms: int) -> None:
+        """Every unit says what its message does. `reached_ms`: the latest time that the clock has been at."""
         offsets = units["physical_offset"].astype(np.int64)
         row = np.minimum(np.searchsorted(messages[:, 0], offsets), max(len(messages) - 1, 0))
         there = np.zeros(len(units), bool)
@@ -199,8 +199,10 @@ class TimerCheck:
         precision = self._precision_ms
         times = found["write_time"] + found["delay"]
         step, wanted = times // precision, message[:, 3] // precision
-        # What came when its time was over is on a later slot, and what is far ahead on one on the way.
-        wrong = (step < wanted) | ((step > wanted) & (times > found["write_time"] + precision))
+        # What came when its time was over is on a later slot, and what is far ahead on one on the way. If the clock was
+        # set back, the timer had reached a later time than that at which the message came.
+        reached = np.maximum(found["write_time"], reached_ms)
+        wrong = (step < wanted) | ((step > wanted) & (times > reached + precision))
         wrong &= (found["magic"] & ROLL) == 0
         for number in numbers[wrong & (message[:, 3] >= 0)].tolist():
             self._tell_unit(positions, number, "its message has another time", int(offsets[number]))

@@ -375,6 +375,25 @@ async def test_nobody_ever_came_to_be_asked(tmp_path: Path) -> None:
     await harness.stop()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_clock_that_jumps_ahead_gives_nothing_up(tmp_path: Path, restart: bool) -> None:
+    """Ten days ahead, noticed or before a start: the producer that comes back then is asked, and decides."""
+    harness = await TransactionHarness(tmp_path).start()
+    await harness.send("T1")
+    await harness.advance(1)
+    harness.clock.jump(10 * 24 * 3600)
+    if restart:
+        harness = await harness.crash()
+    await harness.advance(6.1)
+    await harness.advance(60)
+    assert (harness.transactions.pending_count, harness.ids(GIVEN_UP_TOPIC)) == (1, [])
+    sender = harness.producer("sender", TOPIC)
+    await harness.advance(60)
+    assert [asked.transaction_id for asked in harness.asked(sender)]
+    assert await harness.end("T1") == Code.OK
+    await harness.stop()
+
+
 async def test_a_producer_that_reads_slowly_gets_no_more_than_it_can_hold(harness: TransactionHarness) -> None:
     """Its stream keeps 64 commands and drops the oldest: none may be lost, and none counted that was not sent."""
     sender = harness.producer("sender", TOPIC)

@@ -705,3 +705,23 @@ def test_settings_that_cannot_work(tmp_path: Path, setting: str, value: Any) -> 
     """Each is refused by its full name."""
     with pytest.raises(ConfigError, match=rf"store\.{setting}"):
         StoreConfig(directory=tmp_path, **{setting: value})
+
+
+async def test_a_clock_that_jumps_ahead_removes_nothing(tmp_path: Path) -> None:
+    """Ten days ahead everything is expired by the clock, and nobody has consumed it: a day is left to set it right."""
+    harness = Harness()
+    harness.fill(4)
+    before = harness.segments
+    harness.clock.jump(10 * 24 * 3600)
+    for _ in range(20):
+        harness.clock.advance(3600)
+        await harness.store.retention.clean()
+    assert harness.segments == before
+    harness.clock.advance(5 * 3600)
+    await harness.store.retention.clean()
+    harness.clock.advance(11 * 3600)  # in the hours of removal, at the latest
+    for _ in range(13):
+        harness.clock.advance(3600)
+        await harness.store.retention.clean()
+    assert harness.segments != before, "a jump that stays is believed"
+    harness.store.close()

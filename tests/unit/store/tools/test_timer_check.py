@@ -227,3 +227,31 @@ async def test_a_wheel_that_nothing_waits_for_is_not_missing(tmp_path: Path) -> 
     await again.stop()
     assert not (directory / "timerwheel").exists()
     assert timed.kinds() == []
+
+
+@pytest.mark.parametrize("seconds", [100, 10 * 86_400, 3 * 365 * 86_400])
+async def test_a_clock_that_went_ahead_and_back_leaves_no_error(tmp_path: Path, seconds: int) -> None:
+    """Messages that come after it hang on a slot that is far from their own time; all are delivered."""
+    harness = await filled(tmp_path / "store")
+    harness.clock.jump(seconds)
+    await harness.advance(5)
+    await harness.send_all([(f"future{number}", harness.clock.now_ms() + 1000 + number * 700) for number in range(20)])
+    await harness.advance(5)
+    harness.clock.jump(-seconds)
+    await harness.advance(5)
+    await harness.send_all([(f"back{number}", harness.clock.now_ms() + 1000 + number * 700) for number in range(20)])
+    await harness.advance(30)
+    assert {f"back{number}" for number in range(20)} <= set(harness.bodies())
+    await harness.stop()
+    timed = Timed(tmp_path / "store")
+    assert set(timed.kinds()) == {"store-time"}
+    again = await TimerHarness.start(
+        store=StoreConfig.tiny(timed.directory),
+        file_system=DiskFileSystem(),
+        clock=harness.clock,
+        slot_count=SLOTS,
+        log_file_size=LOG_FILE_SIZE,
+    )
+    await again.advance(10)
+    await again.stop()
+    assert set(timed.kinds()) == {"store-time"}

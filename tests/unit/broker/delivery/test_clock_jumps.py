@@ -1,0 +1,39 @@
+"""Messages in flight while the machine's clock is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.delivery_harness import Harness, MovableClock
+
+DAY = 24 * 3600.0
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY, -400 * DAY])
+async def test_an_invisible_time_is_as_long_as_it_was_asked_for(tmp_path: Path, jump: float) -> None:
+    """Neither longer, when the clock is set back, nor shorter."""
+    harness = await Harness.start(tmp_path / "store", MovableClock())
+    await harness.send("a")
+    assert len(await harness.receive(seconds=60)) == 1
+    harness.clock.jump(jump)
+    await harness.advance(50)
+    assert await harness.receive() == []
+    await harness.advance(11)
+    assert len(await harness.receive()) == 1
+    await harness.stop()
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_a_restart_after_the_clock_went_back(tmp_path: Path, orderly: bool) -> None:
+    """What is in flight is invisible for the longest invisible time at most, and not until the old time is reached."""
+    harness = await Harness.start(tmp_path / "store", MovableClock(), invisible_seconds_max=3600.0)
+    await harness.send("a")
+    assert len(await harness.receive(seconds=60)) == 1
+    harness.clock.jump(-30 * DAY)
+    harness = await (harness.restart() if orderly else harness.crash())
+    assert await harness.receive() == []
+    await harness.advance(3601)
+    assert len(await harness.receive()) == 1
+    await harness.stop()

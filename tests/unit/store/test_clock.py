@@ -1,0 +1,61 @@
+"""The clock for periods that end in something that cannot be undone."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from aerobee_store.clock import SteadyClock
+from aerobee_store.testing import ManualClock
+
+DAY = 24 * 3600.0
+
+
+def test_it_goes_on_when_the_wall_clock_is_set_back() -> None:
+    """For as long as the process lives; what the wall clock says next is as good."""
+    clock = ManualClock()
+    steady = SteadyClock(clock)
+    begin = steady.now_ms()
+    clock.jump(-DAY)
+    assert steady.now_ms() == begin
+    for day in range(1, 4):
+        clock.advance(DAY)
+        assert steady.now_ms() == begin + day * 86_400_000
+    clock.jump(DAY)
+    assert steady.now_ms() == clock.now_ms()
+
+
+def test_it_doubts_a_jump_ahead_for_a_day(caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once when it is noticed and once when it is believed; set right before, it has changed nothing."""
+    clock = ManualClock()
+    steady = SteadyClock(clock)
+    begin = steady.now_ms()
+    with caplog.at_level(logging.WARNING):
+        clock.jump(10 * DAY)
+        for _ in range(23):
+            clock.advance(3600)
+            assert steady.now_ms() < clock.now_ms() - 9 * DAY * 1000
+        assert [record.message.count("jumped") for record in caplog.records] == [1]
+        clock.jump(-10 * DAY)
+        assert steady.now_ms() == clock.now_ms() == begin + 23 * 3_600_000
+        clock.jump(10 * DAY)
+        for _ in range(25):
+            steady.now_ms()
+            clock.advance(3600)
+        assert steady.now_ms() == clock.now_ms()
+    assert sum("believed" in record.message for record in caplog.records) == 1
+
+
+def test_it_follows_small_corrections_and_never_goes_back() -> None:
+    """As NTP makes them."""
+    clock = ManualClock()
+    steady = SteadyClock(clock)
+    latest = steady.now_ms()
+    for step in (0.5, -0.9, 0.9, -0.3):
+        clock.jump(step)
+        now = steady.now_ms()
+        assert now >= latest
+        latest = now
+        clock.advance(10)
+        assert steady.now_ms() == clock.now_ms()
