@@ -477,7 +477,9 @@ class MessageStore:
 
     def flushed_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """As `queue_range`, of what is durable. It makes a difference with async flush only."""
-        low, _ = self.queue_range(topic, queue_id)
+        low, high = self.queue_range(topic, queue_id)
+        if self._log.flushed >= self._dispatch.dispatched:  # nearly always; to look is a read of the queue's file
+            return low, high
         return low, max(low, self._run_reader.max_offset(topic, queue_id, flushed_only=True))
 
     @property

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from aerobee_broker.services.requests import entries_max_of
 from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
-from aerobee_proto import v2
+from aerobee_proto import admin_v1, records_v1, v2
+from aerobee_proto.pool import POOL
+from tests.support.full_requests import at_the_limit, plausible, repeated_fields
 from tests.support.hostile_clients import cpu_seconds, resident, works
 
 pytestmark = pytest.mark.timeout(3600)
@@ -26,6 +30,8 @@ ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
 MESSAGING = "/apache.rocketmq.v2.MessagingService"
 METADATA = (("x-mq-client-id", "hostile@1@0@abc"), ("x-mq-language", "JAVA"))
 Code = v2.Code
+assert admin_v1.AdminServiceStub is not None  # their services are in the pool with them
+assert records_v1.RecordServiceStub is not None
 
 
 def own_channel(broker: BrokerProcess) -> Any:
@@ -149,3 +155,83 @@ async def test_answers_that_nobody_reads(tmp_path: Path) -> None:
                 await asyncio.sleep(0.5)
             assert memory.growth < (120 + 20 * groups) << 20, f"{memory.growth >> 20} MiB"
             await works(broker)
+
+
+SERVICES = (
+    "apache.rocketmq.v2.MessagingService",
+    "apache.rocketmq.v2.Admin",
+    "aerobee.v1.AdminService",
+    "aerobee.v1.RecordService",
+)
+HARMFUL = ("UpdateConfiguration",)  # an operator's, that changes what the others of this test need
+
+
+def attacks() -> Iterator[tuple[str, Any, bytes]]:
+    """Every method that is no conversation, plain and with each of its repeated fields at its limit."""
+    for service in SERVICES:
+        for method in POOL.FindServiceByName(service).methods:
+            if method.client_streaming or method.name in HARMFUL:
+                continue
+            yield service, method, plausible(method.input_type).SerializeToString()
+            for path in repeated_fields(method.input_type):
+                request = at_the_limit(method.input_type, path, entries_max_of(path[-1]))
+                yield service, method, request.SerializeToString()
+
+
+async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four connections make each call at its limits, one call after the other, while a well-behaved client sends.
+
+    Its sends are answered, the broker's memory stays, and no step of the event loop takes long.
+    """
+    waits: list[float] = []
+    over = asyncio.Event()
+
+    async def well_behaved(broker: BrokerProcess) -> None:
+        async with connect(broker.endpoint) as client:
+            producer = client.producer()
+            while not over.is_set():
+                started = time.monotonic()
+                await producer.send(Message(topic="steady", body=b"x" * 256))
+                waits.append(time.monotonic() - started)
+                await asyncio.sleep(0.005)
+
+    async def hostile(broker: BrokerProcess, number: int) -> None:
+        metadata = (("x-mq-client-id", f"hostile-{number}"), ("x-mq-language", "JAVA"))
+        async with own_channel(broker) as channel:
+            for service, method, request in attacks():
+                path = f"/{service}/{method.name}"
+                for _ in range(2 * ROUNDS):
+                    if method.server_streaming:
+                        stream = channel.unary_stream(path)(request, metadata=metadata, timeout=3)
+                        with suppress(grpc.aio.AioRpcError):  # its deadline
+                            async for _ in stream:
+                                pass
+                    else:
+                        assert await channel.unary_unary(path)(request, metadata=metadata, timeout=30)
+
+    with run_broker(tmp_path) as broker:
+        await works(broker)
+        async with watched(broker) as memory, asyncio.TaskGroup() as tasks:
+            steady = tasks.create_task(well_behaved(broker))
+            async with asyncio.TaskGroup() as attackers:
+                for number in range(4):
+                    attackers.create_task(hostile(broker, number))
+            over.set()
+            await steady
+        await works(broker)
+        slow = [line for line in broker.log_text().splitlines() if "the event loop was held up" in line]
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
+    waits.sort()
+    p99 = waits[int(len(waits) * 0.99)]
+    with capsys.disabled():
+        print(
+            f"\nhostile: {len(waits)} sends beside it, p50 {waits[len(waits) // 2] * 1000:.0f} ms, "
+            f"p99 {p99 * 1000:.0f} ms, longest {waits[-1] * 1000:.0f} ms, memory +{memory.growth >> 20} MiB, "
+            f"{len(slow)} warnings of the event loop"
+        )
+        for line in slow[:10]:
+            print(line)
+    assert len(waits) > 50
+    assert p99 < 1.0  # generous: this machine may have others to serve
+    assert memory.growth < 200 << 20, f"{memory.growth >> 20} MiB"

@@ -6,6 +6,7 @@ This is the broker's hottest path beside the receive: what depends on the topic 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
 from time import perf_counter
@@ -41,6 +42,7 @@ from aerobee_store.records.record import Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
+_CHECKED_PER_STEP: Final = 256  # messages of a batch, before the event loop turns to others
 _MASK_64: Final = (1 << 64) - 1
 
 
@@ -114,7 +116,9 @@ class SendProcessor:
                 if response is not None:
                     return response
         transactional = messages[0].system_properties.message_type == TRANSACTION
-        for message in messages:
+        for number, message in enumerate(messages):
+            if number and number % _CHECKED_PER_STEP == 0:
+                await asyncio.sleep(0)
             if len(messages) > 1 and message.topic != resource:
                 raise InvalidRequestError(
                     v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
@@ -124,7 +128,7 @@ class SendProcessor:
                     v2.Code.BAD_REQUEST, "some messages of the request are transactional, and some not; send them apart"
                 )
             check_message(message, self._limits, self._body_size_max, now_ms)
-        if destination is None:
+        if destination is None or self._topics_revision != self._tables.topics.revision:  # a large batch took its time
             destination = _Destination(await self._tables.topic_in_use(stored_name))
             self._destinations[key] = destination
 

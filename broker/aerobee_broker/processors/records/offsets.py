@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
@@ -16,6 +17,8 @@ from aerobee_store import MessageStore
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 TOPIC_COUNT_MAX: Final = 1000
 QUEUE_COUNT_MAX: Final = 10_000
+_LOOKED_UP_PER_STEP: Final = 16  # queues by a time, about 1 ms each, before the event loop turns to others
+_Offset = records_v1.QueueOffsetsResponse.QueueOffset
 _Response = records_v1.QueueOffsetsResponse
 
 
@@ -27,7 +30,7 @@ class OffsetsProcessor:
         self._tables = tables
 
     async def process(self, request: records_v1.QueueOffsetsRequest, client: Client) -> records_v1.QueueOffsetsResponse:
-        """One step of the event loop, so all queues are seen at one moment."""
+        """All queues are seen in one step of the event loop, at one moment; offsets by a time are looked up later."""
         if len(request.topics) > TOPIC_COUNT_MAX:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
@@ -38,11 +41,12 @@ class OffsetsProcessor:
             min_physical_offset=self._store.min_physical_offset,
             flushed_physical_offset=self._store.positions[2],
         )
+        by_time: dict[tuple[str, int, int], list[_Offset]] = {}
         left = QUEUE_COUNT_MAX
         for asked in request.topics:
             answer = response.topics.add(topic=asked.topic)
             try:
-                left -= self._add(asked, answer, client, left, flushed_only=not request.include_unflushed)
+                left -= self._add(asked, answer, client, left, by_time, flushed_only=not request.include_unflushed)
             except TopicNotFoundError as error:
                 answer.status.CopyFrom(v2.Status(code=v2.Code.TOPIC_NOT_FOUND, message=str(error)))
             except InvalidRequestError as error:
@@ -50,6 +54,12 @@ class OffsetsProcessor:
                 answer.status.CopyFrom(v2.Status(code=v2.Code.ValueType(error.code), message=str(error)))
             else:
                 answer.status.CopyFrom(_OK)
+        for number, ((topic, queue_id, at), queues) in enumerate(by_time.items()):
+            if number % _LOOKED_UP_PER_STEP == 0:
+                await asyncio.sleep(0)
+            found = self._store.offset_by_time(topic, queue_id, at)
+            for queue in queues:
+                queue.timestamp_queue_offset = min(queue.max_queue_offset, found)
         return response
 
     def _add(
@@ -58,10 +68,11 @@ class OffsetsProcessor:
         answer: records_v1.QueueOffsetsResponse.TopicOffsets,
         client: Client,
         left: int,
+        by_time: dict[tuple[str, int, int], list[_Offset]],
         *,
         flushed_only: bool,
     ) -> int:
-        """Add the queues of one topic; return how many there are."""
+        """Add the queues of one topic; return how many there are. Those to be looked up by a time go to `by_time`."""
         store = self._store
         topic = self._tables.topics.require(topic_name(asked.topic, client))
         check_readable(topic)
@@ -81,5 +92,5 @@ class OffsetsProcessor:
             low, high = (store.flushed_range if flushed_only else store.queue_range)(topic.name, queue_id)
             queue = answer.queues.add(queue_id=queue_id, min_queue_offset=low, max_queue_offset=high)
             if at is not None:
-                queue.timestamp_queue_offset = min(high, store.offset_by_time(topic.name, queue_id, at))
+                by_time.setdefault((topic.name, queue_id, at), []).append(queue)
         return len(queue_ids)

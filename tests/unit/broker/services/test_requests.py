@@ -14,6 +14,7 @@ from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestReader, entries_max_of, is_well_formed
 from aerobee_proto import admin_v1, records_v1, v2
 from aerobee_proto.pool import POOL
+from tests.support.full_requests import filled, repeated_fields
 
 Code = v2.Code
 SERVICES = (
@@ -32,43 +33,12 @@ def refused(kind: type[Any], data: bytes) -> InvalidRequestError:
     return refusal.value
 
 
-def repeated_fields(message: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of each repeated field in a message, but for those in the messages of a batch."""
-    found = []
-    for field in message.fields:
-        if field.is_repeated:
-            found.append((*path, field))
-        kind = field.message_type
-        if kind is not None and kind.name != "Message" and not kind.GetOptions().map_entry and len(path) < 6:
-            found += repeated_fields(kind, (*path, field))
-    return found
-
-
 ALL = [
     pytest.param(service, method, path, id=f"{method.name}.{'.'.join(field.name for field in path)}")
     for service in SERVICES
     for method in POOL.FindServiceByName(service).methods
     for path in repeated_fields(method.input_type)
 ]
-
-
-def filled(kind: type[Any], path: tuple[Any, ...], count: int) -> Any:
-    """A request with so many entries in one repeated field, and one in each around it."""
-    request = message = kind()
-    for field in path[:-1]:
-        within = getattr(message, field.name)
-        message = within.add() if field.is_repeated else within
-    field = path[-1]
-    entries = getattr(message, field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        entries.update({str(i): "" for i in range(count)})
-    elif field.message_type is not None:
-        empty = field.message_type._concrete_class()
-        entries.extend([empty] * count)
-    else:
-        entries.extend([""] * count if field.type == field.TYPE_STRING else [1] * count)
-    message.SetInParent()
-    return request
 
 
 @pytest.mark.parametrize(("service", "method", "path"), ALL)
