@@ -210,7 +210,7 @@ async def _serve(
         connected=lambda client_id: clients.get(client_id) is not None,
     )
     if accounts is not None:
-        accounts.changed_listeners.append(lambda: clients.hang_up(accounts.still_good))
+        accounts.changed_listeners.append(lambda: clients.hang_up(lambda client: accounts.still_good(client.account)))
     clients.gone_listeners.append(deliveries.client_gone)
     deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)

@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from aerobee_broker.clients.clients import Client
 from aerobee_broker.errors import ForbiddenError, UnauthorizedError
 from aerobee_store.errors import ConfigError
 
@@ -132,9 +131,8 @@ class Accounts:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def still_good(self, client: Client) -> bool:
-        """Whether the account of a client that signed a while ago is there, with the same secret key."""
-        known = client.account
+    def still_good(self, known: Account | None) -> bool:
+        """Whether an account that signed a while ago is there, with the same secret key."""
         account = self._accounts.get(known.access_key) if known is not None else None
         return known is not None and account is not None and account.secret_key == known.secret_key
 

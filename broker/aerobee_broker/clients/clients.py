@@ -11,14 +11,12 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from aerobee_broker.clients.accounts import Account
 from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, TooManyRequestsError
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
-
-if TYPE_CHECKING:
-    from aerobee_broker.clients.accounts import Account
 
 COMMAND_SECONDS: Final = 5.0  # for a client to answer a command; RocketMQ's
 EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)

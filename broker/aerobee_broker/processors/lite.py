@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import LITE_QUEUE_ID, Action, Begin, Change
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicMessageType
 from aerobee_broker.validation import check_lite_topic

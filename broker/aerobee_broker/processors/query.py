@@ -8,10 +8,10 @@ from itertools import chain
 from typing import Final, assert_never
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import message_keys, timestamp_ms, to_wire_message
-from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import light_topic_name
 from aerobee_broker.validation import check_lite_topic

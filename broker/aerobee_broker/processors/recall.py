@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import DELAY
-from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.timer.recall_handle import InvalidRecallHandleError, RecallHandle

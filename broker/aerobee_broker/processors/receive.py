@@ -7,13 +7,13 @@ from typing import Final
 
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import to_wire_message
-from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.tables.tables import Tables
 from aerobee_proto import v2
 from aerobee_store.clock import Clock

@@ -11,10 +11,10 @@ import socket
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listeners import Listening
-from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
 from aerobee_broker.validation import address_scheme, check_endpoints

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import (
@@ -25,7 +26,6 @@ from aerobee_broker.message_mapping import (
     to_store_message,
 )
 from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
-from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.processors.send_batch import COUNT_MIN, packed_batch
 from aerobee_broker.tables.tables import Tables

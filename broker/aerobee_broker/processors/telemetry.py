@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.validation import check_client_properties

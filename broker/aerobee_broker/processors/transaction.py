@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.transactions.half_messages import Outcome
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2

@@ -10,6 +10,7 @@ from typing import Any, Final
 from aerobee_broker.byte_budget import ByteBudget, Share
 from aerobee_broker.clients.accounts import Account, Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.clients.permissions import check_settings
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.front.calls import (
@@ -24,7 +25,6 @@ from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor
-from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
 from aerobee_broker.message_mapping import to_wire_message
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
-from aerobee_broker.processors.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.processors.query import by_message_id
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables

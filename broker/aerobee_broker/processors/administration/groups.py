@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError
@@ -15,7 +16,6 @@ from aerobee_broker.message_mapping import timestamp_ms
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import connection_to_wire
 from aerobee_broker.processors.administration.wire import OK, group_to_wire, page_of
-from aerobee_broker.processors.naming import group_name, topic_name
 from aerobee_broker.tables.consumer_groups import (
     CustomizedRetry,
     ExponentialRetry,

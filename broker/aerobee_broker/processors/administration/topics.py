@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
+from aerobee_broker.clients.naming import subscribed_topics, topic_name
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
@@ -19,7 +20,6 @@ from aerobee_broker.processors.administration.wire import (
     timestamp,
     topic_to_wire,
 )
-from aerobee_broker.processors.naming import subscribed_topics, topic_name
 from aerobee_broker.processors.route import ACCEPTED_TYPES, RouteProcessor
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables

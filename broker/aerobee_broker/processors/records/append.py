@@ -10,10 +10,10 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.records.checks import check_records
 from aerobee_broker.processors.records.read import SIZE_DTYPE
 from aerobee_broker.tables.tables import Tables

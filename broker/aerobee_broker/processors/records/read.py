@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling, poll_seconds
-from aerobee_broker.processors.naming import topic_name
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig

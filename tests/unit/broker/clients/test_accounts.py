@@ -155,14 +155,14 @@ def test_a_changed_file_is_read_at_the_next_look(file: Path) -> None:
     accounts.changed_listeners.append(lambda: heard.append("changed"))
     client = Client("a")
     client.account = accounts.of_call(header(), DATE)
-    assert accounts.still_good(client)
+    assert accounts.still_good(client.account)
     write(file, FILE.replace("mySecret", "yourSecret"))
     accounts.of_call(header(), DATE)
     clock.now += 1.5
     with pytest.raises(UnauthorizedError):
         accounts.of_call(header(), DATE)
     assert heard == ["changed"]
-    assert not accounts.still_good(client)
+    assert not accounts.still_good(client.account)
     assert accounts.of_call(header(signature=signature_of(b"yourSecret", DATE)), DATE).access_key == "shop"
     clock.now += 1.5
     accounts.of_call(header(signature=signature_of(b"yourSecret", DATE)), DATE)
