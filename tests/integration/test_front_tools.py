@@ -28,7 +28,7 @@ pytestmark = [
 ]
 TOOLS = Path(__file__).parents[2] / "build" / "go-tools"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
-INTEROP = "google.golang.org/grpc/interop/client@v1.75.0"
+INTEROP = "google.golang.org/grpc/interop/client@v1.85.0"
 CASES = (
     "empty_unary",
     "large_unary",

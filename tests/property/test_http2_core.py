@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerobee_broker.front import frames
 from aerobee_broker.front.config import FrontConfig
-from aerobee_broker.front.header_blocks import encoded
+from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, encoded
 from aerobee_broker.front.http2 import Http2Connection, RequestReceived
 from tests.support.http2_client import GREETING, data, output, parse, request, summary
 
@@ -87,6 +88,43 @@ def test_any_conversation_is_answered_in_whole_frames(sent: bytes) -> None:
     assert len(core.streams) <= _SMALL.stream_count_max
     assert core.pending_size <= 300 * _SMALL.stream_count_max
     assert core.ended == any(frame.kind == frames.GOAWAY for frame in output(core)) or core.ended
+
+
+_NAMES = st.sampled_from((b":method", b":path", b"content-type", b"x-own", b"grpc-timeout", b"x-" + b"n" * 200))
+_VALUES = st.one_of(st.sampled_from((b"POST", b"/", b"application/grpc", b"")), st.binary(max_size=200))
+_FIELDS = st.tuples(_NAMES, _VALUES, st.booleans())
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.lists(_FIELDS, max_size=8), st.booleans(), st.sampled_from((None, 0, 100, 4096)))))
+def test_blocks_decode_as_the_hpack_package_does(
+    blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
+) -> None:
+    """One after the other, with and without Huffman codes, with tables of any size, fields that no table keeps."""
+    encoder, decoder, other = Encoder(), BlockDecoder(1 << 20), Decoder()
+    for fields, huffman, table_size in blocks:
+        if table_size is not None:
+            encoder.header_table_size = table_size
+        block = encoder.encode(fields, huffman=huffman)
+        assert decoder.headers(block) == [tuple(pair) for pair in other.decode(block, raw=True)]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_blocks_are_refused_as_the_hpack_package_does(blocks: list[bytes]) -> None:
+    """Any bytes: the same headers, or an error of both."""
+    decoder, other = BlockDecoder(1 << 20), Decoder()
+    for block in blocks:
+        expected: list[tuple[bytes, ...]] | None
+        try:
+            expected = [tuple(pair) for pair in other.decode(block, raw=True)]
+        except (HPACKError, IndexError, ValueError):
+            expected = None
+        try:
+            assert decoder.headers(block) == expected
+        except HeaderBlockError:
+            assert expected is None
+            return
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
