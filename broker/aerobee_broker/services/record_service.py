@@ -83,7 +83,7 @@ class RecordService:
 
     async def _read(
         self, request: records_v1.ReadRecordsRequest, client: Client, context: Context
-    ) -> AsyncGenerator[records_v1.ReadRecordsResponse, None]:
+    ) -> AsyncGenerator[records_v1.ReadRecordsResponse | bytes, None]:
         async with aclosing(self._read_processor.read(request, client, context.time_remaining())) as responses:
             async for response in responses:
                 yield response

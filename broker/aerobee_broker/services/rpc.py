@@ -29,7 +29,8 @@ from aerobee_proto.pool import POOL
 
 Identify = Callable[[Context], Client]
 UnaryCall = Callable[[Any, Client], Awaitable[Message]]
-StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Message, None]]
+StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Any, None]]
+"""Yields messages, or the bytes of messages without a status, where making a message of them would copy too much."""
 
 _OK: Final = v2.Code.OK
 
@@ -191,9 +192,12 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
             # Closed at once when the client goes away, so that what was not written is given back.
             async with aclosing(call(request, client, context)) as responses:
                 async for response in responses:
-                    if response.HasField("status"):
-                        code = response.status.code  # type: ignore[attr-defined]  # of every stream of the protocol
-                    answer = response.SerializeToString()
+                    if isinstance(response, bytes):
+                        answer = response
+                    else:
+                        if response.HasField("status"):
+                            code = response.status.code
+                        answer = response.SerializeToString()
                     if len(answer) < _LARGE_SIZE:
                         await context.write(answer)
                     else:

@@ -23,6 +23,7 @@ from aerobee_store.record_runs import RecordRuns
 
 FRAME_SIZE_DEFAULT: Final = 1 << 20
 FRAME_SIZE_MAX: Final = 4 << 20
+_RECORDS_TAG: Final = b"\x12"  # of the field `records` on the wire
 _TAG_COUNT_MAX: Final = 1000
 SIZE_DTYPE: Final = np.dtype("<u4")
 """Of `record_sizes` in requests and responses."""
@@ -40,8 +41,8 @@ class ReadProcessor:
 
     async def read(
         self, request: records_v1.ReadRecordsRequest, client: Client, remaining_seconds: float | None
-    ) -> AsyncGenerator[records_v1.ReadRecordsResponse, None]:
-        """Frames, and at the end a response with the status. `remaining_seconds`: to the deadline of the call."""
+    ) -> AsyncGenerator[records_v1.ReadRecordsResponse | bytes, None]:
+        """Frames as bytes, and at the end a response with the status. `remaining_seconds`: to the deadline."""
         topic = await self._topic(request, client)
         queue_id, offset = request.queue_id, request.start_queue_offset
         flushed_only = not request.include_unflushed
@@ -77,7 +78,7 @@ class ReadProcessor:
             low, high = result.min_offset, result.max_offset
             if result.next_offset > offset:
                 if result.runs or result.lost:
-                    yield frame(result, offset)
+                    yield frame_bytes(result, offset)
                 offset = result.next_offset
                 if left is not None:
                     left -= result.size
@@ -148,10 +149,9 @@ def check_readable(topic: TopicConfig) -> None:
         )
 
 
-def frame(result: RecordRuns, start_queue_offset: int) -> records_v1.ReadRecordsResponse:
-    """One response with what was read."""
-    return records_v1.ReadRecordsResponse(
-        records=bytes(result.runs[0]) if len(result.runs) == 1 else b"".join(result.runs),
+def frame_bytes(result: RecordRuns, start_queue_offset: int) -> bytes:
+    """The bytes of a response with what was read: the records are copied once. By protobuf it would be three times."""
+    rest = records_v1.ReadRecordsResponse(
         record_sizes=result.sizes.astype(SIZE_DTYPE).tobytes(),
         start_queue_offset=start_queue_offset,
         next_queue_offset=result.next_offset,
@@ -159,3 +159,13 @@ def frame(result: RecordRuns, start_queue_offset: int) -> records_v1.ReadRecords
         min_queue_offset=result.min_offset,
         max_queue_offset=result.max_offset,
     )
+    return b"".join((_RECORDS_TAG, _varint(result.size), *result.runs, rest.SerializeToString()))
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
