@@ -3,7 +3,7 @@
 import hypothesis
 import pytest
 
-import aerobee_client.testing
+import aerobee_client.pytest_plugin
 from tests.conformance import table
 from tests.conformance.cluster import table as cluster_table
 from tests.support import front_under_test, seeds
@@ -30,5 +30,5 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(table, "conformance-table")
     config.pluginmanager.register(cluster_table, "cluster-conformance-table")
     config.pluginmanager.register(seeds, "seeds")
-    if not config.pluginmanager.is_registered(aerobee_client.testing):
-        config.pluginmanager.register(aerobee_client.testing, "aerobee")
+    if not config.pluginmanager.is_registered(aerobee_client.pytest_plugin):
+        config.pluginmanager.register(aerobee_client.pytest_plugin, "aerobee")

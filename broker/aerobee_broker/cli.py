@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from aerobee_broker.commands import (
+    bench,
     client,
     configuration,
     dlq,
@@ -59,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (
         *(serve, status, topic, group, subscription, client, send, receive, query, dlq, configuration, store),
-        *(spark, namesrv, version),
+        *(spark, bench, namesrv, version),
     ):
         module.add_parser(commands)
     return parser
@@ -89,12 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # the boundary to the person: whatever it is, it becomes one line
         if getattr(parsed, "debug", False):
             raise
-        line = complete_advice(" ".join(_line(error).split()), parsed)
+        line = complete_advice(" ".join(error_line(error).split()), parsed)
         print(f"aerobee: {line}", file=sys.stderr)
         return error.exit_code if isinstance(error, CommandError) else 1
 
 
-def _line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Cause and next step of `error`, in our words where we know it."""
     from aerobee_broker.errors import BrokerError
     from aerobee_client import ClientError

@@ -8,7 +8,8 @@
         for message in await consumer.receive():
             await consumer.ack(message)
 
-`aerobee_client.testing` has a pytest fixture that starts a real broker.
+`aerobee_client.blocking` is the same for programs without an event loop, `aerobee_client.testing` a real broker for
+tests.
 """
 
 from aerobee_client.admin import Admin

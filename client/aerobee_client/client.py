@@ -18,6 +18,7 @@ from aerobee_client.hooks import Hooks
 from aerobee_client.producer import Producer
 from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer
+from aerobee_client.records import Records
 from aerobee_client.security import Credentials, Tls
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import TransactionChecker
@@ -62,6 +63,7 @@ class Client:
         self._hooks = tuple(hooks)
         self._closables: list[_Closable] = []
         self.admin = Admin(self._connection)
+        self.records = Records(self._connection)
 
     @property
     def endpoint(self) -> str:

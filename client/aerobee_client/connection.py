@@ -32,7 +32,7 @@ from aerobee_client.errors import (
     status_error,
 )
 from aerobee_client.security import Credentials, Tls
-from aerobee_proto import admin_v1, v2
+from aerobee_proto import admin_v1, records_v1, v2
 
 if TYPE_CHECKING:
     from grpc.aio import StreamStreamMultiCallable, UnaryStreamMultiCallable, UnaryUnaryMultiCallable
@@ -100,6 +100,7 @@ class Stubs:
         self.messaging = v2.MessagingServiceStub(channel)
         self.admin = v2.AdminStub(channel)
         self.aerobee_admin = admin_v1.AdminServiceStub(channel)
+        self.records = records_v1.RecordServiceStub(channel)
 
 
 @dataclass(frozen=True, slots=True)

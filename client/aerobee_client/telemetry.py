@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from types import FrameType
 from typing import Any
 
@@ -36,6 +36,8 @@ _STACK_DEPTH = 20
 
 CommandHandler = Callable[[v2.TelemetryCommand], Coroutine[Any, Any, v2.TelemetryCommand | None]]
 """What to do about a command of the broker; the result is sent back. None: nothing to send."""
+
+_Replies = asyncio.Queue[v2.TelemetryCommand | None]
 
 
 class Telemetry:
@@ -70,7 +72,7 @@ class Telemetry:
         self._stream: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._answered: asyncio.Future[None] | None = None
-        self._replies: asyncio.Queue[v2.TelemetryCommand] = asyncio.Queue(_REPLIES_MAX)
+        self._replies: _Replies | None = None  # of the stream that is open
         self._commands: set[asyncio.Task[None]] = set()
         self._reopen = asyncio.Event()
         self._close = asyncio.Event()
@@ -95,9 +97,7 @@ class Telemetry:
     def resync(self) -> None:
         """Send the settings again, because they have changed. No effect before the stream is open, or while it is
         not read: the next stream begins with them anyway."""
-        if self._answered is not None and not self._close.is_set():
-            with contextlib.suppress(asyncio.QueueFull):
-                self._replies.put_nowait(v2.TelemetryCommand(settings=self._asked))
+        self._reply(v2.TelemetryCommand(settings=self._asked))
 
     async def close(self) -> None:
         """Say goodbye and end the stream. Never raises because of the broker."""
@@ -154,11 +154,10 @@ class Telemetry:
         self._reopen.clear()
         peer = self._connection.peer
         self._asked.access_point.CopyFrom(peer.endpoints)
-        requests = self._requests(peer)
-        metadata = self.metadata
-        async with aclosing(
-            self._connection.exchange(lambda stubs: stubs.messaging.Telemetry, requests, metadata)
-        ) as commands:
+        replies = self._replies = asyncio.Queue()
+        requests = self._requests(peer, replies)
+        exchange = self._connection.exchange(lambda stubs: stubs.messaging.Telemetry, requests, self.metadata)
+        async with _ended(replies), aclosing(exchange) as commands:
             async for command in commands:
                 if command.HasField("status") and (error := status_error(command.status)) is not None:
                     raise error
@@ -174,16 +173,23 @@ class Telemetry:
                     self._commands.add(task)
                     task.add_done_callback(self._commands.discard)
 
-    async def _requests(self, peer: Peer) -> AsyncIterator[v2.TelemetryCommand]:
+    async def _requests(self, peer: Peer, replies: _Replies) -> AsyncIterator[v2.TelemetryCommand]:
         """The settings at once and then every few minutes; answers to commands; the end when the client closes, or
         another endpoint has taken over."""
         yield v2.TelemetryCommand(settings=self._asked)
         while not self._close.is_set() and self._connection.peer is peer:
             try:
-                command = await asyncio.wait_for(self._replies.get(), RESYNC_SECONDS)
+                command = await asyncio.wait_for(replies.get(), RESYNC_SECONDS)
             except TimeoutError:
                 command = v2.TelemetryCommand(settings=self._asked)
+            if command is None:
+                return
             yield command
+
+    def _reply(self, command: v2.TelemetryCommand) -> None:
+        """Send on the stream that is open; dropped without one, or if the broker does not read what it is sent."""
+        if self._replies is not None and self._replies.qsize() < _REPLIES_MAX:
+            self._replies.put_nowait(command)
 
     async def _obey(self, command: v2.TelemetryCommand) -> None:
         reply: v2.TelemetryCommand | None = None
@@ -199,8 +205,7 @@ class Telemetry:
             _log.warning("a command of the broker failed client_id=%s error=%s", self.client_id, error)
             return
         if reply is not None:
-            with contextlib.suppress(asyncio.QueueFull):
-                self._replies.put_nowait(reply)
+            self._reply(reply)
 
     async def _beat(self) -> None:
         request = v2.HeartbeatRequest(group=self._group, client_type=self._asked.client_type)
@@ -216,6 +221,15 @@ class Telemetry:
             else:
                 if (error := status_error(answer.status)) is not None:
                     _log.info("heartbeat refused client_id=%s error=%s", self.client_id, error)
+
+
+@asynccontextmanager
+async def _ended(replies: _Replies) -> AsyncIterator[None]:
+    """Let whoever waits for the next reply of a stream go when the stream is over: gRPC leaves them waiting."""
+    try:
+        yield
+    finally:
+        replies.put_nowait(None)
 
 
 def stacks() -> str:

@@ -1,32 +1,57 @@
-"""A real broker for tests, as a child process: the pytest fixture `aerobee_broker`.
+"""A real broker for tests, as a child process. With pytest it comes as fixtures: see `aerobee_client.pytest_plugin`.
 
-    async def test_orders_are_billed(aerobee_broker):
-        async with connect(aerobee_broker.endpoint) as client:
+    with run_broker(memory=True, moving_time=True) as broker:
+        with blocking.connect(broker.endpoint) as client:
             ...
+        broker.advance(3600)    # delays of an hour, retries and checks of transactions are due now
 
-Every test gets a broker of its own on free ports, with a store in a temporary directory, that creates topics on first
-use. Installing Aerobee is enough for pytest to find the fixture. `run_broker` is the same without pytest.
+Most of the time that a broker takes to start goes into imports. `prepare` starts a process that does them ahead; the
+next broker then serves within a tenth of a second.
 """
 
 from __future__ import annotations
 
+import atexit
+import itertools
+import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import pytest
+if TYPE_CHECKING:
+    from aerobee_client.client import Client
 
-_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)(?: tls=(\S+))?\n")
+_READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)(?: tls=(\S+))?(?: remoting=\S+)?\n")
+_ADVANCED = re.compile(rb"advanced\n")
 _START_SECONDS = 30.0  # a start takes a fraction of a second; machines that build and test may be very busy
 _STOP_SECONDS = 30.0
+_MEMORY = Path("/dev/shm")  # noqa: S108  # a file system in memory, where Linux has one
+_MEMORY_FREE_MIN = 128 << 20
+
+# A test needs neither segments of a gigabyte nor half a gigabyte of index.
+_MEMORY_SETTINGS: Mapping[str, object] = {
+    "store.segment_size": 16 << 20,
+    "store.segments_ahead": 0,
+    "store.queue_file_size": 30_000 * 20,
+    "store.index_slot_count": 50_000,
+    "store.index_entry_count": 200_000,
+    "store.disk_headroom": 8 << 20,
+}
+# Clients do not notice that time is moved and go on with a heartbeat each ten seconds: they are not to be forgotten.
+_MOVING_TIME_SETTINGS: Mapping[str, object] = {"limits.client_expiry_seconds": 400 * 86_400}
+
+MessageType = Literal["normal", "fifo", "delay", "transaction", "priority", "lite"]
 
 
 class AddressKeeper:
@@ -52,12 +77,26 @@ class AddressKeeper:
 
 
 class BrokerProcess:
-    """A broker of which a test owns the process, the ports and the store. `run_broker` makes one."""
+    """A broker of which a test owns the process, the ports and the store. `run_broker` makes one.
 
-    def __init__(self, store: Path, log: Path, arguments: Sequence[str]) -> None:
+    With `moving_time` its clock goes ahead by as much as `advance` says.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        log: Path,
+        arguments: Sequence[str],
+        *,
+        settings: Mapping[str, object] | None = None,
+        moving_time: bool = False,
+    ) -> None:
         self.store = store
         self._log = log
         self._arguments = list(arguments)
+        self._settings = {**(_MOVING_TIME_SETTINGS if moving_time else {}), **(settings or {})}
+        self._moving_time = moving_time
+        self._advanced_seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         # Free ports at first; a restart listens where it listened before, as clients expect.
         self.endpoint = "127.0.0.1:0"
@@ -81,23 +120,68 @@ class BrokerProcess:
         """Start the process and wait until it serves. RuntimeError with its output if it does not."""
         if self.running:
             raise RuntimeError(f"the broker runs already as process {self.pid}")
-        ports = ("--listen", self.endpoint, "--metrics", self.metrics)
-        command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(self.store), *ports]
         again = () if self.tls_endpoint is None else ("--listen-tls", self.tls_endpoint)
-        # Settings of the person who runs the tests are not settings of the test.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # our interpreter, and arguments of the test
-                [*command, *self._arguments, *again],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-            )
-        ready = self._wait_ready(self._process)
+        order = {
+            "arguments": [
+                *("--store", str(self.store), "--listen", self.endpoint, "--metrics", self.metrics),
+                *(*self._arguments, *again),
+            ],
+            "log": str(self._log),
+            "settings": self._settings,
+            "moving_time": self._moving_time,
+        }
+        self._process = _take_process()
+        self._tell(order)
+        ready = self._wait_for(_READY, "serve")
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
         self.tls_endpoint = ready[3].decode() if ready[3] is not None else None
         self._keeper.release()
+        if self._moving_time and self._advanced_seconds:
+            self._advance(self._advanced_seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let this much time pass for the broker, and what was due in it happen.
+
+        Delayed messages are delivered, messages that nobody acknowledged come back, transactions are checked, messages
+        expire. Clients do not notice: a receive that waits in the broker ends, so receive afterwards. RuntimeError
+        without `moving_time`.
+        """
+        if not self._moving_time:
+            raise RuntimeError("the time of this broker cannot be moved; start it with moving_time=True")
+        self._advance(seconds)
+        self._advanced_seconds += seconds
+
+    def now_ms(self) -> int:
+        """What time it is for the broker, in Unix milliseconds."""
+        return round((time.time() + self._advanced_seconds) * 1000)
+
+    def connect(self, **options: Any) -> Client:
+        """A client of this broker, as by `aerobee_client.connect`."""
+        from aerobee_client.client import connect
+
+        return connect(self.endpoint, **options)
+
+    def create_topic(
+        self, name: str, message_type: MessageType = "normal", *, queue_count: int = 0, namespace: str = ""
+    ) -> str:
+        """Create a topic for messages of one type, and return its name. 0 queues: the broker's default."""
+        from aerobee_client import blocking
+        from aerobee_proto import v2
+
+        kinds = [v2.MessageType.Value(message_type.upper())]
+        with blocking.connect(self.endpoint) as client:
+            stored = f"{namespace}%{name}" if namespace else name
+            client.run(client.asynchronous.admin.create_topic(stored, queue_count=queue_count, message_types=kinds))
+        return name
+
+    def create_group(self, name: str, *, fifo: bool = False, max_attempts: int = 0, namespace: str = "") -> str:
+        """Create a consumer group, and return its name. `fifo`: messages of one message group in order."""
+        from aerobee_client import blocking
+
+        with blocking.connect(self.endpoint) as client:
+            stored = f"{namespace}%{name}" if namespace else name
+            client.run(client.asynchronous.admin.create_group(stored, fifo=fifo, max_attempts=max_attempts))
+        return name
 
     def stop(self) -> int:
         """End it in an orderly way (SIGTERM) and return its exit code. Does nothing to one that has ended."""
@@ -138,12 +222,30 @@ class BrokerProcess:
                 f"the broker did not end within {_STOP_SECONDS} s; its log:\n{self.log_text()}"
             ) from None
         finally:
-            if process.stdout is not None and not process.stdout.closed:
+            assert process.stdin is not None, "started with a pipe"
+            assert process.stdout is not None, "started with a pipe"
+            if not process.stdout.closed:
                 process.stdout.close()
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
                 listened = (self.endpoint, self.metrics, self.tls_endpoint)
                 self._keeper.keep(*(endpoint for endpoint in listened if endpoint and not endpoint.endswith(":0")))
 
-    def _wait_ready(self, process: subprocess.Popen[bytes]) -> re.Match[bytes]:
+    def _advance(self, seconds: float) -> None:
+        self._tell({"advance_seconds": seconds})
+        self._wait_for(_ADVANCED, "move its time")
+
+    def _tell(self, order: Mapping[str, object]) -> None:
+        process = self._process
+        assert process is not None, "started before"
+        assert process.stdin is not None, "started with a pipe"
+        with suppress(BrokenPipeError):  # what it died of shows when its answer is waited for
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+
+    def _wait_for(self, line: re.Pattern[bytes], what: str) -> re.Match[bytes]:
+        process = self._process
+        assert process is not None, "started before"
         assert process.stdout is not None, "started with a pipe"
         written = b""
         poll = select.poll()  # select itself takes no descriptor above 1023, which a large test run reaches
@@ -154,33 +256,170 @@ class BrokerProcess:
                 break
             chunk = os.read(process.stdout.fileno(), 4096)
             written += chunk
-            if match := _READY.search(written):
+            if match := line.search(written):
                 return match
             if not chunk:  # it closed its output: it ended
                 process.wait(_STOP_SECONDS)
                 break
         code = process.poll()
         self.kill()
-        state = f"did not serve within {_START_SECONDS} s" if code is None else f"ended with code {code}"
+        state = f"did not {what} within {_START_SECONDS} s" if code is None else f"ended with code {code}"
         raise RuntimeError(f"the broker {state}; its log:\n{self.log_text()}")
 
 
-@contextmanager
-def run_broker(directory: Path, arguments: Sequence[str] = ("--dev",)) -> Iterator[BrokerProcess]:
-    """A broker with its store in `directory / "store"`, started with further `arguments` of `aerobee serve`.
+class Namespace:
+    """A part of a broker that a test has for itself: topics and groups of the same names elsewhere are others.
 
-    Stopped at the end, by its own process id, whatever happened.
+    `aerobee_client.connect(endpoint, namespace=name)` works in it; the official SDKs take the namespace in their
+    configuration.
     """
-    broker = BrokerProcess(directory / "store", directory / "broker.log", arguments)
+
+    def __init__(self, broker: BrokerProcess, name: str) -> None:
+        self.broker = broker
+        self.name = name
+
+    @property
+    def endpoint(self) -> str:
+        """Of the broker."""
+        return self.broker.endpoint
+
+    def connect(self, **options: Any) -> Client:
+        """A client in this namespace, as by `aerobee_client.connect`."""
+        return self.broker.connect(namespace=self.name, **options)
+
+    def create_topic(self, name: str, message_type: MessageType = "normal", *, queue_count: int = 0) -> str:
+        """As `BrokerProcess.create_topic`."""
+        return self.broker.create_topic(name, message_type, queue_count=queue_count, namespace=self.name)
+
+    def create_group(self, name: str, *, fifo: bool = False, max_attempts: int = 0) -> str:
+        """As `BrokerProcess.create_group`."""
+        return self.broker.create_group(name, fifo=fifo, max_attempts=max_attempts, namespace=self.name)
+
+    def close(self) -> None:
+        """Delete its topics and groups; nothing happens if the broker is gone, or has them in use."""
+        from aerobee_client import blocking
+        from aerobee_client.errors import ClientError
+
+        prefix = f"{self.name}%"
+        if not self.broker.running:
+            return
+        with blocking.connect(self.endpoint, retry_seconds=0) as client, suppress(ClientError):
+            admin = client.asynchronous.admin
+            for topic in client.run(admin.list_topics()):
+                if topic.name.startswith(prefix):
+                    client.run(admin.delete_topic(topic.name))
+            for group in client.run(admin.list_groups()):
+                if group.name.startswith(prefix):
+                    client.run(admin.delete_group(group.name))
+
+
+_namespace_numbers = itertools.count()
+
+
+def new_namespace(broker: BrokerProcess) -> Namespace:
+    """A namespace that no other test of the broker has, in whatever process it runs."""
+    return Namespace(broker, f"t{os.getpid()}-{next(_namespace_numbers)}")
+
+
+@contextmanager
+def run_broker(
+    directory: Path | None = None,
+    arguments: Sequence[str] = ("--dev",),
+    *,
+    memory: bool = False,
+    moving_time: bool = False,
+    settings: Mapping[str, object] | None = None,
+) -> Iterator[BrokerProcess]:
+    """A broker for the time of the block. Stopped at the end, by its own process id, whatever happened.
+
+    - `directory`: its store is in `store` there, its log in `broker.log`; a temporary one by default.
+    - `arguments` are further ones of `aerobee serve`, `settings` those of its configuration (`store.segment_size`).
+    - `memory`: the store is in /dev/shm, where a sync costs nothing. It survives restarts of the broker, and is removed
+      at the end. RuntimeError if there is too little of it.
+    - `moving_time`: see `BrokerProcess.advance`.
+    """
+    temporary = tempfile.mkdtemp(prefix="aerobee-", dir=_memory_directory() if memory else None)
+    own = Path(temporary) if directory is None else directory
+    broker = BrokerProcess(
+        Path(temporary) / "store" if memory else own / "store",
+        own / "broker.log",
+        arguments,
+        settings={**(_MEMORY_SETTINGS if memory else {}), **(settings or {})},
+        moving_time=moving_time,
+    )
     try:
         broker.start()
         yield broker
     finally:
-        broker.close()
+        try:
+            broker.close()
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-@pytest.fixture
-def aerobee_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker for one test: `.endpoint`, `.metrics`, `.store`, `.kill()`, `.restart()`, `.stop()`, `.log_text()`."""
-    with run_broker(tmp_path_factory.mktemp("aerobee")) as broker:
-        yield broker
+def _memory_directory() -> Path:
+    """Where files are in memory. RuntimeError if there is no room."""
+    free = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
+    if free < _MEMORY_FREE_MIN:
+        raise RuntimeError(
+            f"{_MEMORY} has {free >> 20} MiB of room, a store in memory needs {_MEMORY_FREE_MIN >> 20}; give a "
+            f"container more (docker run --shm-size=512m), or keep the store on disk"
+        )
+    return _MEMORY
+
+
+# --- Processes that have done their imports ---------------------------------------------------------------------------
+
+_spare: subprocess.Popen[bytes] | None = None
+_keep_spare = False
+
+
+def prepare() -> None:
+    """Start a process for the next broker now, and for each further one when the last was taken; until `unprepare`."""
+    global _spare, _keep_spare
+    if not _keep_spare:
+        atexit.register(unprepare)
+    _keep_spare = True
+    if _spare is None:
+        _spare = _new_process()
+
+
+def unprepare() -> None:
+    """End the process that waits, if there is one."""
+    global _spare, _keep_spare
+    _keep_spare = False
+    if _spare is not None:
+        _end_unused(_spare)
+        _spare = None
+
+
+def _take_process() -> subprocess.Popen[bytes]:
+    global _spare
+    taken, _spare = _spare, None
+    if taken is not None and taken.poll() is not None:
+        _end_unused(taken)
+        taken = None
+    taken = taken or _new_process()
+    if _keep_spare:
+        _spare = _new_process()
+    return taken
+
+
+def _new_process() -> subprocess.Popen[bytes]:
+    # Settings of the person who runs the tests are not settings of the test.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
+    return subprocess.Popen(  # our interpreter, and a module of ours
+        [sys.executable, "-m", "aerobee_broker.testing"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def _end_unused(process: subprocess.Popen[bytes]) -> None:
+    """It ends by itself when its input does; a process that imports only dies of the signal."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.kill()
+    process.wait()

@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.raw_client import RawClient
 from tests.support.in_process_broker import in_process_broker
-from tests.support.travelling_clock import TravellingClock
 
 # Small files, so that a hundred topics cost little, and segments that hold the largest bodies; time for an answer to
 # arrive before a deadline on a machine that does much else.

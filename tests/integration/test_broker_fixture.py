@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from aerobee_client import Message, Resolution, StoredMessage, blocking
 from aerobee_client.testing import BrokerProcess, run_broker
 
 
@@ -27,10 +32,10 @@ def test_a_test_of_somebody_else(tmp_path: Path) -> None:
         "    asyncio.run(story())\n"
     )
     (tmp_path / "conftest.py").write_text(
-        "import aerobee_client.testing\n"
+        "import aerobee_client.pytest_plugin\n"
         "def pytest_configure(config):\n"
-        "    if not config.pluginmanager.is_registered(aerobee_client.testing):\n"
-        "        config.pluginmanager.register(aerobee_client.testing)\n"
+        "    if not config.pluginmanager.is_registered(aerobee_client.pytest_plugin):\n"
+        "        config.pluginmanager.register(aerobee_client.pytest_plugin)\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", str(tmp_path)]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
@@ -66,3 +71,111 @@ def test_the_life_of_a_broker(aerobee_broker: BrokerProcess, monkeypatch: pytest
     assert aerobee_broker.pid != first
     assert (aerobee_broker.endpoint, aerobee_broker.metrics) == addresses
     assert (aerobee_broker.store / "lock").exists()
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pytest-project"
+
+
+@pytest.mark.sdk("python")
+def test_the_example_project(tmp_path: Path) -> None:
+    """Its tests pass as they are, in a process that knows the fixtures only by the package's entry point or this."""
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__"))
+    (project / "conftest.py").write_text(
+        "import aerobee_client.pytest_plugin as plugin\n"
+        "def pytest_configure(config):\n"
+        "    if not config.pluginmanager.is_registered(plugin):\n"
+        "        config.pluginmanager.register(plugin)\n"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path)}  # the official SDK writes its log there
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+    ended = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, env=environment)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "10 passed" in ended.stdout
+
+
+class TestTimeThatMoves:
+    async def test_what_nobody_acknowledged_comes_back(self, aerobee_broker: BrokerProcess) -> None:
+        """A minute passes in a moment, and over a restart it stays passed."""
+        async with aerobee_broker.connect() as client:
+            await client.producer().send(Message(topic="t", body=b"x"))
+            consumer = client.simple_consumer("g", "t")
+            (first,) = await consumer.receive(invisible_seconds=60)
+            assert await consumer.receive(wait_seconds=0) == []
+            aerobee_broker.advance(61)
+            (second,) = await consumer.receive(invisible_seconds=3600)
+            assert (first.delivery_attempt, second.delivery_attempt) == (1, 2)
+            before = aerobee_broker.now_ms()
+            await asyncio.to_thread(aerobee_broker.restart)
+            assert await consumer.receive(wait_seconds=0) == []
+            aerobee_broker.advance(3600)
+            (third,) = await consumer.receive()
+            assert third.delivery_attempt == 3
+            assert aerobee_broker.now_ms() >= before + 3_600_000
+
+    async def test_transactions_are_checked(self, aerobee_broker: BrokerProcess) -> None:
+        """The broker asks for the first time after six seconds, then each half minute."""
+        asked = asyncio.Queue[str]()
+
+        async def checker(message: StoredMessage) -> Resolution:
+            asked.put_nowait(message.message_id)
+            return "commit" if asked.qsize() > 1 else "unknown"
+
+        async with aerobee_broker.connect() as client:
+            producer = client.producer(transaction_checker=checker)
+            transaction = producer.transaction()
+            sent = await transaction.send(Message(topic="t", body=b"x"))
+            consumer = client.simple_consumer("g", "t")
+            async with asyncio.timeout(60):
+                while asked.qsize() < 2:
+                    assert await consumer.receive(wait_seconds=0) == []
+                    aerobee_broker.advance(10)
+            (message,) = await consumer.receive()
+            assert message.message_id == sent.message_id == asked.get_nowait()
+
+    def test_time_stands_where_it_is(self, tmp_path: Path) -> None:
+        """Without being asked for, it cannot be moved."""
+        with run_broker(tmp_path) as broker, pytest.raises(RuntimeError, match="moving_time=True"):
+            broker.advance(1)
+
+
+def test_a_store_in_memory(tmp_path: Path) -> None:
+    """It survives the process, not the block; and a broker ends with the program that started it."""
+    with run_broker(memory=True) as broker, blocking.connect(broker.endpoint) as client:
+        assert broker.store.is_relative_to("/dev/shm")
+        client.producer().send(Message(topic="t", body=b"x"))
+        broker.kill()
+        broker.start()
+        assert [message.body for message in client.simple_consumer("g", "t").receive()] == [b"x"]
+    assert not broker.store.exists()
+    program = (
+        "import os, sys\n"
+        "from aerobee_client.testing import run_broker\n"
+        "with run_broker() as broker:\n"
+        "    print(broker.pid, flush=True)\n"
+        "    os._exit(0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    pid = int(ended.stdout)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the broker outlives who started it"
+        time.sleep(0.05)
+
+
+def test_a_broker_for_tests_without_pytest(tmp_path: Path) -> None:
+    """`run_broker` needs no pytest; a spare process is taken, and none is left behind."""
+    program = (
+        "import sys\n"
+        "sys.modules['pytest'] = None\n"
+        "from aerobee_client import testing, blocking, Message\n"
+        "testing.prepare()\n"
+        "spare = testing._spare.pid\n"
+        "with testing.run_broker() as broker, blocking.connect(broker.endpoint) as client:\n"
+        "    assert broker.pid == spare\n"
+        "    client.producer().send(Message(topic='t', body=b'x'))\n"
+        "next_spare = testing._spare\n"
+        "testing.unprepare()\n"
+        "assert next_spare.poll() is not None\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60, cwd=tmp_path)

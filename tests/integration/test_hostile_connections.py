@@ -238,7 +238,7 @@ async def test_restarts_under_load(broker: BrokerProcess) -> None:
     """SIGTERM again and again: it ends with 0 each time, clients go on by themselves, and nothing is lost."""
     acknowledged: set[str] = set()
     consumed: set[str] = set()
-    ended, progress = asyncio.Event(), asyncio.Event()
+    ended, all_sent, progress = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def produce(number: int) -> None:
         async with connect(broker.endpoint) as client:
@@ -254,7 +254,7 @@ async def test_restarts_under_load(broker: BrokerProcess) -> None:
     async def consume() -> None:
         async with connect(broker.endpoint) as client:
             consumer = client.simple_consumer("all", "steady")
-            while not (ended.is_set() and acknowledged <= consumed):
+            while not (all_sent.is_set() and acknowledged <= consumed):
                 try:
                     received = await consumer.receive(wait_seconds=1)
                     await consumer.ack(received)
@@ -262,7 +262,8 @@ async def test_restarts_under_load(broker: BrokerProcess) -> None:
                 except ClientError:
                     await asyncio.sleep(0.1)
 
-    tasks = [*(asyncio.create_task(produce(number)) for number in range(4)), asyncio.create_task(consume())]
+    producers = [asyncio.create_task(produce(number)) for number in range(4)]
+    consumer = asyncio.create_task(consume())
     for _ in range(ROUNDS):
         before = len(acknowledged)
         async with asyncio.timeout(30):
@@ -274,6 +275,8 @@ async def test_restarts_under_load(broker: BrokerProcess) -> None:
         await asyncio.to_thread(broker.start)
     ended.set()
     async with asyncio.timeout(60):
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*producers)
+        all_sent.set()
+        await consumer
     assert acknowledged <= consumed
     await works(broker)

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING
 from aerobee_broker.commands.options import ENDPOINT_DEFAULT, new_command
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aerobee_broker.commands.options import Commands
     from aerobee_broker.config import Address, BrokerConfig
     from aerobee_broker.listeners import Listening
+    from aerobee_store.clock import Clock
 
 _OBJECTS_PER_COLLECTION = 20_000  # a few megabytes at the most
 _EXAMPLES = """\
@@ -76,35 +80,47 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvloop
 
-    from aerobee_broker.config import BrokerConfig
-    from aerobee_broker.malloc import keep_freed_memory
+    config = load_config(arguments)
+    prepare_process()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(config, asyncio.Event()))
 
-    config = BrokerConfig.load(
-        flags={
-            "store.directory": arguments.store,
-            "store.flush": arguments.flush,
-            "store.write_mode": arguments.write_mode,
-            "listen.grpc": arguments.listen,
-            "listen.tls": arguments.listen_tls,
-            "listen.remoting": arguments.listen_remoting,
-            "broker.namesrv": arguments.namesrv,
-            "listen.front": arguments.front,
-            "tls.certificate": arguments.tls_cert,
-            "tls.key": arguments.tls_key,
-            "auth.accounts": arguments.accounts,
-            "listen.metrics": arguments.metrics,
-            "listen.advertise": arguments.advertise,
-            "broker.dev": arguments.dev or None,
-        },
+
+def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | None = None) -> BrokerConfig:
+    """What the command line says, and the environment, and the files that it names; `settings` have full names."""
+    from aerobee_broker.config import BrokerConfig
+
+    flags = {
+        "store.directory": arguments.store,
+        "store.flush": arguments.flush,
+        "store.write_mode": arguments.write_mode,
+        "listen.grpc": arguments.listen,
+        "listen.tls": arguments.listen_tls,
+        "listen.remoting": arguments.listen_remoting,
+        "broker.namesrv": arguments.namesrv,
+        "listen.front": arguments.front,
+        "tls.certificate": arguments.tls_cert,
+        "tls.key": arguments.tls_key,
+        "auth.accounts": arguments.accounts,
+        "listen.metrics": arguments.metrics,
+        "listen.advertise": arguments.advertise,
+        "broker.dev": arguments.dev or None,
+    }
+    return BrokerConfig.load(
+        flags={**flags, **(settings or {})},
         environment=os.environ,
         config_file=arguments.config,
         rocketmq_conf=arguments.rocketmq_conf,
     )
+
+
+def prepare_process() -> None:
+    """Log to standard error, use the descriptors that the process may have, and keep freed memory."""
+    from aerobee_broker.malloc import keep_freed_memory
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _share_descriptors()
     keep_freed_memory()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
 
 
 def _share_descriptors() -> None:
@@ -121,12 +137,12 @@ def _share_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard == resource.RLIM_INFINITY else hard // 2, hard))
 
 
-async def _serve(config: BrokerConfig) -> int:
+async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | None = None) -> int:
+    """Run a broker until `stop` is set, or a signal asks for it."""
     import asyncio
 
     from aerobee_broker import server
 
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def begin_to_stop() -> None:
@@ -140,7 +156,7 @@ async def _serve(config: BrokerConfig) -> int:
         collect_less_garbage()
         _announce(config, listening, metrics)
 
-    return await server.run(config, stop, serving)
+    return await server.run(config, stop, serving, clock=clock)
 
 
 def collect_less_garbage() -> None:

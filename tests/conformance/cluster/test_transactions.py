@@ -9,9 +9,9 @@ import pytest
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.transactions.config import TransactionsConfig
+from aerobee_store.testing.travelling_clock import TravellingClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send
-from tests.support.travelling_clock import TravellingClock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,0 +1,1 @@
+"""Load for `aerobee bench`, and the yardsticks to hold its figures against."""

@@ -1,0 +1,128 @@
+"""What the machine can do at most: a server that throws requests away, and sends answers from memory; and the disk.
+
+The server runs as a process of its own, as the broker does: `python -m aerobee_broker.bench.yardstick`. It does not
+look at requests, and all its answers are ready as bytes, so what remains is the cost of gRPC and of the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from aerobee_broker.bench.histogram import Histogram
+from aerobee_proto import records_v1, v2
+
+_OK = v2.Status(code=v2.Code.OK, message="OK")
+_FRAME_COUNT = 4000  # messages in a frame from memory
+_START_SECONDS = 30.0
+
+
+@contextmanager
+def running(batch: int, size: int) -> Iterator[str]:
+    """The endpoint of such a server, whose answers are for requests of `batch` messages with bodies of `size` bytes."""
+    command = [sys.executable, "-m", "aerobee_broker.bench.yardstick", str(batch), str(size)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  # ourselves
+    assert process.stdin is not None, "started with a pipe"
+    assert process.stdout is not None, "started with a pipe"
+    try:
+        if not select.select([process.stdout], [], [], _START_SECONDS)[0]:
+            raise RuntimeError(f"the yardstick did not start within {_START_SECONDS} s")
+        yield process.stdout.readline().decode().strip()
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.kill()
+        process.wait()
+
+
+def fdatasync(directory: Path, size: int, seconds: float) -> Histogram:
+    """How long the disk of `directory` takes to write `size` bytes and sync them, in blocks that exist already."""
+    latencies = Histogram()
+    with tempfile.TemporaryFile(dir=directory) as file:
+        descriptor, data = file.fileno(), os.urandom(size)
+        room = max(4 << 20, size)
+        os.pwrite(descriptor, bytes(room), 0)
+        os.fsync(descriptor)
+        end, place = time.perf_counter() + seconds, 0
+        while (began := time.perf_counter()) < end:
+            os.pwrite(descriptor, data, place)
+            os.fdatasync(descriptor)
+            latencies.add(time.perf_counter() - began)
+            place = place + size if place + 2 * size <= room else 0
+    return latencies
+
+
+def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    entries = [v2.SendResultEntry(status=_OK, message_id="0" * 34)] * batch
+    sent = v2.SendMessageResponse(status=_OK, entries=entries).SerializeToString()
+    appended = records_v1.AppendRecordsResponse(status=_OK, message_count=batch).SerializeToString()
+    frame = records_v1.ReadRecordsResponse(
+        records=os.urandom(_FRAME_COUNT * (size + 150)), next_queue_offset=_FRAME_COUNT
+    ).SerializeToString()
+    end = records_v1.ReadRecordsResponse(status=_OK).SerializeToString()
+
+    async def send(request: bytes, context: Any) -> bytes:
+        return sent
+
+    async def append(request: bytes, context: Any) -> bytes:
+        return appended
+
+    async def append_stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            yield appended
+
+    async def read(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield frame
+        yield end
+
+    async def telemetry(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for data in requests:
+            settings = v2.TelemetryCommand.FromString(data).settings
+            yield v2.TelemetryCommand(status=_OK, settings=settings).SerializeToString()
+
+    async def goodbye(request: bytes, context: Any) -> bytes:
+        return v2.NotifyClientTerminationResponse(status=_OK).SerializeToString()
+
+    messaging = {
+        "SendMessage": grpc.unary_unary_rpc_method_handler(send),
+        "Telemetry": grpc.stream_stream_rpc_method_handler(telemetry),
+        "NotifyClientTermination": grpc.unary_unary_rpc_method_handler(goodbye),
+    }
+    records = {
+        "AppendRecords": grpc.unary_unary_rpc_method_handler(append),
+        "StreamAppendRecords": grpc.stream_stream_rpc_method_handler(append_stream),
+        "ReadRecords": grpc.unary_stream_rpc_method_handler(read),
+    }
+    return [
+        grpc.method_handlers_generic_handler("apache.rocketmq.v2.MessagingService", messaging),
+        grpc.method_handlers_generic_handler("aerobee.v1.RecordService", records),
+    ]
+
+
+async def _serve(batch: int, size: int) -> None:
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    server.add_generic_rpc_handlers(_handlers(batch, size))
+    print(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", flush=True)
+    await server.start()
+    await asyncio.to_thread(sys.stdin.read)  # until the parent is gone
+    await server.stop(None)
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

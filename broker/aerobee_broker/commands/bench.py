@@ -1,0 +1,206 @@
+"""`aerobee bench`: how fast a broker is, with the yardsticks of the same machine beside it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aerobee_broker.commands import options, output
+from aerobee_broker.commands.options import CommandError, new_command, with_client
+
+if TYPE_CHECKING:
+    from aerobee_broker.bench.load import Direction, Load, Measured
+    from aerobee_broker.commands.options import Commands
+    from aerobee_client import Client
+
+_EXAMPLES = """\
+  aerobee bench                                        a broker of its own, durable single sends, 64 at once
+  aerobee bench --batch 500 --in-flight 16             many messages a request
+  aerobee bench --lane records --batch 4000 --baseline     in bulk, beside a server that throws the bytes away
+  aerobee bench --direction receive --lane records     reading
+  aerobee bench --endpoint broker.example:8081 --topic load --json
+"""
+_DETAILS = (
+    "Without --endpoint it starts a broker of its own on a store under --directory, and removes it afterwards. The "
+    "topic is created if the broker is Aerobee. Messages are stored for good: give an endpoint only if they may be."
+)
+_LANES = {
+    "v2": "SendMessage and ReceiveMessage, as the official SDKs",
+    "records": "RecordService, which only Aerobee has",
+    "batch": "RecordService on a batch topic: many messages in one record",
+}
+_FILL_COUNT = 100_000
+_FSYNC_SECONDS = 1.0
+
+
+def add_parser(commands: Commands) -> None:
+    parser = new_command(commands, "bench", "measure a broker", run, details=_DETAILS, examples=_EXAMPLES)
+    parser.add_argument("--direction", choices=("send", "receive"), default="send", help="(default: send)")
+    parser.add_argument(
+        "--lane",
+        choices=tuple(_LANES),
+        default="v2",
+        help="; ".join(f"{name}: {text}" for name, text in _LANES.items()),
+    )
+    parser.add_argument("--size", metavar="BYTES", type=options.count, default=256, help="of a body (default: 256)")
+    parser.add_argument("--batch", metavar="N", type=options.count, default=1, help="messages a request (default: 1)")
+    parser.add_argument("--in-flight", metavar="N", type=options.count, default=64, help="requests (default: 64)")
+    parser.add_argument(
+        "--duration", metavar="SECONDS", type=options.positive_seconds, default=10.0, help="(default: 10)"
+    )
+    parser.add_argument("--topic", default="aerobee-bench", help="(default: aerobee-bench)")
+    parser.add_argument(
+        "--flush", choices=("sync", "async"), default="sync", help="of the broker that it starts (default: sync)"
+    )
+    parser.add_argument(
+        "--directory", metavar="DIR", type=Path, help="where that broker's store is made (default: for temporary files)"
+    )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="measure a server that throws the same bytes away, or sends them from memory, and the disk's fdatasync",
+    )
+    options.add_endpoint(parser)
+    parser.set_defaults(endpoint=None)
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from aerobee_broker.bench import yardstick
+    from aerobee_broker.bench.load import Load
+    from aerobee_client.testing import run_broker
+
+    load = Load(
+        arguments.topic, arguments.lane, arguments.size, arguments.batch, arguments.in_flight, arguments.duration
+    )
+    results: dict[str, Any] = {}
+    directory = arguments.directory or Path(tempfile.gettempdir())
+    if not directory.is_dir():
+        raise CommandError(f"{directory} is no directory; give an existing one with --directory")
+    with ExitStack() as stack:
+        pid = None
+        if arguments.endpoint is None:
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="aerobee-bench-", dir=directory))
+            broker = stack.enter_context(run_broker(Path(temporary), ("--dev", "--flush", arguments.flush)))
+            arguments.endpoint, pid = broker.endpoint, broker.pid
+        results["broker"] = _measured(arguments, load, pid, "broker")
+        if arguments.baseline:
+            with yardstick.running(load.batch, load.size) as endpoint:
+                beside = argparse.Namespace(**{**vars(arguments), "endpoint": endpoint})
+                results["yardstick"] = _measured(beside, load, None, "yardstick")
+            size = min(load.batch * (load.size + 150), 4 << 20)
+            results["fdatasync"] = yardstick.fdatasync(directory, size, _FSYNC_SECONDS)
+    if not results["broker"].messages:
+        raise CommandError(f"not one message went through: {results['broker'].first_error or 'no answer in time'}")
+    if arguments.json:
+        output.print_json(_json(arguments, load, results))
+    else:
+        _print(arguments, load, results)
+    return 1 if results["broker"].errors else 0
+
+
+def _measured(arguments: argparse.Namespace, load: Load, pid: int | None, name: str) -> Measured:
+    from aerobee_broker.bench import load as loads
+
+    direction: Direction = arguments.direction
+
+    def progress(measured: Measured) -> None:
+        if sys.stderr.isatty():
+            text = f"{name}: {measured.seconds:4.1f} s, {measured.messages:,} messages, {measured.rate:,.0f}/s"
+            print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+
+    async def work(client: Client) -> Measured:
+        if name == "broker":
+            await loads.prepare(client, load)
+            if direction == "receive":
+                await loads.fill(client, load, _FILL_COUNT)
+        elif direction == "receive" and load.lane == "v2":
+            return loads.Measured()  # there is nothing to compare with: nobody has received what was not sent
+        return await loads.run(client, direction, load, pid, progress)
+
+    try:
+        return with_client(arguments, work)
+    finally:
+        if sys.stderr.isatty():
+            print(f"\r{'':<78}\r", end="", file=sys.stderr, flush=True)
+
+
+def _json(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "direction": arguments.direction,
+        "lane": load.lane,
+        "size": load.size,
+        "batch": load.batch,
+        "inFlight": load.in_flight,
+        "flush": arguments.flush,
+    }
+    for name in ("broker", "yardstick"):
+        measured = results.get(name)
+        if measured is None or not measured.messages:
+            continue
+        found[name] = {
+            "messages": measured.messages,
+            "seconds": measured.seconds,
+            "messagesPerSecond": measured.rate,
+            "errors": measured.errors,
+            "firstError": measured.first_error,
+            "latencySeconds": {
+                "p50": measured.latency.percentile(0.5),
+                "p99": measured.latency.percentile(0.99),
+                "p999": measured.latency.percentile(0.999),
+                "max": measured.latency.largest,
+            },
+            "histogram": [{"upToSeconds": bound, "count": count} for bound, count in measured.latency.bars()],
+            "fsyncs": measured.fsyncs,
+            "messagesPerFsync": measured.messages / measured.fsyncs if measured.fsyncs else None,
+            "cpuSeconds": measured.cpu_seconds,
+            "memoryBytes": measured.memory_bytes,
+        }
+    if "yardstick" in found:
+        found["ofYardstick"] = results["broker"].rate / results["yardstick"].rate
+    if fsync := results.get("fdatasync"):
+        found["fdatasync"] = {"p50Seconds": fsync.percentile(0.5), "p99Seconds": fsync.percentile(0.99)}
+    return found
+
+
+def _print(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -> None:
+    broker = results["broker"]
+    print(
+        f"{arguments.direction}, lane {load.lane}, {load.size} bytes, {load.batch} a request, "
+        f"{load.in_flight} in flight, {broker.seconds:.1f} s"
+    )
+    rows = [_row("broker", broker)]
+    if (measured := results.get("yardstick")) is not None and measured.messages:
+        rows.append(_row("yardstick", measured))
+    output.print_table(("", "messages/s", "p50", "p99", "p99.9", "max", "errors"), rows, empty="")
+    if broker.first_error:
+        print(f"the first error: {broker.first_error}")
+    if broker.fsyncs:
+        print(f"{broker.fsyncs:,} fsyncs, {broker.messages / broker.fsyncs:,.1f} messages each")
+    if broker.cpu_seconds is not None and broker.messages:
+        each = broker.cpu_seconds / broker.messages * 1e6
+        print(f"broker: {broker.cpu_seconds / broker.seconds:.0%} of a core, {each:.2f} us a message", end="")
+        print(f", {broker.memory_bytes / (1 << 20):.0f} MiB resident" if broker.memory_bytes else "")
+    if len(rows) > 1:
+        print(f"{broker.rate / results['yardstick'].rate:.2f} of the yardstick")
+    if fsync := results.get("fdatasync"):
+        print(f"the disk's fdatasync: p50 {_time(fsync.percentile(0.5))}, p99 {_time(fsync.percentile(0.99))}")
+    bars = broker.latency.bars()
+    most = max((count for _, count in bars), default=1)
+    for bound, count in bars:
+        print(f"  up to {_time(bound):>8}  {'#' * round(count / most * 40):<40} {count:,}")
+
+
+def _row(name: str, measured: Measured) -> tuple[object, ...]:
+    shares = (_time(measured.latency.percentile(share)) for share in (0.5, 0.99, 0.999))
+    return (name, f"{measured.rate:,.0f}", *shares, _time(measured.latency.largest), measured.errors)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1000:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,307 @@
+"""The client for programs without an event loop: the same calls, which return when they are done.
+
+    from aerobee_client import Message, blocking
+
+    with blocking.connect("127.0.0.1:8081") as client:
+        client.producer().send(Message(topic="orders", body=b"hello"))
+        with client.simple_consumer("billing", "orders") as consumer:
+            for message in consumer:
+                print(message.body)
+
+One thread runs an event loop for a client. All objects may be used by several threads at once. What has no method here
+is a coroutine away: `client.run(client.asynchronous.admin.create_topic("orders"))`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from aerobee_client import client as asynchronous_client
+from aerobee_client.allocation import Queue
+from aerobee_client.client import Client
+from aerobee_client.filters import Subscriptions
+from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage
+from aerobee_client.producer import Producer
+from aerobee_client.pull_consumer import PullConsumer
+from aerobee_client.push_consumer import Handler, PushConsumer
+from aerobee_client.simple_consumer import SimpleConsumer
+
+ResultT = TypeVar("ResultT")
+
+
+class BlockingClient:
+    """A `Client` in a thread of its own. `connect` makes one; `asynchronous` is the client itself."""
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aerobee client", daemon=True)
+        self._thread.start()
+        try:
+            self.asynchronous = self.run(_made(make))
+        except BaseException:
+            self._stop()
+            raise
+
+    def run(self, work: Awaitable[ResultT], timeout_seconds: float | None = None) -> ResultT:
+        """The result of a coroutine of this client. TimeoutError, and the coroutine is cancelled, after the time."""
+        future = self.start(work)
+        try:
+            return future.result(timeout_seconds)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, work: Awaitable[ResultT]) -> Future[ResultT]:
+        """Begin a coroutine of this client."""
+        return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
+
+    def producer(self, **options: Any) -> BlockingProducer:
+        """As `Client.producer`."""
+
+        async def make() -> Producer:
+            return self.asynchronous.producer(**options)
+
+        return BlockingProducer(self, self.run(make()))
+
+    def simple_consumer(self, group: str, subscriptions: Subscriptions) -> BlockingSimpleConsumer:
+        """As `Client.simple_consumer`."""
+
+        async def make() -> SimpleConsumer:
+            return self.asynchronous.simple_consumer(group, subscriptions)
+
+        return BlockingSimpleConsumer(self, self.run(make()))
+
+    def push_consumer(
+        self, group: str, subscriptions: Subscriptions, handler: Handler, **options: Any
+    ) -> BlockingPushConsumer:
+        """As `Client.push_consumer`; plain functions run in threads."""
+
+        async def make() -> PushConsumer:
+            return self.asynchronous.push_consumer(group, subscriptions, handler, **options)
+
+        return BlockingPushConsumer(self, self.run(make()))
+
+    def pull_consumer(self, group: str, subscriptions: Subscriptions, **options: Any) -> BlockingPullConsumer:
+        """As `Client.pull_consumer`."""
+
+        async def make() -> PullConsumer:
+            return self.asynchronous.pull_consumer(group, subscriptions, **options)
+
+        return BlockingPullConsumer(self, self.run(make()))
+
+    def close(self) -> None:
+        """Close what the client made, and end its thread."""
+        if self._thread.is_alive():
+            try:
+                self.run(self.asynchronous.close())
+            finally:
+                self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _Face:
+    """Something of a client, with a beginning and an end."""
+
+    def __init__(self, client: BlockingClient, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._client = client
+        self._close = close
+
+    def close(self) -> None:
+        """As of the object behind."""
+        self._client.run(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingProducer(_Face):
+    """As `Producer`."""
+
+    def __init__(self, client: BlockingClient, producer: Producer) -> None:
+        super().__init__(client, producer.close)
+        self._producer = producer
+
+    def send(self, message: Message) -> SendResult:
+        """As `Producer.send`."""
+        return self._client.run(self._producer.send(message))
+
+    def send_many(self, messages: Sequence[Message]) -> list[SendResult]:
+        """As `Producer.send_many`."""
+        return self._client.run(self._producer.send_many(messages))
+
+    def submit(self, message: Message) -> Future[SendResult]:
+        """Begin to send, and return when there is room for the message; its result comes with the future."""
+
+        async def submit() -> asyncio.Future[SendResult]:
+            return await self._producer.submit(message)
+
+        return self._client.start(self._client.run(submit()))
+
+    def send_one_way(self, message: Message) -> None:
+        """As `Producer.send_one_way`."""
+        self._client.run(self._producer.send_one_way(message))
+
+    def recall(self, topic: str, recall_handle: str) -> str:
+        """As `Producer.recall`."""
+        return self._client.run(self._producer.recall(topic, recall_handle))
+
+    def flush(self) -> None:
+        """As `Producer.flush`."""
+        self._client.run(self._producer.flush())
+
+    @contextmanager
+    def transaction(self) -> Iterator[Callable[[Message], SendResult]]:
+        """As `Producer.transaction`; gives the function that sends a message of it."""
+        transaction = self._producer.transaction()
+        try:
+            yield lambda message: self._client.run(transaction.send(message))
+        except Exception:
+            self._client.run(transaction.rollback())
+            raise
+        self._client.run(transaction.commit())
+
+
+class BlockingSimpleConsumer(_Face):
+    """As `SimpleConsumer`."""
+
+    def __init__(self, client: BlockingClient, consumer: SimpleConsumer) -> None:
+        super().__init__(client, consumer.close)
+        self._consumer = consumer
+
+    def receive(
+        self, max_count: int = 16, *, invisible_seconds: float = 30.0, wait_seconds: float = 10.0
+    ) -> list[ReceivedMessage]:
+        """As `SimpleConsumer.receive`."""
+        work = self._consumer.receive(max_count, invisible_seconds=invisible_seconds, wait_seconds=wait_seconds)
+        return self._client.run(work)
+
+    def ack(self, messages: ReceivedMessage | Sequence[ReceivedMessage]) -> None:
+        """As `SimpleConsumer.ack`."""
+        self._client.run(self._consumer.ack(messages))
+
+    def nack(self, message: ReceivedMessage, delay_seconds: float = 0.0) -> None:
+        """As `SimpleConsumer.nack`."""
+        self._client.run(self._consumer.nack(message, delay_seconds))
+
+    def change_invisible(self, message: ReceivedMessage, invisible_seconds: float) -> ReceivedMessage:
+        """As `SimpleConsumer.change_invisible`."""
+        return self._client.run(self._consumer.change_invisible(message, invisible_seconds))
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Messages without end, each acknowledged when the next one is asked for."""
+        while True:
+            for message in self.receive():
+                yield message
+                self.ack(message)
+
+
+class BlockingPushConsumer(_Face):
+    """As `PushConsumer`."""
+
+    def __init__(self, client: BlockingClient, consumer: PushConsumer) -> None:
+        super().__init__(client, consumer.close)
+        self._consumer = consumer
+
+    def start(self) -> None:
+        """As `PushConsumer.start`."""
+        self._client.run(self._consumer.start())
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return when the consumer is closed; TimeoutError after the time."""
+        self._client.run(self._consumer.wait(), timeout_seconds)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+
+class BlockingPullConsumer(_Face):
+    """As `PullConsumer`; what is missing is reached by `client.run` and `asynchronous`."""
+
+    def __init__(self, client: BlockingClient, consumer: PullConsumer) -> None:
+        super().__init__(client, consumer.close)
+        self.asynchronous = consumer
+
+    def __enter__(self) -> Self:
+        self._client.run(self.asynchronous.start())
+        return self
+
+    def getmany(self, *, max_count: int = 500, wait_seconds: float = 10.0) -> list[StoredMessage]:
+        """As `PullConsumer.getmany`."""
+        return self._client.run(self.asynchronous.getmany(max_count=max_count, wait_seconds=wait_seconds))
+
+    def getone(self) -> StoredMessage:
+        """As `PullConsumer.getone`."""
+        return self._client.run(self.asynchronous.getone())
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        while True:
+            yield self.getone()
+
+    def assignment(self) -> frozenset[Queue]:
+        """As `PullConsumer.assignment`."""
+        return self.asynchronous.assignment()
+
+    def assign(self, queues: Iterable[Queue]) -> None:
+        """As `PullConsumer.assign`."""
+        self._client.run(self.asynchronous.assign(queues))
+
+    def seek(self, queue: Queue, offset: int) -> None:
+        """As `PullConsumer.seek`."""
+        self._client.run(self.asynchronous.seek(queue, offset))
+
+    def seek_to_beginning(self, *queues: Queue) -> None:
+        """As `PullConsumer.seek_to_beginning`."""
+        self._client.run(self.asynchronous.seek_to_beginning(*queues))
+
+    def seek_to_end(self, *queues: Queue) -> None:
+        """As `PullConsumer.seek_to_end`."""
+        self._client.run(self.asynchronous.seek_to_end(*queues))
+
+    def seek_to_time(self, timestamp: int, *queues: Queue) -> None:
+        """As `PullConsumer.seek_to_time`."""
+        self._client.run(self.asynchronous.seek_to_time(timestamp, *queues))
+
+    def committed(self, queue: Queue) -> int | None:
+        """As `PullConsumer.committed`."""
+        return self._client.run(self.asynchronous.committed(queue))
+
+    def commit(self, offsets: Mapping[Queue, int] | None = None) -> None:
+        """As `PullConsumer.commit`."""
+        self._client.run(self.asynchronous.commit(offsets))
+
+
+def connect(endpoint: str | Sequence[str] = "127.0.0.1:8081", **options: Any) -> BlockingClient:
+    """A client of the broker at `endpoint`, for `with`. Arguments and errors as `aerobee_client.connect`."""
+    return BlockingClient(lambda: asynchronous_client.connect(endpoint, **options))
+
+
+async def _made(make: Callable[[], Client]) -> Client:
+    return make()
+
+
+async def _awaited(work: Awaitable[ResultT]) -> ResultT:
+    return await work

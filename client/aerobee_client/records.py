@@ -1,0 +1,385 @@
+"""Messages in bulk: records in the layout of the store, packed here, sent, read and never touched one by one.
+
+    records = client.records
+    await records.append("orders", 0, records.pack("orders", 0, messages))
+
+    async with records.appender("orders", 0) as appender:          # several requests in flight
+        for chunk in chunks:
+            await appender.append(records.pack("orders", 0, chunk))
+
+    async for frame in records.read("orders", 0, start=0):
+        for body in frame.bodies():
+            ...
+
+Only Aerobee serves this (`await records.supported()`); RocketMQ's own servers answer with UnsupportedError. A batch
+topic (attribute queue.type=BatchCQ) takes many messages in one record: `pack_batch`, optionally compressed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from aerobee_client.bounds import Room
+from aerobee_client.checks import check
+from aerobee_client.compression import SYS_FLAGS, Compression, compress, decompress
+from aerobee_client.connection import Connection, new_client_id
+from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
+from aerobee_client.message import Message, new_message_id
+from aerobee_proto import records_v1, v2
+
+if TYPE_CHECKING:
+    from aerobee_store.records.record_batch import RecordBatch
+
+_HOST = ("0.0.0.0", 0)  # noqa: S104  # the broker puts the address of the connection there
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Records that are stored as safely as the broker promises."""
+
+    first_queue_offset: int
+    message_count: int
+    store_timestamp: int  # Unix milliseconds
+    end_physical_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOffsets:
+    """Where a queue begins, and the offset that its next message gets."""
+
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    timestamp_offset: int | None  # of the time that was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Whole records of a queue, as the log holds them."""
+
+    records: bytes
+    start_offset: int
+    next_offset: int
+    lost_count: int  # messages that cannot be read: their records are damaged or gone
+
+    def batch(self) -> RecordBatch:
+        """The records as columns of numpy, all checksums verified. CorruptRecordError if one is wrong."""
+        from aerobee_store.records.record_batch import RecordBatch
+
+        return RecordBatch.parse(self.records, base_physical_offset=None)
+
+    def bodies(self) -> Iterator[bytes]:
+        """The body of each message, decompressed; those inside the records of a batch topic, too, from
+        `start_offset` on."""
+        from aerobee_store.records import inner_batch
+
+        batch = self.batch()
+        for index in range(len(batch)):
+            record = batch.record(index)
+            if inner_batch.is_inner_batch(record):
+                yield from (
+                    bytes(each.body) for each in inner_batch.unpack(record) if each.queue_offset >= self.start_offset
+                )
+            else:
+                yield decompress(bytes(record.body), record.sys_flag)
+
+
+class Records:
+    """The RecordService of a broker. `Client.records` is one; it needs no closing."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._metadata = connection.headers(new_client_id())
+        self._supported: bool | None = None
+
+    async def supported(self) -> bool:
+        """Whether the server has this service. It is asked once."""
+        if self._supported is None:
+            try:
+                await self._connection.call(
+                    lambda stubs: stubs.records.QueueOffsets, records_v1.QueueOffsetsRequest(), self._metadata
+                )
+            except UnsupportedError:
+                self._supported = False
+            except BadRequestError:  # refused, but known
+                self._supported = True
+            else:
+                self._supported = True
+        return self._supported
+
+    # --- Packing ----------------------------------------------------------------------------------------------
+
+    def pack(
+        self,
+        topic: str,
+        queue_id: int,
+        messages: Iterable[Message],
+        *,
+        compression: Compression | None = None,
+        compress_above: int = 4096,
+    ) -> bytes:
+        """The records of messages: what SendMessage would have stored. `topic` is that of all of them.
+
+        Raises BadRequestError if one breaks a limit, is delayed, of a lite topic, has a priority, a key with a blank,
+        or a property without a value: `send` those.
+        """
+        from aerobee_store.records.record import Draft
+        from aerobee_store.records.record import Message as StoreMessage
+
+        stored_topic = f"{self._connection.namespace}%{topic}" if self._connection.namespace else topic
+        now = int(time.time() * 1000)
+        packed = []
+        for message in messages:
+            if message.topic != topic:
+                raise BadRequestError(
+                    v2.Code.ILLEGAL_TOPIC, f"a message is for topic {message.topic!r}, the records are for {topic!r}"
+                )
+            _check(message)
+            if (message.delivery_timestamp, message.lite_topic, message.priority) != (None, None, None):
+                raise BadRequestError(
+                    v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+                    "records cannot be delayed, of a lite topic, or have a priority; send such a message",
+                )
+            body, sys_flag = message.body, 0
+            if compression is not None and len(body) > compress_above:
+                smaller = compress(body, compression)
+                if len(smaller) < len(body):
+                    body, sys_flag = smaller, SYS_FLAGS[compression]
+            stored = StoreMessage(stored_topic, queue_id, body, _properties(message), None, 0, sys_flag, now)
+            packed.append(Draft(stored, store_host=_HOST, property_crc=True).encode_unplaced())
+        return b"".join(packed)
+
+    def pack_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        messages: Sequence[Message],
+        *,
+        compression: Compression | None = None,
+    ) -> bytes:
+        """One record that holds all messages, for a batch topic."""
+        from aerobee_store.records import inner_batch
+        from aerobee_store.records.properties import encode_properties
+        from aerobee_store.records.record import Draft
+
+        if not messages:
+            raise ValueError("a batch needs at least one message")
+        stored_topic = f"{self._connection.namespace}%{topic}" if self._connection.namespace else topic
+        for message in messages:
+            _check(message)
+        body = inner_batch.body_of((each.body, encode_properties(_properties(each))) for each in messages)
+        flags = 0
+        if compression is not None:
+            body, flags = compress(body, compression), SYS_FLAGS[compression]
+        stored = inner_batch.message_of(
+            stored_topic, queue_id, body, len(messages), compression=flags, born_timestamp=int(time.time() * 1000)
+        )
+        return Draft(stored, store_host=_HOST, property_crc=True).encode_unplaced()
+
+    # --- Writing ----------------------------------------------------------------------------------------------
+
+    async def append(self, topic: str, queue_id: int, records: bytes) -> Appended:
+        """Store all of these records, or none, at consecutive offsets of one queue.
+
+        Tried again like a send, so records may be stored twice. Raises BadRequestError if one is not valid.
+        """
+        request = _append_request(topic, queue_id, records)
+        answer = await self._connection.call(lambda stubs: stubs.records.AppendRecords, request, self._metadata)
+        return _appended(answer)
+
+    def appender(self, topic: str, queue_id: int, *, in_flight_size_max: int = 16 << 20) -> Appender:
+        """A stream of requests for one queue, of which several are under way."""
+        return Appender(self._connection, self._metadata, topic, queue_id, in_flight_size_max)
+
+    # --- Reading ----------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        *,
+        end: int | None = None,
+        size_max: int = 0,
+        frame_size_max: int = 0,
+        tags: Iterable[str] = (),
+        wait_seconds: float = 0.0,
+    ) -> AsyncIterator[Frame]:
+        """The records of a queue from offset `start` on, up to `end` (not included), in frames of about a megabyte.
+
+        Without `end`: up to the end of the queue, where it waits `wait_seconds` for more each time. `tags` are compared
+        by their hash, so a few others may come along. Raises BadRequestError with ILLEGAL_OFFSET if the queue does not
+        have `start`.
+        """
+        request = records_v1.ReadRecordsRequest(
+            topic=v2.Resource(name=topic),
+            queue_id=queue_id,
+            start_queue_offset=start,
+            end_queue_offset=end,
+            bytes_max=size_max,
+            frame_bytes_max=frame_size_max,
+            tags=tags,
+        )
+        if wait_seconds:
+            request.wait.FromMilliseconds(int(wait_seconds * 1000))
+        stream = self._connection.stream(
+            lambda stubs: stubs.records.ReadRecords, request, self._metadata, timeout_seconds=None
+        )
+        async with aclosing(stream) as responses:
+            async for response in responses:
+                if not response.HasField("status"):
+                    yield Frame(
+                        response.records,
+                        response.start_queue_offset,
+                        response.next_queue_offset,
+                        response.lost_count,
+                    )
+                elif (error := status_error(response.status)) is not None:
+                    raise error
+
+    async def offsets(self, topic: str, *, timestamp: int | None = None) -> list[QueueOffsets]:
+        """Where the queues of a topic begin and end; with `timestamp` (Unix milliseconds), also the offset of the first
+        message stored then or later."""
+        wanted = records_v1.QueueOffsetsRequest.TopicQueues(topic=v2.Resource(name=topic))
+        if timestamp is not None:
+            wanted.timestamp.FromMilliseconds(timestamp)
+        answer = await self._connection.call(
+            lambda stubs: stubs.records.QueueOffsets,
+            records_v1.QueueOffsetsRequest(topics=[wanted]),
+            self._metadata,
+            check=lambda answer: status_error(answer.status) or status_error(answer.topics[0].status),
+        )
+        return [
+            QueueOffsets(
+                each.queue_id,
+                each.min_queue_offset,
+                each.max_queue_offset,
+                each.timestamp_queue_offset if each.HasField("timestamp_queue_offset") else None,
+            )
+            for each in answer.topics[0].queues
+        ]
+
+
+class Appender:
+    """Requests for one queue over one stream. `Records.appender` makes one; leaving the block waits for the answers."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        metadata: tuple[tuple[str, str], ...],
+        topic: str,
+        queue_id: int,
+        in_flight_size_max: int,
+    ) -> None:
+        self._connection = connection
+        self._metadata = metadata
+        self._topic = topic
+        self._queue_id = queue_id
+        self._room = Room(in_flight_size_max, 1024)
+        self._requests: asyncio.Queue[records_v1.AppendRecordsRequest | None] = asyncio.Queue()
+        self._waiting: deque[tuple[int, asyncio.Future[Appended]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._ended: ClientError | None = None
+
+    async def append(self, records: bytes) -> asyncio.Future[Appended]:
+        """Return when there is room for these records on the way, with a future for what becomes of them.
+
+        A refused request does not end the stream. When the stream breaks, all that is under way fails with
+        UnavailableError, and may be stored nevertheless: nothing is tried again.
+        """
+        await self._room.enter(len(records))
+        if self._ended is not None or self._task is None:
+            self._room.leave(len(records))
+            raise self._ended or ClientError("use the appender with `async with`")
+        outcome: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self._waiting.append((len(records), outcome))
+        self._requests.put_nowait(_append_request(self._topic, self._queue_id, records))
+        return outcome
+
+    async def close(self) -> None:
+        """Return when all is answered."""
+        if self._task is not None:
+            self._requests.put_nowait(None)
+            await self._task
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name=f"append {self._topic} {self._queue_id}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self) -> None:
+        error = ClientError("the appender is closed")
+        try:
+            stream = self._connection.exchange(
+                lambda stubs: stubs.records.StreamAppendRecords, self._sent(), self._metadata
+            )
+            async with aclosing(stream) as answers:
+                async for answer in answers:
+                    size, outcome = self._waiting.popleft()
+                    self._room.leave(size)
+                    refused = status_error(answer.status)
+                    if outcome.done():
+                        continue
+                    if refused is not None:
+                        outcome.set_exception(refused)
+                    else:
+                        outcome.set_result(_appended(answer))
+        except ClientError as broken:
+            error = broken
+        finally:
+            self._ended = error
+            self._requests.put_nowait(None)  # gRPC leaves who waits for the next request waiting
+            while self._waiting:
+                size, outcome = self._waiting.popleft()
+                self._room.leave(size)
+                if not outcome.done():
+                    outcome.set_exception(error)
+
+    async def _sent(self) -> AsyncIterator[records_v1.AppendRecordsRequest]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+
+def _append_request(topic: str, queue_id: int, records: bytes) -> records_v1.AppendRecordsRequest:
+    return records_v1.AppendRecordsRequest(topic=v2.Resource(name=topic), queue_id=queue_id, records=records)
+
+
+def _appended(answer: records_v1.AppendRecordsResponse) -> Appended:
+    return Appended(
+        answer.first_queue_offset, answer.message_count, answer.store_timestamp_ms, answer.end_physical_offset
+    )
+
+
+def _check(message: Message) -> None:
+    check(message)
+    if any(" " in key for key in message.keys) or not all(message.properties.values()):
+        raise BadRequestError(
+            v2.Code.ILLEGAL_MESSAGE_KEY,
+            "a record has no room for a key with a blank, or a property without a value; send such a message",
+        )
+
+
+def _properties(message: Message) -> dict[str, str]:
+    """As the broker stores them for SendMessage, in its order."""
+    properties = {"UNIQ_KEY": message.message_id or new_message_id()}
+    if message.tag:
+        properties["TAGS"] = message.tag
+    if message.keys:
+        properties["KEYS"] = " ".join(message.keys)
+    if message.message_group:
+        properties["__SHARDINGKEY"] = message.message_group
+    if message.trace_context:
+        properties["TRACE_CONTEXT"] = message.trace_context
+    properties.update(message.properties)
+    return properties

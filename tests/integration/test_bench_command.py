@@ -1,0 +1,61 @@
+"""`aerobee bench` for a moment: every lane and direction, on its own broker and on another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aerobee_client.testing import run_broker
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it for a third of a second."""
+    command = [sys.executable, "-m", "aerobee_broker", "bench", "--duration", "0.3", "--in-flight", "4", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("direction", ["send", "receive"])
+@pytest.mark.parametrize("lane", ["v2", "records", "batch"])
+def test_all_lanes(tmp_path: Path, lane: str, direction: str) -> None:
+    """Figures for programs, consistent in themselves; the broker that it started is gone."""
+    arguments = ("--lane", lane, "--direction", direction, "--batch", "10", "--directory", str(tmp_path), "--json")
+    ended = bench(*arguments)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["lane"], found["direction"], found["size"], found["batch"]) == (lane, direction, 256, 10)
+    broker = found["broker"]
+    assert broker["errors"] == 0
+    assert broker["messagesPerSecond"] * broker["seconds"] == pytest.approx(broker["messages"])
+    assert 0 < broker["latencySeconds"]["p50"] <= broker["latencySeconds"]["p999"] <= broker["latencySeconds"]["max"]
+    assert broker["memoryBytes"] > 1 << 20
+    if direction == "send":
+        assert broker["fsyncs"] > 0
+        assert broker["messages"] % 10 == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_yardsticks_for_a_person(tmp_path: Path) -> None:
+    """The table has both servers, the disk, and the histogram."""
+    ended = bench("--lane", "records", "--batch", "100", "--baseline", "--directory", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    for text in ("broker", "yardstick", "of the yardstick", "the disk's fdatasync", "fsyncs", "us a message", "###"):
+        assert text in ended.stdout
+
+
+def test_a_broker_that_runs(tmp_path: Path) -> None:
+    """Of a broker elsewhere nothing is known but what it tells."""
+    with run_broker(tmp_path) as broker:
+        ended = bench("--endpoint", broker.endpoint, "--topic", "load", "--json")
+    found = json.loads(ended.stdout)["broker"]
+    assert (found["cpuSeconds"], found["memoryBytes"]) == (None, None)
+    assert found["fsyncs"] > 0
+
+
+def test_what_cannot_be_measured(tmp_path: Path) -> None:
+    """One line with the reason."""
+    ended = bench("--directory", str(tmp_path / "nothing"))
+    assert (ended.returncode, "is no directory" in ended.stderr) == (1, True)

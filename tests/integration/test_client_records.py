@@ -1,0 +1,146 @@
+"""Records in bulk by the client: what it packs is what SendMessage stores, and it reads both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from aerobee_client import BadRequestError, Client, ClientError, Message, ReceivedMessage, connect, new_message_id
+from aerobee_client.compression import Compression
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.support.scripted_broker import scripted_broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    """One broker for the tests of this module; each has topics of its own."""
+    with run_broker(memory=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
+    """A client of that broker."""
+    async with connect(broker.endpoint) as connected:
+        yield connected
+
+
+def messages(topic: str, count: int) -> list[Message]:
+    """Messages with everything that a message can have."""
+    return [
+        Message(
+            topic=topic,
+            body=b"body %d " % number * (number % 5 + 1),
+            tag=f"t{number % 3}",
+            keys=(f"k{number}", "second") if number % 2 else (f"k{number}",),
+            properties={"a": str(number), "ü": "ö"} if number % 4 else {},
+            trace_context="trace" if number % 7 == 0 else None,
+            message_id=new_message_id(),
+        )
+        for number in range(count)
+    ]
+
+
+async def test_records_are_what_sends_store(client: Client) -> None:
+    """The same bytes but for place and time, for messages with properties, keys and tags of every kind."""
+    await client.admin.create_topic("same", queue_count=1)
+    some = messages("same", 50)
+    for message in some:
+        await client.producer().send(message)
+    appended = await client.records.append("same", 0, client.records.pack("same", 0, some))
+    assert (appended.first_queue_offset, appended.message_count) == (50, 50)
+    records = []
+    async for frame in client.records.read("same", 0, 0):
+        batch = frame.batch()
+        records += [batch.record(index) for index in range(len(batch))]
+    assert [record.queue_offset for record in records] == list(range(100))
+    for sent, packed in zip(records[:50], records[50:], strict=True):
+        assert bytes(sent.body) == bytes(packed.body)
+        born_host = {"__BORNHOST": sent.properties["__BORNHOST"]} if "__BORNHOST" in sent.properties else {}
+        assert dict(sent.properties) == {**packed.properties, **born_host, "__CRC32#": sent.properties["__CRC32#"]}
+        assert (sent.sys_flag, sent.flag, sent.reconsume_times) == (packed.sys_flag, packed.flag, 0)
+
+
+async def test_consumers_get_records(client: Client) -> None:
+    """As any message."""
+    some = messages("consumed", 20)
+    await client.admin.create_topic("consumed", queue_count=1)
+    await client.records.append("consumed", 0, client.records.pack("consumed", 0, some))
+    received: list[ReceivedMessage] = []
+    consumer = client.simple_consumer("g", "consumed")
+    while len(received) < 20:
+        received += await consumer.receive(32)
+    found = {each.message_id: each for each in received}
+    for message in some:
+        each = found[str(message.message_id)]
+        assert (each.body, each.tag, each.keys, each.trace_context) == (
+            *(message.body, message.tag, message.keys),
+            message.trace_context,
+        )
+        assert each.properties == message.properties
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "lz4", "zstd"])
+async def test_batch_topics(client: Client, compression: Compression | None) -> None:
+    """Many messages in one record, compressed or not; they come out one by one, also from the middle."""
+    topic = f"batch-{compression}"
+    await client.admin.create_topic(topic, queue_count=1, attributes={"queue.type": "BatchCQ"})
+    some = messages(topic, 100)
+    packed = client.records.pack_batch(topic, 0, some, compression=compression)
+    async with client.records.appender(topic, 0) as appender:
+        outcomes = [await appender.append(packed) for _ in range(3)]
+    assert [(await each).first_queue_offset for each in outcomes] == [0, 100, 200]
+    frames = [frame async for frame in client.records.read(topic, 0, 150)]
+    bodies = [body for frame in frames for body in frame.bodies()]
+    assert bodies == [message.body for message in some][50:] + [message.body for message in some]
+
+
+@pytest.mark.parametrize("compression", ["zlib", "lz4", "zstd"])
+async def test_compressed_records(client: Client, compression: Compression) -> None:
+    """Large bodies come back as they were."""
+    topic = f"compressed-{compression}"
+    await client.admin.create_topic(topic, queue_count=1)
+    some = [Message(topic=topic, body=body) for body in (b"long " * 2000, b"short")]
+    await client.records.append(topic, 0, client.records.pack(topic, 0, some, compression=compression))
+    (frame,) = [frame async for frame in client.records.read(topic, 0, 0)]
+    assert list(frame.bodies()) == [b"long " * 2000, b"short"]
+    assert len(frame.records) < 2000
+
+
+async def test_a_refused_request_does_not_end_the_stream(client: Client) -> None:
+    """Its future has the reason; those behind it are stored."""
+    await client.admin.create_topic("stream", queue_count=1)
+    good = client.records.pack("stream", 0, [Message(topic="stream", body=b"x")])
+    async with client.records.appender("stream", 0) as appender:
+        first, bad, last = [await appender.append(each) for each in (good, good[:-1] + b"?", good + good)]
+    with pytest.raises(BadRequestError):
+        await bad
+    assert ((await first).first_queue_offset, (await last).message_count) == (0, 2)
+    (queue,) = await client.records.offsets("stream", timestamp=0)
+    assert (queue.min_offset, queue.max_offset, queue.timestamp_offset) == (0, 3, 0)
+    with pytest.raises(ClientError, match="closed"):
+        await appender.append(good)
+
+
+async def test_what_no_record_can_be(client: Client) -> None:
+    """Delays, other topics, and what breaks a limit."""
+    for bad in (
+        Message(topic="t", body=b"x", delivery_timestamp=1),
+        Message(topic="other", body=b"x"),
+        Message(topic="t", body=b""),
+        Message(topic="t", body=b"x", keys=("a b",)),
+        Message(topic="t", body=b"x", properties={"a": ""}),
+    ):
+        with pytest.raises(BadRequestError):
+            client.records.pack("t", 0, [bad])
+    await client.admin.create_topic("t", queue_count=1)
+    with pytest.raises(BadRequestError, match="ILLEGAL_OFFSET"):
+        _ = [frame async for frame in client.records.read("t", 0, 7)]
+
+
+async def test_who_has_the_service(client: Client) -> None:
+    """Aerobee has it, RocketMQ's servers have not."""
+    assert await client.records.supported()
+    async with scripted_broker() as other, connect(other.endpoint) as elsewhere:
+        assert not await elsewhere.records.supported()
