@@ -1,0 +1,107 @@
+"""Spans and metrics by OpenTelemetry's public API: `connect(..., hooks=[OpenTelemetryHooks()])`.
+
+    pip install opentelemetry-api          # and the SDK and exporter of your choice
+
+A send is a span of kind producer, and its context travels with the message (trace_context, in W3C's form); a handler is
+a span of kind consumer, a child of it. Histograms, in seconds: `messaging.client.operation.duration` of sends and
+`messaging.process.duration` of handlers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any, Final
+
+from aerobee_client.errors import ClientError, ConfigurationError
+from aerobee_client.hooks import Hooks
+from aerobee_client.message import Message, ReceivedMessage, SendResult, new_message_id
+
+_SCOPE: Final = "aerobee_client"
+_OPEN_MAX: Final = 100_000  # spans that were begun and not ended: of messages that were given up unseen
+
+
+class OpenTelemetryHooks(Hooks):
+    """Give one to `connect`. ConfigurationError if the API is not installed."""
+
+    def __init__(self) -> None:
+        try:
+            from opentelemetry import metrics, trace
+        except ImportError:
+            raise ConfigurationError("OpenTelemetry is not installed: pip install opentelemetry-api") from None
+        self._trace: Any = trace
+        self._tracer: Any = trace.get_tracer(_SCOPE)
+        meter: Any = metrics.get_meter(_SCOPE)
+        self._sends: Any = meter.create_histogram("messaging.client.operation.duration", "s", "sends")
+        self._handles: Any = meter.create_histogram("messaging.process.duration", "s", "handlers")
+        self._open: OrderedDict[str, tuple[Any, float]] = OrderedDict()
+
+    def before_send(self, message: Message) -> Message:
+        """Begin a span, and let its context travel with the message."""
+        if message.message_id is None:
+            message = replace(message, message_id=new_message_id())
+        span = self._tracer.start_span(
+            f"send {message.topic}", kind=self._trace.SpanKind.PRODUCER, attributes=_attributes(message.topic, "send")
+        )
+        self._begin(f"send {message.message_id}", span)
+        context = span.get_span_context()
+        if not context.is_valid or message.trace_context is not None:
+            return message
+        trace_context = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+        return replace(message, trace_context=trace_context)
+
+    def after_send(self, message: Message, outcome: SendResult | ClientError) -> None:
+        """End it."""
+        error = outcome if isinstance(outcome, ClientError) else None
+        self._end(f"send {message.message_id}", self._sends, _attributes(message.topic, "send"), error)
+
+    def before_handle(self, message: ReceivedMessage) -> None:
+        """Begin a span below that of the send."""
+        span = self._tracer.start_span(
+            f"process {message.topic}",
+            context=self._parent(message.trace_context),
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes={**_attributes(message.topic, "process"), "messaging.message.id": message.message_id},
+        )
+        self._begin(f"process {message.receipt_handle}", span)
+
+    def after_handle(self, message: ReceivedMessage, error: BaseException | None) -> None:
+        """End it."""
+        self._end(f"process {message.receipt_handle}", self._handles, _attributes(message.topic, "process"), error)
+
+    def _begin(self, key: str, span: Any) -> None:
+        self._open[key] = span, time.perf_counter()
+        if len(self._open) > _OPEN_MAX:
+            self._open.popitem(last=False)[1][0].end()
+
+    def _end(self, key: str, histogram: Any, attributes: dict[str, str], error: BaseException | None) -> None:
+        found = self._open.pop(key, None)
+        if found is None:
+            return
+        span, began = found
+        if error is not None:
+            attributes = {**attributes, "error.type": type(error).__name__}
+            span.record_exception(error)
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
+        histogram.record(time.perf_counter() - began, attributes)
+        span.end()
+
+    def _parent(self, trace_context: str | None) -> Any:
+        """The context of the send; None for a text that is not of W3C's form."""
+        try:
+            _, trace_id, span_id, flags = (trace_context or "").split("-")
+            context = self._trace.SpanContext(
+                int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=self._trace.TraceFlags(int(flags, 16))
+            )
+        except ValueError:
+            return None
+        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(context))
+
+
+def _attributes(topic: str, operation: str) -> dict[str, str]:
+    return {
+        "messaging.system": "rocketmq",
+        "messaging.destination.name": topic,
+        "messaging.operation.name": operation,
+    }
