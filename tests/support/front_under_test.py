@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -17,8 +18,8 @@ def choose() -> None:
         return
     before = BrokerProcess.__init__
 
-    def with_front(self: BrokerProcess, store: Path, log: Path, arguments: Any) -> None:
+    def with_front(self: BrokerProcess, store: Path, log: Path, arguments: Sequence[str], **options: Any) -> None:
         chosen = () if "--front" in arguments else ("--front", FRONT)
-        before(self, store, log, [*arguments, *chosen])
+        before(self, store, log, [*arguments, *chosen], **options)
 
     BrokerProcess.__init__ = with_front  # type: ignore[method-assign]
