@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-store clean
+.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -37,6 +37,9 @@ run: .venv/.run ## start a broker on a store under ./data (topics are created on
 
 test: .venv/.dev ## run the tests, in about five minutes; WORKERS=6: in more processes than three
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+test-pythons: .venv/.dev ## run the tests on every supported Python of this machine; ARGS=tests/unit/store: a part
+	$(BIN)/python -m tests.support.pythons -n $(WORKERS) --dist loadfile $(ARGS)
 
 conformance: .venv/.dev ## go through the protocol's checklist and print how each item stands
 	$(BIN)/python -m pytest -q tests/conformance $$($(BIN)/python -m tests.conformance.items)
@@ -101,4 +104,4 @@ bench: .venv/.dev ## every benchmark, with the figures of this machine's disk be
 	$(BIN)/python -m tests.benchmarks
 
 clean: ## remove what was built
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-pythons build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig, StoreError
+from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.queues.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
 from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_PREPARED, Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
@@ -397,6 +398,43 @@ def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
         sender.append(store, [sender.message(1300) for _ in range(30)])
         store.flush()
         assert store.queue_range("orders", 0) == (0, 57)
+
+
+def test_what_is_set_aside_is_durable_under_its_new_name() -> None:
+    """A power cut right after the start has it in `quarantine`, and nowhere else."""
+    scene = Scene(closed=False)
+    path = DIRECTORY / "commitlog" / segment(3)
+    scene.disk.create(path, SEGMENT).sync()
+    scene.disk.sync_directory(path.parent)
+    scene.disk.damage(path, 0, b"rubbish")
+    for sent in scene.sent[-3:]:
+        scene.damage(sent, 4, bytes(4))
+    with scene.open() as store:
+        for seed in range(20):
+            contents = scene.disk.crash(seed).contents()
+            assert contents[store.recovery.quarantined[0]].startswith(b"rubbish")
+            assert path not in contents
+
+
+def test_the_checkpoint_claims_no_more_of_the_log_than_is_synced() -> None:
+    """With async flush queues and index are ahead of the sync; a power cut that takes the log's end is no loss then."""
+    config = replace(CONFIG, flush="async")
+    disk, sender = MemoryFileSystem(), Sender()
+    store = MessageStore.open(config, file_system=disk)
+    sender.append(store, [sender.message(300) for _ in range(5)])
+    store.flush()
+    synced = store.positions[2]
+    sender.append(store, [sender.message(300) for _ in range(5)])
+    store.commit()
+    assert store.positions[3] > synced, "dispatched"
+    store._flush_derived.flush()
+    checkpoint = Checkpoint(disk, CHECKPOINT)
+    checkpoint.load()
+    assert checkpoint.derived_offset == synced
+    for seed in range(10):
+        with MessageStore.open(config, file_system=disk.crash(seed)) as again:
+            assert again.recovery.lost == 0
+            compare(again, sender.sent, sender.sent[:5])
 
 
 def test_an_empty_segment_prepared_ahead_is_used() -> None:
