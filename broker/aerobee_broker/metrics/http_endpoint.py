@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from socketserver import ThreadingMixIn
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 LOOP_TIMEOUT_SECONDS: Final = 2.0  # Kubernetes' probes give up after 1 s, Prometheus' scrapes after 10 s
 _CONNECTIONS_MAX: Final = 16  # at a time
 _DESCRIPTORS_KEPT: Final = 4
+METRICS_TIMEOUT_SECONDS: Final = 8.0  # they are made in many steps
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -110,7 +111,7 @@ class HttpEndpoint:
     def __init__(
         self,
         address: Address,
-        render_metrics: Callable[[], bytes],
+        render_metrics: Callable[[], Awaitable[bytes]],
         unreadiness: Callable[[], str | None],
         note: Callable[[], str] = str,
     ) -> None:
@@ -161,30 +162,35 @@ class HttpEndpoint:
 
     def _metrics(self) -> tuple[str, bytes, str]:
         try:
-            return "200 OK", self._on_loop(self._render_metrics), METRICS_TYPE
+            return "200 OK", self._on_loop(self._render_metrics, METRICS_TIMEOUT_SECONDS), METRICS_TYPE
         except FutureTimeoutError:
             return "503 Service Unavailable", _HUNG, "text/plain; charset=utf-8"
 
     def _health(self) -> tuple[str, bytes]:
         """Alive is whoever still turns its event loop; anything else is readiness."""
         try:
-            self._on_loop(lambda: None)
+            self._on_loop(_nothing)
         except FutureTimeoutError:
             return "503 Service Unavailable", _HUNG
         return "200 OK", b"ok\n"
 
     def _readiness(self) -> tuple[str, bytes]:
         try:
-            reason, note = self._on_loop(lambda: (self._unreadiness(), self._note()))
+            reason, note = self._on_loop(self._readiness_now)
         except FutureTimeoutError:
             return "503 Service Unavailable", _HUNG
         if reason is None:
             return "200 OK", f"ready; {note}\n".encode() if note else b"ready\n"
         return "503 Service Unavailable", f"{reason}\n".encode()
 
-    def _on_loop(self, function: Callable[[], Any]) -> Any:
+    async def _readiness_now(self) -> tuple[str | None, str]:
+        return self._unreadiness(), self._note()
+
+    def _on_loop(self, function: Callable[[], Awaitable[Any]], seconds: float | None = None) -> Any:
+        """What `function` returns there. FutureTimeoutError if it takes longer; it is cancelled then."""
+
         async def call() -> Any:
-            return function()
+            return await function()
 
         waiting = call()
         try:
@@ -193,10 +199,14 @@ class HttpEndpoint:
             waiting.close()
             raise FutureTimeoutError from None
         try:
-            return future.result(LOOP_TIMEOUT_SECONDS)
+            return future.result(LOOP_TIMEOUT_SECONDS if seconds is None else seconds)
         except FutureTimeoutError:
             future.cancel()
             raise
+
+
+async def _nothing() -> None:
+    pass
 
 
 _HUNG: Final = b"the event loop does not answer\n"

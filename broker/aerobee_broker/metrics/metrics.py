@@ -6,6 +6,7 @@ event loop, which is the only writer of most of them.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -39,6 +40,8 @@ from aerobee_store.stats import Histogram
 
 _BROKER: Final = ("cluster", "node_type", "node_id")
 _STORE: Final = (*_BROKER, "storage_type", "storage_medium")
+_FAMILY: Final = ("family",)
+_SAMPLES_MAX: Final = 100_000  # of a family: histograms of some 7,000 topics
 _PERMISSION_READ: Final = 4
 _PERMISSION_WRITE: Final = 2
 _CONSUME_MODES: Final = {
@@ -74,6 +77,7 @@ class Metrics:
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self._registry = CollectorRegistry()
+        self._rendering = asyncio.Lock()
         ProcessCollector(registry=self._registry)
 
     def attach(
@@ -109,9 +113,50 @@ class Metrics:
         self._registry.register(_StoreCollector(self._config, store, clock))
         self._registry.register(TimerCollector(self._config, timer))
 
-    def render(self) -> bytes:
-        """The text of /metrics."""
-        return generate_latest(self._registry)
+    async def render(self) -> bytes:
+        """The text of /metrics, one family after the other: in between the event loop turns to others.
+
+        Cancelled, it ends with the family that it is at. A family shows so many samples and no more;
+        `aerobee_metrics_left_out` has the number of the others.
+        """
+        async with self._rendering:
+            parts: list[bytes] = []
+            left_out = GaugeMetricFamily(
+                "aerobee_metrics_left_out",
+                "Samples of a family that are not shown.",
+                labels=_FAMILY,
+            )
+            for family in self._registry.collect():
+                if len(family.samples) > _SAMPLES_MAX:
+                    shown = _whole_series(family)
+                    left_out.add_metric((family.name,), len(family.samples) - shown)
+                    del family.samples[shown:]
+                parts.append(_text_of(family))
+                await asyncio.sleep(0)
+            parts.append(_text_of(left_out))
+            return b"".join(parts)
+
+
+class _Only:
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+def _text_of(family: Metric) -> bytes:
+    return generate_latest(_Only(family))
+
+
+def _whole_series(family: Metric) -> int:
+    """How many samples may be shown so that no histogram is cut in the middle; its last sample is the sum."""
+    shown = _SAMPLES_MAX
+    while family.type == "histogram" and shown and not family.samples[shown - 1].name.endswith("_sum"):
+        shown -= 1
+    return shown
 
 
 class _BrokerCollector(Collector):

@@ -15,15 +15,21 @@ from aerobee_broker.metrics import http_endpoint
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 
 
+async def one_metric() -> bytes:
+    return b"a_metric 1\n"
+
+
+async def no_metrics() -> bytes:
+    return b""
+
+
 class Probe:
     """An endpoint whose answers the test decides."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.note = ""
-        self.endpoint = HttpEndpoint(
-            Address("127.0.0.1", 0), lambda: b"a_metric 1\n", lambda: self.reason, lambda: self.note
-        )
+        self.endpoint = HttpEndpoint(Address("127.0.0.1", 0), one_metric, lambda: self.reason, lambda: self.note)
         self.address = self.endpoint.start()
 
     def fetch(self, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -68,6 +74,7 @@ async def test_other_requests(probe: Probe) -> None:
 async def test_a_hung_loop_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint itself answers when the event loop does not."""
     monkeypatch.setattr(http_endpoint, "LOOP_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(http_endpoint, "METRICS_TIMEOUT_SECONDS", 0.05)
     answers = asyncio.gather(*(probe.get(path) for path in ("/healthz", "/readyz", "/metrics")))
     await asyncio.sleep(0)  # the requests are under way in their threads
     time.sleep(1)  # noqa: ASYNC251 - to hang the loop is the point
@@ -79,7 +86,7 @@ async def test_stop_frees_the_port(probe: Probe) -> None:
     """A second endpoint can listen where the first one did; stopping twice is harmless."""
     await probe.endpoint.stop()
     await probe.endpoint.stop()
-    again = HttpEndpoint(probe.address, lambda: b"", lambda: None)
+    again = HttpEndpoint(probe.address, no_metrics, lambda: None)
     assert again.start() == probe.address
     await again.stop()
 
@@ -87,4 +94,4 @@ async def test_stop_frees_the_port(probe: Probe) -> None:
 async def test_a_port_in_use(probe: Probe) -> None:
     """Two endpoints on one port: the second says so."""
     with pytest.raises(OSError, match="in use"):
-        HttpEndpoint(probe.address, lambda: b"", lambda: None).start()
+        HttpEndpoint(probe.address, no_metrics, lambda: None).start()

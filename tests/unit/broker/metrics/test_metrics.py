@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.metrics import metrics as metrics_module
+from aerobee_broker.metrics.metrics import Metrics
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
@@ -181,3 +189,37 @@ async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
     async with in_process_broker(tmp_path) as broker:
         samples = await scrape(broker)
         assert [value for (sample, _), value in samples.items() if sample == name] == [1]
+
+
+async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others get their turn between families; a family with too many samples says how many it does not show."""
+    monkeypatch.setattr(metrics_module, "_SAMPLES_MAX", 100)
+    metrics = Metrics(BrokerConfig.tiny(tmp_path))
+
+    class Large(Collector):
+        def collect(self) -> Iterator[Metric]:
+            gauge = GaugeMetricFamily("large", "A gauge.", labels=("topic",))
+            histogram = HistogramMetricFamily("sliced", "A histogram.", labels=("topic",))
+            for number in range(150):
+                gauge.add_metric((str(number),), number)
+                histogram.add_metric((str(number),), [("1.0", 1), ("2.0", 2), ("+Inf", 3)], 4)
+            yield from (gauge, histogram)
+
+    metrics._registry.register(Large())
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others_run = asyncio.create_task(others())
+    text = (await metrics.render()).decode()
+    others_run.cancel()
+    assert turns > 5
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families["large"].samples) == 100
+    assert len(families["sliced"].samples) == 100  # twenty whole series of five
+    left_out = {sample.labels["family"]: sample.value for sample in families["aerobee_metrics_left_out"].samples}
+    assert left_out == {"large": 50, "sliced": 650}
