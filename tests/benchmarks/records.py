@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,16 @@ def _discarding(front: str) -> AbstractContextManager[Server]:
     return server(["-m", "tests.benchmarks.bulk_server", front])
 
 
-def append(directory: Path, *, seconds: float = 3, messages: int = 2000, in_flight: int = 8) -> None:
+def append(
+    directory: Path, *, seconds: float = 3, messages: int = 2000, in_flight: int = 8, fronts: Sequence[str] = FRONTS
+) -> None:
     """Records of 256-byte bodies on one stream: a plain topic, and one whose records hold many messages."""
     for title, requests in (
         ("a plain topic", bulk_load.plain_requests(16, messages)),
         ("a batch topic", bulk_load.batch_requests(16, messages)),
     ):
         rows = []
-        for front in FRONTS:
+        for front in fronts:
             discarded = 0.0
             for name, flush in (("discards", ""), ("broker", "sync"), ("broker", "async")):
                 with _discarding(front) if not flush else broker(directory, flush, front) as running:
@@ -66,11 +68,11 @@ def _create_batch_topic(running: Server) -> None:
     assert answer.status.message == "OK", answer.status
 
 
-def read(directory: Path, *, seconds: float = 3, messages: int = 2000) -> None:
+def read(directory: Path, *, seconds: float = 3, messages: int = 2000, fronts: Sequence[str] = FRONTS) -> None:
     """What was just appended, from the page cache."""
     rows = []
     requests = bulk_load.plain_requests(4, messages)
-    for front in FRONTS:
+    for front in fronts:
         with broker(directory, "async", front) as running:
             written = uvloop.run(bulk_load.append(running.endpoint, requests, 8, seconds))
             size = (len(requests[0]) - 100) * (written.requests - 8)
@@ -90,11 +92,13 @@ def read(directory: Path, *, seconds: float = 3, messages: int = 2000) -> None:
     table("ReadRecords: a plain topic, frames of 1 MiB", head, rows)
 
 
-def send_many(directory: Path, *, seconds: float = 3, messages: int = 500, in_flight: int = 8) -> None:
+def send_many(
+    directory: Path, *, seconds: float = 3, messages: int = 500, in_flight: int = 8, fronts: Sequence[str] = FRONTS
+) -> None:
     """SendMessage with many messages, 256-byte bodies with id, tag and key."""
     rows = []
     requests = bulk_load.send_requests(8, messages)
-    for front in FRONTS:
+    for front in fronts:
         for flush in ("sync", "async"):
             with broker(directory, flush, front) as running:
                 uvloop.run(bulk_load.send(running.endpoint, requests, 1, seconds / 10))
@@ -108,10 +112,11 @@ def send_many(directory: Path, *, seconds: float = 3, messages: int = 500, in_fl
     table(f"SendMessage: {messages} messages a request, {in_flight} requests in flight", head, rows)
 
 
+_SHORT: Mapping[str, Any] = {"seconds": 0.2, "messages": 50, "fronts": ("native",)}
 PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
-    "append": (append, {"seconds": 0.2, "messages": 50}),
-    "read": (read, {"seconds": 0.2, "messages": 50}),
-    "send-many": (send_many, {"seconds": 0.2, "messages": 50}),
+    "append": (append, _SHORT),
+    "read": (read, _SHORT),
+    "send-many": (send_many, _SHORT),
 }
 """Each part, and what it is given for the short form."""
 
