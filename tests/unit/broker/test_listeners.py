@@ -110,8 +110,10 @@ def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tls\.key: missing"):
         BrokerConfig.tiny(tmp_path, tls=TlsConfig(certificate=Path("a")))
     with pytest.raises(ConfigError, match=r"tls\.certificate: nothing listens with it"):
-        BrokerConfig.tiny(tmp_path, tls=TlsConfig(certificate=Path("a"), key=Path("b")))
+        BrokerConfig.tiny(
+            tmp_path, listen=ListenConfig(front="grpcio"), tls=TlsConfig(certificate=Path("a"), key=Path("b"))
+        )
     with pytest.raises(ConfigError, match=r"listen\.advertise_tls: nothing listens with TLS"):
-        BrokerConfig.tiny(tmp_path, listen=ListenConfig(advertise_tls=Address("b", 1)))
+        BrokerConfig.tiny(tmp_path, listen=ListenConfig(front="grpcio", advertise_tls=Address("b", 1)))
     with pytest.raises(ConfigError, match=r"listen\.advertise_tls: port 0"):
         BrokerConfig.tiny(tmp_path, listen=ListenConfig(tls=LOOPBACK, advertise_tls=Address("b", 0)))
