@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-store clean
+.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-front bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -99,6 +99,9 @@ bench-broker: .venv/.dev ## the benchmarks of the broker alone, five minutes; AR
 
 bench-records: .venv/.dev ## the benchmarks of RecordService, a minute; ARGS=--short: seconds; ARGS=append: one part
 	$(BIN)/python -m tests.benchmarks.records $(ARGS)
+
+bench-front: .venv/.dev ## both fronts with an empty handler, calls and processor time, in a minute (needs Go)
+	$(BIN)/python -m tests.benchmarks.front
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks
