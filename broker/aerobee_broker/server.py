@@ -360,7 +360,7 @@ async def _listen(
     methods: dict[str, Method] = {}  # complete before the loop turns to the first connection
     server: Server
     if config.listen.front == "native":
-        server = front = Front(methods, config.front, counters.front)
+        server = front = Front(methods, config.front, counters.front, doors=(remoting.door(),))
         try:
             listening = listen_native(front, config)
         except BaseException:

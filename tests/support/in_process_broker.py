@@ -32,6 +32,7 @@ class InProcessBroker:
     admin: Any
     administration: Any
     remoting: Address | None = None
+    tls: Address | None = None
 
 
 @asynccontextmanager
@@ -63,6 +64,7 @@ async def in_process_broker(
                     v2.AdminStub(channel),
                     admin_v1.AdminServiceStub(channel),
                     listening.remoting,
+                    listening.tls,
                 )
             finally:
                 stop.set()

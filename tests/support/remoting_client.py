@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,9 +33,9 @@ class RemotingClient:
         self._task = asyncio.create_task(self._read())
 
     @classmethod
-    async def connect(cls, address: Address | None) -> RemotingClient:
+    async def connect(cls, address: Address | None, tls: ssl.SSLContext | None = None) -> RemotingClient:
         assert address is not None, "the broker was started without listen.remoting"
-        return cls(*await asyncio.open_connection(address.host, address.port))
+        return cls(*await asyncio.open_connection(address.host, address.port, ssl=tls))
 
     async def call(
         self,

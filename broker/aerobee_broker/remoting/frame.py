@@ -65,6 +65,12 @@ class FrameFormatError(BrokerError):
     """The bytes are no frame of the protocol; the connection that brought them must be closed."""
 
 
+def is_frame(first_bytes: bytes) -> bool:
+    """Whether a connection that begins so speaks this protocol; at least one byte. A frame is shorter than 16 MiB, so
+    its length begins with a zero byte, as nothing else does that could share the port."""
+    return first_bytes[0] == 0
+
+
 @dataclass(slots=True)
 class Command:
     """One request or response."""

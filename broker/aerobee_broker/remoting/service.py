@@ -8,6 +8,7 @@ from typing import Final
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.front.doors import Door
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.namesrv.registrar import own_topics
@@ -21,7 +22,7 @@ from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, Handler, RemotingServer
 from aerobee_broker.remoting.errors import RemotingError
 from aerobee_broker.remoting.fields import answer, body_object, member
-from aerobee_broker.remoting.frame import Command
+from aerobee_broker.remoting.frame import Command, is_frame
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests, filter_of_subscription
@@ -152,6 +153,10 @@ class RemotingService:
     async def listen(self, address: Address) -> Address:
         """Bind; the address that was bound. Raises ListenError."""
         return await self.server.listen("listen.remoting", address)
+
+    def door(self) -> Door:
+        """How the port of gRPC tells a remoting client: by the first byte of the length of its first frame."""
+        return Door("remoting", is_frame, self.server.connection)
 
     async def run(self) -> None:
         """Drop clients that are silent, until cancelled."""
