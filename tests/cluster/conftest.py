@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.java_program import Release, prepare
 
-CLIENT_VERSION: Final = "4.9.8"  # the newest client of its line in Maven's registry
+CLIENT_VERSIONS: Final = ("4.9.8", "5.3.3")  # the newest of the one line in Maven's registry, a late one of the other
 MARKS: Final = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),  # the first one downloads; every wait in it has its own limit
@@ -27,9 +27,9 @@ check_interval_seconds = 2.0
 """
 
 
-@pytest.fixture(scope="session")
-def release() -> Release:
-    return prepare(CLIENT_VERSION)
+@pytest.fixture(scope="session", params=CLIENT_VERSIONS)
+def release(request: pytest.FixtureRequest) -> Release:
+    return prepare(request.param)
 
 
 @pytest.fixture

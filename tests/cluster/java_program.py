@@ -9,6 +9,9 @@ import fcntl
 import hashlib
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +21,13 @@ import pytest
 HERE: Final = Path(__file__).parent
 _COMPILE_SECONDS: Final = 120.0
 _MAVEN_SECONDS: Final = 600.0  # a first run downloads a hundred files
+_START_SECONDS: Final = 90.0
+# Release 4.9 was made for Java 8 and reaches for buffers that later Javas keep to themselves.
+_OPEN_BUFFERS: Final = (
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+)
 _JAVA_OPTIONS: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -42,6 +52,44 @@ class Release:
         )
 
 
+@contextmanager
+def java_server(release: Release, home: Path, main: str, settings: Mapping[str, object]) -> Iterator[None]:
+    """A name server or broker of RocketMQ with these settings, from its "boot success" on; killed at the end."""
+    (home / "conf").mkdir(parents=True)
+    for name in ("namesrv", "broker"):
+        (home / "conf" / f"logback_{name}.xml").write_text("<configuration/>")
+    file = home / "server.conf"
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    command = [release.java, *_JAVA_OPTIONS, *_OPEN_BUFFERS, f"-Duser.home={home}", "-cp", release.class_path, main]
+    with (
+        (home / "output").open("w") as output,
+        subprocess.Popen(
+            [*command, "-c", str(file)], cwd=home, stdout=output, stderr=output, env={"ROCKETMQ_HOME": str(home)}
+        ) as process,
+    ):
+        try:
+            until = time.monotonic() + _START_SECONDS
+            while "boot success" not in (text := (home / "output").read_text()):
+                assert process.poll() is None, text
+                assert time.monotonic() < until, text
+                time.sleep(0.1)
+            yield
+        finally:
+            process.kill()
+
+
+def prepare_servers(version: str) -> Release:
+    """Fetch name server and broker of a release. Skips the test where Java, Maven or its registry is missing."""
+    java, maven = shutil.which("java"), shutil.which("mvn")
+    if java is None or maven is None:
+        pytest.skip("needs java and mvn on the PATH")
+    target = HERE / "servers" / "target" / version
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Release(version, java, _dependencies(maven, version, target, HERE / "servers" / "pom.xml"))
+
+
 def prepare(version: str) -> Release:
     """Fetch a release and compile the stories for it. Skips the test where Java, Maven or its registry is missing."""
     java, javac, maven = (shutil.which(name) for name in ("java", "javac", "mvn"))
@@ -51,19 +99,19 @@ def prepare(version: str) -> Release:
     target.mkdir(parents=True, exist_ok=True)
     with (target / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one test run builds, the others wait
-        dependencies = _dependencies(maven, version, target)
+        dependencies = _dependencies(maven, version, target, HERE / "pom.xml")
         _compile(javac, target, dependencies)
     return Release(version, java, f"{target / 'classes'}:{dependencies}")
 
 
-def _dependencies(maven: str, version: str, target: Path) -> str:
+def _dependencies(maven: str, version: str, target: Path, pom: Path) -> str:
     listed = target / "class-path"
     if listed.exists():
         found = listed.read_text().strip()
         if all(Path(path).exists() for path in found.split(":")):
             return found
     goal = ["dependency:build-classpath", f"-Dmdep.outputFile={listed}", f"-Drocketmq.version={version}"]
-    command = [maven, "--quiet", "--batch-mode", "--file", str(HERE / "pom.xml"), *goal]
+    command = [maven, "--quiet", "--batch-mode", "--file", str(pom), *goal]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False)
     if done.returncode:
         cause = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-300:])

@@ -21,7 +21,7 @@ _COMMANDS: Final = (
     ("updateTopicPerm -t AdmTopic -p 6 -c DefaultCluster", "update topic perm from 4 to 6"),
     ("updateSubGroup -c DefaultCluster -g AdmGroup", "create subscription group to {address} success."),
     ("getConsumerConfig -g AdmGroup", "retryMaxTimes                           =  16"),
-    ("clusterList", "DefaultCluster    aerobee                 0     {address}"),
+    ("clusterList", "{address}"),
     ("clusterList -m", "DefaultCluster    aerobee"),
     ("brokerStatus -b {address}", "brokerVersionDesc               : V5_3_3"),
     ("getBrokerConfig -b {address}", "brokerName"),

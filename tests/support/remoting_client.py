@@ -106,7 +106,9 @@ class RemotingClient:
             while data := await self._reader.read(1 << 16):
                 for command in frames.feed(data):
                     if command.is_response:
-                        self._waiting.pop(command.opaque).set_result(command)
+                        waiting = self._waiting.pop(command.opaque)
+                        if not waiting.done():
+                            waiting.set_result(command)
                     else:
                         self.asked.put_nowait(command)
         except ConnectionError:

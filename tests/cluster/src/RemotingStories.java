@@ -29,7 +29,6 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
-import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 
 /**
  * Stories of the released client of RocketMQ 4.9 against one name server address.
@@ -261,6 +260,19 @@ public class RemotingStories {
         }
     }
 
+    /** The type of its argument moved to another package with release 5. */
+    static void broadcasting(DefaultMQPushConsumer consumer) throws Exception {
+        for (java.lang.reflect.Method method : DefaultMQPushConsumer.class.getMethods()) {
+            if (method.getName().equals("setMessageModel")) {
+                for (Object model : method.getParameterTypes()[0].getEnumConstants()) {
+                    if (model.toString().equals("BROADCASTING")) {
+                        method.invoke(consumer, model);
+                    }
+                }
+            }
+        }
+    }
+
     static void broadcast() throws Exception {
         DefaultMQProducer producer = producer("PG_cast");
         try {
@@ -269,8 +281,8 @@ public class RemotingStories {
             Set<String> other = ConcurrentHashMap.newKeySet();
             DefaultMQPushConsumer first = consumer("CG_cast", "JavaCast", "*");
             DefaultMQPushConsumer second = consumer("CG_cast", "JavaCast", "*");
-            first.setMessageModel(MessageModel.BROADCASTING);
-            second.setMessageModel(MessageModel.BROADCASTING);
+            broadcasting(first);
+            broadcasting(second);
             first.registerMessageListener(collect(one));
             second.registerMessageListener(collect(other));
             first.start();
@@ -370,7 +382,7 @@ public class RemotingStories {
         DefaultMQProducer producer = producer("PG_query");
         try {
             SendResult sent = producer.send(new Message("JavaQuery", "tag", "findme", "wanted".getBytes()));
-            MessageExt byId = producer.viewMessage(sent.getOffsetMsgId());
+            MessageExt byId = producer.viewMessage("JavaQuery", sent.getOffsetMsgId());
             check(new String(byId.getBody()).equals("wanted"), "by offset id");
             await(() -> {
                 try {

@@ -161,8 +161,6 @@ OPEN: Final[frozenset[int]] = frozenset(
     (
         9,
         13,
-        14,
-        15,
         16,
         33,
         34,
@@ -199,7 +197,6 @@ OPEN: Final[frozenset[int]] = frozenset(
         118,
         119,
         120,
-        121,
         122,
     )
 )

@@ -1,0 +1,109 @@
+"""Name servers and brokers of RocketMQ 4.9 beside ours, with RocketMQ's client and mqadmin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster.conftest import MARKS, serve
+from tests.cluster.java_program import Release, java_server, prepare_servers
+
+pytestmark = MARKS
+
+SERVER_VERSION: Final = "4.9.7"  # the newest servers of their line in Maven's registry
+_NAMESRV: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
+_BROKER: Final = "org.apache.rocketmq.broker.BrokerStartup"
+
+
+@pytest.fixture(scope="module")
+def servers() -> Release:
+    return prepare_servers(SERVER_VERSION)
+
+
+def free_port() -> int:
+    """A port below those that systems give out, with the neighbours that a broker takes as well."""
+    for port in range(20_000 + os.getpid() % 1000 * 10, 32_000, 10):
+        if all(_is_free(port + offset) for offset in (-2, 0, 1)):
+            return port
+    raise AssertionError("no free port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def our_name_server(directory: Path) -> Iterator[str]:
+    """`aerobee namesrv` on a free port; its address."""
+    command = [sys.executable, "-m", "aerobee_broker", "namesrv", "--listen", "127.0.0.1:0", "--store", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split("remoting=")[1].strip()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def _admin(release: Release, home: Path, address: str, *lines: str) -> str:
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "commands"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return release.run(home, "AdminCommands", address, str(file)).stdout
+
+
+def test_our_broker_registers_with_a_java_name_server(release: Release, servers: Release, tmp_path: Path) -> None:
+    """It shows in clusterList, and RocketMQ's client finds topics that our broker has just created."""
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with (
+        java_server(servers, tmp_path / "namesrv", _NAMESRV, {"listenPort": port}),
+        serve(tmp_path / "store", "--dev", "--namesrv", address) as line,
+    ):
+        done = release.run(tmp_path / "home", "RemotingStories", address, "send", "push")
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        printed = _admin(release, tmp_path / "admin", address, "clusterList")
+        assert line["remoting"] in printed
+
+
+def test_a_java_broker_registers_with_our_name_server(release: Release, servers: Release, tmp_path: Path) -> None:
+    """RocketMQ's client finds it there, and what the broker creates on first use."""
+    port = free_port()
+    with our_name_server(tmp_path / "ns") as address:
+        settings = {
+            "brokerClusterName": "JavaCluster",
+            "brokerName": "broker-a",
+            "brokerId": 0,
+            "listenPort": port,
+            "haListenPort": port + 1,
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "namesrvAddr": address,
+            "storePathRootDir": tmp_path / "store",
+            "storePathCommitLog": tmp_path / "store" / "commitlog",
+            "mappedFileSizeCommitLog": 1 << 20,
+            "mappedFileSizeConsumeQueue": 20_000,
+            "maxHashSlotNum": 1000,
+            "maxIndexNum": 4000,
+        }
+        with java_server(servers, tmp_path / "broker", _BROKER, settings):
+            done = release.run(tmp_path / "home", "RemotingStories", address, "push")
+            assert "ok push" in done.stdout, done.stdout[-2000:] + done.stderr[-3000:]
+            printed = _admin(release, tmp_path / "admin", address, "clusterList", "topicList")
+            assert f"127.0.0.1:{port}" in printed
+            assert "JavaPush" in printed

@@ -1,0 +1,70 @@
+"""Item 121, and a small form of item 122: hostile and slow peers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from aerobee_broker.remoting.codes import Request
+from aerobee_broker.remoting.frame import Command, encode
+from tests.support import golden_remoting
+from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send
+
+
+async def test_c121_fuzzed_requests(tmp_path: Path) -> None:
+    """Recorded requests with fields and bytes changed (always the same ones): answered or closed, and never a crash."""
+    chance = random.Random(121)
+    requests = [golden for golden in golden_remoting.frames() if golden.is_request]
+    async with remoting_broker(tmp_path) as (broker, client):
+        assert broker.remoting is not None
+        for number in range(400):
+            data = bytearray(chance.choice(requests).data)
+            for _ in range(chance.randrange(4)):
+                data[chance.randrange(4, len(data))] = chance.randrange(256)
+            _, writer = await asyncio.open_connection(broker.remoting.host, broker.remoting.port)
+            writer.write(data)
+            if number % 3 == 0:
+                writer.write(data[: chance.randrange(len(data))])
+            if number % 2 == 0:
+                await asyncio.sleep(0)
+            writer.close()
+        for code in (*Request, -1, 0, 9999):
+            for fields in ({}, {"topic": "\x00", "queueId": "9" * 30, "offset": "-1"}, {"b": "T", "e": "1e9"}):
+                for body in (b"", b"{", b"[]", b'{"consumerDataSet":[[]]}', b"\xff" * 20):
+                    answered = client.begin(code, fields, body)
+                    done, _ = await asyncio.wait([answered], timeout=0.002)
+                    if not done:
+                        answered.cancel()  # a decision of 0 is never answered, and a pull may be held
+        assert (await send(client, "After")).code == 0
+
+
+async def test_idle_connections_and_slow_readers(tmp_path: Path) -> None:
+    """Two hundred idle connections and as many held pulls; who does not read its answers is not read from."""
+    async with remoting_broker(tmp_path) as (broker, client):
+        idle = [await RemotingClient.connect(broker.remoting) for _ in range(200)]
+        for _ in range(10):
+            assert (await send(client, "Many", b"x" * 5000)).code == 0
+        held = [other.begin(Request.PULL_MESSAGE, pull_fields("Many", offset=10, sys_flag=6)) for other in idle]
+        await client.call(106)
+        assert broker.remoting is not None
+        unread = await asyncio.open_connection(broker.remoting.host, broker.remoting.port)
+        writer = unread[1]
+        fields = {name: str(value) for name, value in pull_fields("Many").items()}
+        pull = encode(Command(Request.PULL_MESSAGE, fields=fields, body=b"x" * 65536))
+        stuck = False
+        for _ in range(2000):
+            writer.write(pull)
+            try:
+                async with asyncio.timeout(1):
+                    await writer.drain()
+            except TimeoutError:
+                stuck = True
+                break
+        assert stuck, "the broker read 128 MiB of requests whose answers nobody read"
+        await send(client, "Many", b"now")
+        for answer in held:
+            assert [record.body for record in records((await answer).body)] == [b"now"]
+        writer.transport.abort()
+        for other in idle:
+            await other.close()
