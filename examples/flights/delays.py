@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from examples.flights import data
 
-WATERMARK: Final = "31 days"
+# The file is not in the order of time: October follows January, and February December.
+WATERMARK: Final = "366 days"
 KEYS: Final = ["hour", "carrier", "origin"]
 _FIELDS: Final = "carrier string, origin string, time_hour timestamp, dep_delay int"
 
@@ -100,6 +101,7 @@ def plot(table: Any, path: Path) -> None:
     average = (sums["delay_minutes"] / sums["flights"]).unstack("origin")
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     average.plot(ax=axes, marker="o", markersize=3)
+    axes.set_xticks(range(5, 24))
     axes.set_xlabel("hour of scheduled departure, New York")
     axes.set_ylabel("average delay of departure, minutes")
     axes.set_title("Flights from New York City")
