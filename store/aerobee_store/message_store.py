@@ -45,7 +45,7 @@ from aerobee_store.maintenance.topic_removal import TopicRemoval
 from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
-from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, Dispatcher, DispatchRoom
+from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchRoom
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
@@ -578,11 +578,6 @@ class MessageStore:
     def arrival_listeners(self) -> list[ArrivalListener]:
         """Called from dispatch with (topic, queue id, new end) when messages can be read."""
         return self._dispatch.arrival_listeners
-
-    @property
-    def dispatchers(self) -> list[Dispatcher]:
-        """Who follows the log, in this order: the queues, the index, and whoever is added; see dispatch.py."""
-        return self._dispatch.dispatchers
 
     @property
     def waiting_count(self) -> int:

@@ -111,10 +111,6 @@ class QueueDelivery:
         """When `expire` should be called next; it may then find nothing to do."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def held_by(self, client_id: str) -> list[int]:
-        """What is invisible because this client lives, ascending. Looks at all that is in flight."""
-        return sorted(offset for offset, entry in self.in_flight.items() if entry.client_id == client_id)
-
     # Order
 
     def keep_order(self, kind: type[_Kept]) -> _Kept:

@@ -1,4 +1,4 @@
-"""Follows the log and feeds what is derived from it: the consume queues, the index, and whoever else is in the list.
+"""Follows the log and feeds what is derived from it: the consume queues and the index.
 
 What an append brought waits here, already decoded, until the log's confirm offset has passed it; nothing is parsed
 twice. Only recovery, which meets records it has not written, parses them.
@@ -10,8 +10,8 @@ twice. Only recovery, which meets records it has not written, parses them.
     rolled back        no              no
 
 Each round takes all that the confirm offset has passed, gives it to every `Dispatcher` in the order of the list, and
-then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The queues are first
-in the list, the index second; one that is added sees the records of a round after both.
+then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The list is closed:
+what follows the log must also be completed by recovery, from a position that a checkpoint keeps, and these two are.
 
 What waits is bounded (`DispatchRoom`): a disk that hangs must not fill the memory. Then no message is taken.
 """

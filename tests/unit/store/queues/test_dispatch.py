@@ -134,7 +134,7 @@ class Follower:
 def test_a_dispatcher_that_is_added_comes_after_queues_and_index(store: MessageStore) -> None:
     """It sees every record in the order of the log, when it can be read and found; listeners hear of it later."""
     follower = Follower(store)
-    store.dispatchers.append(follower)
+    store._dispatch.dispatchers.append(follower)
     heard: list[int] = []
     store.arrival_listeners.append(lambda topic, queue_id, end: heard.append(len(follower.seen)))
     sender = Sender()
@@ -163,7 +163,7 @@ def test_a_dispatcher_that_fails_ends_the_store(store: MessageStore) -> None:
         def put_entries(self, entries: Sequence[Entry]) -> None:
             raise OSError(errno.EIO, "no")
 
-    store.dispatchers.append(Failing(store))
+    store._dispatch.dispatchers.append(Failing(store))
     store.append([Message("orders", 0, b"x")])
     with pytest.raises(StoreFailedError, match="no"):
         store.flush()
@@ -235,7 +235,7 @@ def test_nothing_is_dispatched_after_a_failure() -> None:
     disk = MemoryFileSystem()
     store = MessageStore.open(StoreConfig.tiny(DIRECTORY), file_system=disk, clock=ManualClock())
     follower = FailingOnce(store)
-    store.dispatchers.insert(0, follower)
+    store._dispatch.dispatchers.insert(0, follower)
     for body in (b"x", b"y"):
         store.append([Message("orders", 0, body)])
         store.commit()
