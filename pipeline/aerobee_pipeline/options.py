@@ -45,7 +45,6 @@ _SOURCE: Final = [
     "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
     "minPartitions",
     "splitBytes",
     "failOnDataLoss",
@@ -137,7 +136,6 @@ class SourceOptions:
     ending: Limit
     by_timestamp_strategy: Literal["error", "latest"]
     offsets_per_trigger: int | None
-    bytes_per_trigger: int | None
     partitions_min: int | None
     split_bytes: int
     fail_on_data_loss: bool
@@ -183,8 +181,6 @@ class SourceOptions:
             raise OptionError(
                 "endingOffsets and endingTimestamp: a stream has no end; leave them out, or use batch reads"
             )
-        if options.has("maxOffsetsPerTrigger") and options.has("maxBytesPerTrigger"):
-            raise OptionError("maxOffsetsPerTrigger and maxBytesPerTrigger: give one of both")
         tags = options.optional("subExpression")
         return cls(
             mode="store" if mode == "store" else "grpc",
@@ -197,7 +193,6 @@ class SourceOptions:
             if options.choice("startingOffsetsByTimestampStrategy", "error", "error", "latest") == "latest"
             else "error",
             offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
-            bytes_per_trigger=options.size("maxBytesPerTrigger"),
             partitions_min=options.number("minPartitions"),
             split_bytes=options.size("splitBytes", "128m") or 1,
             fail_on_data_loss=options.flag("failOnDataLoss", True),

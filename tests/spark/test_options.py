@@ -30,7 +30,7 @@ STORE = {"storepath": "/s", "subscribe": "t"}
         ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is no number from 1 up"),
         ({**STORE, "failondataloss": "yes"}, "neither true nor false"),
         ({**STORE, "subexpression": "a || "}, "no tag expression"),
-        ({**STORE, "maxoffsetspertrigger": "1", "maxbytespertrigger": "1m"}, "give one of both"),
+        ({**STORE, "maxbytespertrigger": "1m"}, "maxbytespertrigger"),
         ({**STORE, "path": "/x"}, "leave the path out"),
     ],
 )
