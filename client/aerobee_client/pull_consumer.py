@@ -322,7 +322,10 @@ class PullConsumer:
         while True:
             try:
                 if reading.position is None:
-                    self._begin(reading, await self._first_offset(reading))
+                    first = await self._first_offset(reading)
+                    self._begin(reading, first)
+                    # Committed as well where nothing was: a queue that brings nothing now goes on from here later.
+                    reading.handled = first
                 await reading.running.wait()
                 room = await self._flow.wait_room(reading.queue)
                 if not await self._pull(reading, min(room, _BATCH_COUNT)):
