@@ -88,7 +88,7 @@ class ListenConfig:
     grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and TLS where there is a certificate
     tls: Address | None = None  # TLS and nothing else; None: nowhere
     remoting: Address | None = None  # for clients before RocketMQ 5 and mqadmin; None: nowhere
-    front: Literal["native", "grpcio"] = "native"  # what serves gRPC: our own HTTP/2, or grpcio's server
+    front: Literal["native", "grpcio"] = "native"  # the gRPC server: native HTTP/2 or grpcio's server
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
     advertise_remoting: Address | None = None  # what name servers are told; None: where the broker listens
@@ -170,7 +170,7 @@ class BrokerConfig:
             raise ConfigError("broker.namesrv: clients would find nothing; set listen.remoting, as 0.0.0.0:10911")
         _ = self.name_servers  # checked with all else
         if not 1 <= self.topics.queue_count <= QUEUE_COUNT_MAX:
-            raise ConfigError(f"topics.queue_count: {self.topics.queue_count} is not within 1..{QUEUE_COUNT_MAX}")
+            raise ConfigError(f"topics.queue_count: {self.topics.queue_count} is outside 1..{QUEUE_COUNT_MAX}")
         for key in (item.name for item in dataclasses.fields(LimitsConfig)):
             if not getattr(self.limits, key) > 0:
                 raise ConfigError(f"limits.{key}: {getattr(self.limits, key)} is not above 0")
@@ -209,7 +209,7 @@ class BrokerConfig:
             try:
                 found.append(Address.parse(text.strip()))
             except ValueError as error:
-                raise ConfigError(f"broker.namesrv: {text!r} is no address: {error}, as 127.0.0.1:9876") from None
+                raise ConfigError(f"broker.namesrv: {text!r} is not an address: {error}, as 127.0.0.1:9876") from None
         return tuple(found)
 
     @property
@@ -319,7 +319,7 @@ def setting_of_text(name: str, value: object) -> object:
     section, _, key = name.partition(".")
     kind = _SECTIONS.get(section, {}).get(key)
     if kind is None:
-        raise ConfigError(f"{name}: there is no such setting{_known_names(name)}")
+        raise ConfigError(f"{name}: unknown setting{_known_names(name)}")
     return _converted(name, kind, value)
 
 
@@ -394,7 +394,7 @@ def _from_toml(path: Path) -> dict[str, object]:
         if not isinstance(content, dict):
             raise ConfigError(f"{section}: settings stand in a section; sections are [{'], ['.join(_SECTIONS)}]")
         if section not in _SECTIONS:
-            raise ConfigError(f"[{section}]: there is no such section; sections are [{'], ['.join(_SECTIONS)}]")
+            raise ConfigError(f"[{section}]: unknown section; sections are [{'], ['.join(_SECTIONS)}]")
         values.update((f"{section}.{key}", value) for key, value in content.items())
     return values
 
@@ -406,7 +406,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
         # Other AEROBEE_ variables belong to other programs of the project.
         if variable.startswith(ENVIRONMENT_PREFIX) and section in _SECTIONS:
             if key not in _SECTIONS[section]:
-                raise ConfigError(f"{variable}: there is no such setting{_known_names(f'{section}.{key}')}")
+                raise ConfigError(f"{variable}: unknown setting{_known_names(f'{section}.{key}')}")
             values[f"{section}.{key}"] = value
     return values
 
@@ -427,20 +427,20 @@ def _converted(name: str, kind: Any, value: object) -> object:
         choices = get_args(kind)
         if value in choices:
             return value
-        raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(choices)}")
     if get_origin(kind) is tuple:  # of whole numbers or paths; as text with ";" or ",", as RocketMQ has them
         parts = re.split("[;,]", value) if isinstance(value, str) else value
         if isinstance(parts, list | tuple):
             return tuple(_converted(name, get_args(kind)[0], part) for part in parts if part != "")
         what = "paths, as ['/a', '/b']" if get_args(kind)[0] is Path else "whole numbers, as [4, 16]"
-        raise ConfigError(f"{name}: {value!r} is no list of {what}")
+        raise ConfigError(f"{name}: {value!r} is not a list of {what}")
     if kind is Address:
         if isinstance(value, Address):
             return value
         try:
             return Address.parse(value if isinstance(value, str) else "")
         except ValueError as error:
-            raise ConfigError(f"{name}: {value!r} is no address: {error}, as 127.0.0.1:8081") from None
+            raise ConfigError(f"{name}: {value!r} is not an address: {error}, as 127.0.0.1:8081") from None
     if kind is Path and isinstance(value, str | Path):
         if not str(value):
             raise ConfigError(f"{name}: the path is empty; name a directory")
@@ -458,7 +458,7 @@ def _converted(name: str, kind: Any, value: object) -> object:
             return value
         if isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
             return int(size[1]) * _SIZE_UNITS[(size[2] or "").lower()]
-        raise ConfigError(f"{name}: {value!r} is no whole number; for sizes, units as in 64MiB are fine")
+        raise ConfigError(f"{name}: {value!r} is not a whole number; for sizes, units as in 64MiB are fine")
     if kind is float and not isinstance(value, bool):
         try:
             number = float(value) if isinstance(value, int | float | str) else float("nan")
@@ -466,8 +466,8 @@ def _converted(name: str, kind: Any, value: object) -> object:
             number = float("nan")
         if 0 <= number < 1e9:
             return number
-        raise ConfigError(f"{name}: {value!r} is no number from 0 to 1e9")
-    raise ConfigError(f"{name}: {value!r} is no {kind.__name__}")
+        raise ConfigError(f"{name}: {value!r} is not a number from 0 to 1e9")
+    raise ConfigError(f"{name}: {value!r} is not a valid {kind.__name__}")
 
 
 # --- RocketMQ's broker.conf ---------------------------------------------------------------------------------

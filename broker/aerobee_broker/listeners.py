@@ -160,7 +160,7 @@ class CertificateFiles:
             context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"tls.certificate, tls.key: {self._certificate} and {self._key} are no certificate with its key: "
+                f"tls.certificate, tls.key: {self._certificate} and {self._key} are not a certificate and its key: "
                 f"{error}; give both as PEM, the key without a password"
             ) from None
         return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])])
@@ -179,7 +179,7 @@ class CertificateFiles:
         try:
             loaded = self.load()
         except ConfigError as error:
-            _log.error("the certificate is not replaced: %s", error)
+            _log.error("the new certificate is not usable, the old one stays in use: %s", error)
             return None
         _log.info("certificate replaced file=%s", self._certificate)
         return loaded

@@ -112,7 +112,7 @@ class RuntimeSettings:
         """
         unset = set(unset)
         if both := sorted(values.keys() & unset):
-            raise ConfigError(f"{both[0]}: both set and unset; decide for one")
+            raise ConfigError(f"{both[0]}: both set and unset; choose one")
         for name in (*values, *sorted(unset)):
             self._check_changeable(name)
         async with self._changing:
@@ -129,14 +129,12 @@ class RuntimeSettings:
         if name not in setting_names():
             setting_of_text(name, "")  # raises, with the names that there are
         if name not in CHANGEABLE:
-            raise ConfigError(
-                f"{name}: only a start can change it; put it into the configuration file and restart the broker"
-            )
+            raise ConfigError(f"{name}: fixed while the broker runs; change it in the configuration file and restart")
         source = self._config.sources.get(name)
         if source in _DECIDED_AT_START:
             variable = ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
             where = f"the environment ({variable})" if source == "environment" else "a flag of `aerobee serve`"
-            raise ConfigError(f"{name}: {where} decides it; change it there and restart the broker")
+            raise ConfigError(f"{name}: {where} overrides it; change it there and restart the broker")
 
     def _values(self, saved: Mapping[str, str]) -> dict[str, object]:
         """What every changeable setting is with these; checked together, as at a start."""

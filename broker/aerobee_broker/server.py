@@ -329,7 +329,7 @@ async def _serve(
     except BaseExceptionGroup as group:
         cause = _first(group)
         if not isinstance(cause, ListenError):
-            _log.critical("a service died, the broker ends", exc_info=cause)
+            _log.critical("a service failed, the broker stops", exc_info=cause)
         raise cause from None
 
 
@@ -460,7 +460,7 @@ async def _listen(
 
 def _warn(config: BrokerConfig) -> None:
     if config.ignored_rocketmq_keys:
-        _log.warning("settings of broker.conf without effect here: %s", ", ".join(config.ignored_rocketmq_keys))
+        _log.warning("broker.conf settings ignored: %s", ", ".join(config.ignored_rocketmq_keys))
     reachable = [
         address
         for address in (config.listen.grpc, config.listen.tls, config.listen.remoting)
@@ -474,7 +474,7 @@ def _warn(config: BrokerConfig) -> None:
         )
     elif not config.listen.grpc.is_loopback:
         _log.warning(
-            "listening on %s without TLS: whoever reads along may use the credentials, too; set listen.tls, and "
+            "listening on %s without TLS: anyone who can read the traffic can use the credentials; set listen.tls, and "
             "listen.grpc to 127.0.0.1",
             config.listen.grpc,
         )

@@ -141,7 +141,7 @@ def check_transaction_recovery(system: v2.SystemProperties) -> None:
     if not 0 <= duration.seconds + duration.nanos / 1e9 <= TRANSACTION_RECOVERY_SECONDS_MAX:
         raise InvalidRequestError(
             _Code.BAD_REQUEST,
-            f"orphaned_transaction_recovery_duration of {duration.seconds} s is not within "
+            f"orphaned_transaction_recovery_duration of {duration.seconds} s is outside "
             f"0..{TRANSACTION_RECOVERY_SECONDS_MAX} s",
         )
 
@@ -203,7 +203,7 @@ def check_endpoints(endpoints: v2.Endpoints) -> None:
         if not address.host.strip() or has_control_character(address.host) or not 0 < address.port < 65536:
             raise InvalidRequestError(
                 _Code.ILLEGAL_ACCESS_POINT,
-                f"endpoints: {address.host[:80]!r} port {address.port} is no address; give host and port of the broker",
+                f"endpoints: {address.host[:80]!r} port {address.port} is not an address; give host and port",
             )
 
 

@@ -38,7 +38,7 @@ def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
         raise BadRequestError(v2.Code.MESSAGE_BODY_EMPTY, "the body is empty; a message needs at least one byte")
     if len(message.body) > body_size_max:
         raise BadRequestError(
-            v2.Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(message.body)} bytes; at most {body_size_max} are taken"
+            v2.Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(message.body)} bytes; the limit is {body_size_max}"
         )
     if (tag := message.tag) and (not tag.strip() or "|" in tag or _CONTROL.search(tag)):
         raise BadRequestError(
@@ -68,7 +68,7 @@ def _check_properties(message: Message) -> None:
     if len(message.properties) > PROPERTIES_MAX:
         raise BadRequestError(
             v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"the message has {len(message.properties)} properties; at most {PROPERTIES_MAX} are taken",
+            f"the message has {len(message.properties)} properties; the limit is {PROPERTIES_MAX}",
         )
     size = len((message.tag or "").encode()) + sum(len(key.encode()) for key in message.keys)
     for name, value in message.properties.items():
@@ -81,5 +81,5 @@ def _check_properties(message: Message) -> None:
     if size > PROPERTIES_SIZE_MAX:
         raise BadRequestError(
             v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"properties, tag and keys have {size} bytes together; at most {PROPERTIES_SIZE_MAX} are taken",
+            f"properties, tag and keys have {size} bytes together; the limit is {PROPERTIES_SIZE_MAX}",
         )

@@ -15,7 +15,7 @@ class FlowControl:
 
     def __init__(self, count_max: int, size_max: int, span_max: int) -> None:
         if min(count_max, size_max, span_max) < 1:
-            raise ValueError("the bounds of what a consumer holds must be at least 1")
+            raise ValueError("a consumer's buffer limits must be at least 1")
         self._count_max = count_max
         self._size_max = size_max
         self._span_max = span_max

@@ -105,7 +105,7 @@ def parse_user_offsets(option: str, text: str, brokers: Iterable[str]) -> Offset
     offsets = flat(full)
     for queue, offset in offsets.items():
         if offset < EARLIEST:
-            raise OptionError(f"{option}: {queue}: {offset} is no offset; -2 is the earliest, -1 the latest")
+            raise OptionError(f"{option}: {queue}: {offset} is not an offset; -2 is the earliest, -1 the latest")
         if queue.broker not in names:
             raise OptionError(f"{option}: there is no broker {queue.broker!r}, but {', '.join(names)}")
     return offsets

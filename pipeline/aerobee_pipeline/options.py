@@ -281,7 +281,7 @@ class _Given:
     def choice(self, name: str, default: str, *choices: str) -> str:
         value = self.optional(name) or default
         if value not in choices:
-            raise OptionError(f"{name}: {value!r} is none of {', '.join(choices)}")
+            raise OptionError(f"{name}: {value!r} is not one of {', '.join(choices)}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -295,7 +295,7 @@ class _Given:
         if value is None:
             return default
         if not value.isdecimal() or int(value) < least:
-            raise OptionError(f"{name}: {value!r} is no number from {least} up")
+            raise OptionError(f"{name}: {value!r} is not a number from {least} up")
         return int(value)
 
     def size(self, name: str, default: str | None = None) -> int | None:

@@ -92,17 +92,17 @@ class StoreConfig:
         if self.flush not in ("sync", "async"):
             raise ConfigError(f"store.flush: {self.flush!r} is neither 'sync' nor 'async'")
         if self.write_mode not in ("gathered", "mapped", "pool"):
-            raise ConfigError(f"store.write_mode: {self.write_mode!r} is none of 'gathered', 'mapped', 'pool'")
+            raise ConfigError(f"store.write_mode: {self.write_mode!r} is not one of 'gathered', 'mapped', 'pool'")
         if self.pool_buffer_count < 2:
             raise ConfigError(
-                f"store.pool_buffer_count: {self.pool_buffer_count} is not at least 2: while one buffer is written to "
+                f"store.pool_buffer_count: {self.pool_buffer_count} is less than 2: while one buffer is written to "
                 f"its file, another takes messages"
             )
         if not 0 <= self.segments_ahead <= 16:
-            raise ConfigError(f"store.segments_ahead: {self.segments_ahead} is not within 0..16")
+            raise ConfigError(f"store.segments_ahead: {self.segments_ahead} is outside 0..16")
         for name in ("flush_pages_min", "commit_pages_min"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"store.{name}: {getattr(self, name)} is not at least 1")
+                raise ConfigError(f"store.{name}: {getattr(self, name)} is less than 1")
         if self.disk_headroom < 0:
             raise ConfigError(f"store.disk_headroom: {self.disk_headroom} is negative")
         if not self.delete_when_hours or not all(0 <= hour <= 23 for hour in self.delete_when_hours):
@@ -114,11 +114,11 @@ class StoreConfig:
                 raise ConfigError(f"store.{name}: {getattr(self, name)} is not above 0 and at most 1")
         for name in ("dispatch_waiting_count_max", "dispatch_waiting_bytes_max"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"store.{name}: {getattr(self, name)} is not at least 1")
+                raise ConfigError(f"store.{name}: {getattr(self, name)} is less than 1")
         if self.light_queue_count_max < 1:
-            raise ConfigError(f"store.light_queue_count_max: {self.light_queue_count_max} is not at least 1")
+            raise ConfigError(f"store.light_queue_count_max: {self.light_queue_count_max} is less than 1")
         if self.retention_batch_max < 1:
-            raise ConfigError(f"store.retention_batch_max: {self.retention_batch_max} is not at least 1")
+            raise ConfigError(f"store.retention_batch_max: {self.retention_batch_max} is less than 1")
         if self.scrub_bytes_per_second < 0:
             raise ConfigError(f"store.scrub_bytes_per_second: {self.scrub_bytes_per_second} is negative; 0 is off")
         for name in (

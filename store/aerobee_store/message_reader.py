@@ -299,7 +299,7 @@ def _as_read_from(queue: ConsumeQueue, queue_offset: int, found: Record) -> Reco
     if is_also_at(found, place):
         return multi_dispatch.as_read_from(found, queue.queue_id, queue_offset)
     raise CorruptRecordError(
-        f"it is message {found.topic}/{found.queue_id}/{found.queue_offset}, not the one that its unit says",
+        f"it is message {found.topic}/{found.queue_id}/{found.queue_offset}, not the one in its queue unit",
         physical_offset=found.physical_offset,
     )
 

@@ -389,7 +389,7 @@ def _checked_batches(batch: RecordBatch) -> list[tuple[int, int, dict[str, str]]
     for row, sys_flag in enumerate(batch.sys_flag.tolist()):
         try:
             if not sys_flag & SYS_FLAG_INNER_BATCH:
-                raise InvalidMessageError("it is no inner batch, and others are")
+                raise InvalidMessageError("it is not an inner batch, but other records are")
             raw_properties = bytes(batch.raw_properties(row))
             count = inner_batch.message_count(raw_properties)
             place = int(batch.properties_start[row] - batch.start[row]) + inner_batch.base_position(raw_properties)

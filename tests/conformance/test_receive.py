@@ -305,7 +305,7 @@ async def test_145_cancelled(broker: BrokerProcess, client: RawClient, topic: st
     """A client takes one message of thirty and hangs up: what could not be written any more is soon for others."""
     await client.create_topic(topic)
     for _ in range(30):
-        await client.sent(message(topic, b"x" * 200_000))
+        await client.sent(message(topic, b"x" * 130_000))
     narrow = (
         ("grpc.http2.lookahead_bytes", 65_535),
         ("grpc.http2.bdp_probe", 0),

@@ -219,7 +219,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         "topic of its type",
     ),
     *(
-        (f"invisible-{s}", "ReceiveMessage", receive(seconds=s), Code.ILLEGAL_INVISIBLE_TIME, "is not within")
+        (f"invisible-{s}", "ReceiveMessage", receive(seconds=s), Code.ILLEGAL_INVISIBLE_TIME, "is outside")
         for s in (None, 0, *ABSURD_SECONDS)
     ),
     ("tags", "ReceiveMessage", receive(filter_expression=v2.FilterExpression(expression=" || ")), 40010, "`*` for all"),
@@ -249,8 +249,8 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         )
         for n, handle in {"garbage": "garbage", "empty": "", "wide": "日本", "huge": "A" * 1_000_000}.items()
     ),
-    ("ack-no-topic", "AckMessage", ack("x", topic=""), Code.ILLEGAL_TOPIC, "give it one"),
-    ("ack-no-group", "AckMessage", ack("x", group=""), Code.ILLEGAL_CONSUMER_GROUP, "give it one"),
+    ("ack-no-topic", "AckMessage", ack("x", topic=""), Code.ILLEGAL_TOPIC, "enter a name"),
+    ("ack-no-group", "AckMessage", ack("x", group=""), Code.ILLEGAL_CONSUMER_GROUP, "enter a name"),
     (
         "change-garbage",
         "ChangeInvisibleDuration",
@@ -259,7 +259,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         "give back the one of the received message",
     ),
     *(
-        (f"change-{s}", "ChangeInvisibleDuration", change(seconds=s), Code.ILLEGAL_INVISIBLE_TIME, "is not within 0..")
+        (f"change-{s}", "ChangeInvisibleDuration", change(seconds=s), Code.ILLEGAL_INVISIBLE_TIME, "is outside 0..")
         for s in ABSURD_SECONDS
     ),
     (
@@ -272,7 +272,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         "give back the one of the received message",
     ),
     *(
-        (f"route-{h!r}-{p}", "QueryRoute", route(h, p), Code.ILLEGAL_ACCESS_POINT, "host and port of the broker")
+        (f"route-{h!r}-{p}", "QueryRoute", route(h, p), Code.ILLEGAL_ACCESS_POINT, "give host and port")
         for h, p in (("", 1), ("a", 0), ("a", 65_536), ("a", -1), ("a\nb", 1))
     ),
     (
@@ -287,7 +287,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         "Heartbeat",
         v2.HeartbeatRequest(client_type=v2.ClientType.PUSH_CONSUMER),
         Code.ILLEGAL_CONSUMER_GROUP,
-        "give it one",
+        "enter a name",
     ),
 ]
 

@@ -101,7 +101,7 @@ def test_what_is_empty_and_what_is_not_there(spark: Any, store: Path) -> None:
         assert frame.collect() == []
     with pytest.raises(Exception, match=r"topic 'nobody'.* has no queue of it"):
         read(spark, store, subscribe="nobody", readBy="queue").collect()
-    with pytest.raises(Exception, match="not a directory; name the one that holds commitlog"):
+    with pytest.raises(Exception, match="not a directory; name the directory that contains commitlog"):
         read(spark, store / "none", subscribe="orders").collect()
 
 

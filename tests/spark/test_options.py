@@ -27,7 +27,7 @@ STORE = {"storepath": "/s", "subscribe": "t"}
             "earliest .* makes no sense here, given for topic 't', queue 0",
         ),
         ({**STORE, "splitbytes": "many"}, "splitBytes: 'many' is no size"),
-        ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is no number from 1 up"),
+        ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is not a number from 1 up"),
         ({**STORE, "failondataloss": "yes"}, "neither true nor false"),
         ({**STORE, "subexpression": "a || "}, "no tag expression"),
         ({**STORE, "maxbytespertrigger": "1m"}, "maxbytespertrigger"),

@@ -245,10 +245,10 @@ def _account(where: str, access_key: str, values: Any) -> Account:
     if not _ACCESS_KEY.fullmatch(access_key):
         raise ConfigError(f"{where}: an access key has 1 to 128 letters, digits, '_', '.', '-'")
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: is no table of settings")
+        raise ConfigError(f"{where}: is not a table of settings")
     known = {"secret_key", "secret_key_file", "admin", "publish", "consume", "groups"}
     if unknown := sorted(values.keys() - known):
-        raise ConfigError(f"{where}.{unknown[0]}: there is no such setting; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{where}.{unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}")
     admin = values.get("admin", False)
     if not isinstance(admin, bool):
         raise ConfigError(f"{where}.admin: {admin!r} is neither true nor false")

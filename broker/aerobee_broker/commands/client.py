@@ -176,7 +176,7 @@ def _reconnect(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json({"clientId": arguments.client, "told": True})
     else:
-        print(f"told {arguments.client} to connect anew")
+        print(f"told {arguments.client} to reconnect")
     return 0
 
 

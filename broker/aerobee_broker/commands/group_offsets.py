@@ -70,7 +70,7 @@ def add_actions(actions: Commands) -> None:
     which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
     skip.add_argument("--count", metavar="N", type=options.count, default=1, help="how many messages (default: 1)")
     for action in (reset, skip):
-        action.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        action.add_argument("--dry-run", action="store_true", help="only print what would be done")
     for action in (lag, reset, skip):
         options.add_endpoint(action)
         options.add_json(action)

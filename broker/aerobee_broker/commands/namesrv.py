@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         address = Address.parse(arguments.listen)
     except ValueError as error:
-        raise ConfigError(f"--listen: {arguments.listen!r} is no address: {error}, as 127.0.0.1:9876") from None
+        raise ConfigError(f"--listen: {arguments.listen!r} is not an address: {error}, as 127.0.0.1:9876") from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(address, arguments.store))

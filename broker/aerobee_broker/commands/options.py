@@ -177,21 +177,21 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:  # also refuses NaN
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
 
 def count(text: str) -> int:
     """A whole number above 0."""
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def offset(text: str) -> int:
     """A whole number of 0 or more."""
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{text!r} is no offset; give a whole number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an offset; give a whole number of 0 or more")
     return int(text)
 
 
@@ -201,7 +201,7 @@ def span(text: str) -> int:
         return int(text[:-2])
     if match := _AGO.fullmatch(text):
         return int(timedelta(**{_AGO_UNITS[match[2]]: int(match[1])}) / timedelta(milliseconds=1))
-    raise argparse.ArgumentTypeError(f"{text!r} is no span; give one such as 500ms, 5s, 2m, 1h or 1d")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a span; give one such as 500ms, 5s, 2m, 1h or 1d")
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -225,5 +225,5 @@ def moment(text: str) -> int:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time; give 2026-01-31T12:00, 15m (ago), now, or Unix milliseconds"
+            f"{text!r} is not a time; give 2026-01-31T12:00, 15m (ago), now, or Unix milliseconds"
         ) from None

@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--begin", metavar="TIME", type=options.moment, help="stored then or later")
     parser.add_argument("--end", metavar="TIME", type=options.moment, help="stored then or before")
     parser.add_argument("--max", metavar="N", type=options.count, default=64, help="at most N messages (default: 64)")
-    parser.add_argument("--timeline", action="store_true", help="what became of each message, and where it is now")
+    parser.add_argument("--timeline", action="store_true", help="what happened to each message, and where it is now")
     parser.add_argument(
         "--history", action="store_true", help="the same with every delivery; reads the delivery journal"
     )

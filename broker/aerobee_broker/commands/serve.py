@@ -48,14 +48,14 @@ def add_parser(commands: Commands) -> None:
         "--listen-remoting", metavar="HOST:PORT", help="for clients before RocketMQ 5 and mqadmin (default: nowhere)"
     )
     parser.add_argument(
-        "--front", choices=("native", "grpcio"), help="what serves gRPC: our own HTTP/2, or grpcio (default: native)"
+        "--front", choices=("native", "grpcio"), help="the gRPC server: native HTTP/2 or grpcio (default: native)"
     )
     parser.add_argument(
         "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
-    parser.add_argument("--accounts", metavar="FILE", help="who may call, as TOML (default: everybody)")
+    parser.add_argument("--accounts", metavar="FILE", help="accounts file in TOML (default: no authentication)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="/metrics, /healthz (default: 127.0.0.1:5557)")
     parser.add_argument(
         "--flush",

@@ -27,9 +27,7 @@ def add_parser(commands: Commands) -> None:
     parser = new_command(
         commands, "status", "show what a running broker does", run, details=_DETAILS, examples=_EXAMPLES
     )
-    parser.add_argument(
-        "--traffic", choices=("minute", "hour", "day"), help="instead: what went in and out lately, busiest first"
-    )
+    parser.add_argument("--traffic", choices=("minute", "hour", "day"), help="instead: recent traffic, busiest first")
     parser.add_argument("--topic", default="", help="with --traffic: only of this topic")
     parser.add_argument(
         "--max", metavar="N", type=options.count, default=100, help="with --traffic: at most N (default: 100)"

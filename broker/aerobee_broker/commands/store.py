@@ -72,7 +72,7 @@ What queues, index and the end of the log lack heals when a broker opens the sto
     repair = new_command(
         actions,
         "repair",
-        "mend a stopped store; without --apply only say what would be done",
+        "mend a stopped store; without --apply only print what would be done",
         _repair,
         details="""\
 What is tried is shown, action by action, and done with --apply.
@@ -107,7 +107,7 @@ TARGET must be empty or not exist.""",
         "--hard-links", action="store_true", help="link full segments of the log instead of copying them"
     )
     for action in (repair, rebuild):
-        action.add_argument("--apply", action="store_true", help="do it; without this only say what would be done")
+        action.add_argument("--apply", action="store_true", help="do it; without this only print what would be done")
         action.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
         action.add_argument("--batch-queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
         action.add_argument(
@@ -180,7 +180,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     else:
         del values["ok"]
         _print_report(values, report.findings)
-        print("clean" if report.ok else "not clean; `aerobee store verify --help` says what heals")
+        print("clean" if report.ok else "not clean; `aerobee store verify --help` explains what repairs it")
     return 0 if report.ok else 1
 
 

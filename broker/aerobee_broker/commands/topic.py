@@ -45,7 +45,7 @@ def add_parser(commands: Commands) -> None:
             default=[],
             help="messages that it takes; may be repeated (default: NORMAL)",
         )
-        action.add_argument("--permission", choices=_PERMISSIONS, help="what clients may do (default: read-write)")
+        action.add_argument("--permission", choices=_PERMISSIONS, help="permission of clients (default: read-write)")
         action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
     listing = new_command(actions, "list", "list topics", _list, examples="  aerobee topic list --all")
     listing.add_argument("--all", action="store_true", help="also the broker's own")

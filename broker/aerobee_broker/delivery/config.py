@@ -43,7 +43,7 @@ class DeliveryConfig:
     def __post_init__(self) -> None:
         if self.initial_position not in ("auto", "earliest", "latest"):
             raise ConfigError(
-                f"delivery.initial_position: {self.initial_position!r} is none of 'auto', 'earliest' and 'latest'"
+                f"delivery.initial_position: {self.initial_position!r} is not one of 'auto', 'earliest' and 'latest'"
             )
         if not 0 < self.invisible_seconds_min <= self.invisible_seconds_max <= _DAY_SECONDS:
             raise ConfigError(
@@ -55,7 +55,7 @@ class DeliveryConfig:
                 f"delivery.auto_renew_seconds_max: {self.auto_renew_seconds_max} is not above 0 and at most a day"
             )
         if not 1 <= self.receive_count_max <= 1024:
-            raise ConfigError(f"delivery.receive_count_max: {self.receive_count_max} is not within 1..1024")
+            raise ConfigError(f"delivery.receive_count_max: {self.receive_count_max} is outside 1..1024")
         for name in ("poll_seconds_max", "poll_reserve_seconds", "client_gone_seconds", "client_return_seconds"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"delivery.{name}: {getattr(self, name)} is below 0")
@@ -65,4 +65,4 @@ class DeliveryConfig:
             *("priority_waiting_max", "lite_subscriptions_max", "snapshot_event_count"),
         ):
             if getattr(self, name) < 1:
-                raise ConfigError(f"delivery.{name}: {getattr(self, name)} is not at least 1")
+                raise ConfigError(f"delivery.{name}: {getattr(self, name)} is less than 1")

@@ -126,7 +126,9 @@ class Deliveries:
             queue.delivery.limit_invisible(latest_ms)
             if queue.delivery.cut(self._subscriptions.end_of(queue)):
                 _log.warning(
-                    "delivery goes back to the end of its queue key=%s offset=%d", queue.key, queue.delivery.cursor
+                    "delivery position is behind the end of its queue, moved to the end key=%s offset=%d",
+                    queue.key,
+                    queue.delivery.cursor,
                 )
             self.stats.expired += queue.delivery.expire(now_ms)
             self._subscriptions.note_commit(queue, force=True)

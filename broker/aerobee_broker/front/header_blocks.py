@@ -69,7 +69,7 @@ class RequestHead:
                 return error
             if name == b"content-length":
                 if not value.isdigit() or len(value) > 18:
-                    return "a content-length that is no number"
+                    return "a content-length that is not a number"
                 self.content_length = int(value)
         if not pseudo.keys() >= {b":method", b":scheme", b":path"}:
             return "a pseudo-header is missing"

@@ -463,7 +463,7 @@ class Http2Connection:
             self._spend()
             return
         if len(payload) % 6:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a size that is no multiple of 6")
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a size that is not a multiple of 6")
         self._spend()
         for offset in range(0, len(payload), 6):
             key = int.from_bytes(payload[offset : offset + 2], "big")

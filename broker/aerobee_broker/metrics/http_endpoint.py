@@ -38,6 +38,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._silent: dict[int, Any] = {}  # connections that have not sent their request yet, oldest first
         self._kept: list[int] = []  # descriptors for probes that come when clients have all others
         super().__init__(*arguments)
         self._keep()
@@ -66,16 +67,28 @@ class _Server(ThreadingMixIn, WSGIServer):
                 os.close(self._kept.pop())
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Each has a thread, of which there are so many: who holds connections open shall not take descriptors."""
-        if not self._free.acquire(blocking=False):
+        """Serve it in a thread of its own. At the limit, the oldest connection without a request makes room."""
+        if not self._free.acquire(blocking=False) and not (self._end_oldest_silent() and self._free.acquire(timeout=1)):
             self.shutdown_request(request)
             return
+        self._silent[id(request)] = request
         super().process_request(request, client_address)
+
+    def _end_oldest_silent(self) -> bool:
+        with suppress(StopIteration, KeyError, OSError, RuntimeError):
+            self._silent.pop(next(iter(self._silent))).shutdown(socket.SHUT_RDWR)
+            return True
+        return False
+
+    def request_received(self, request: Any) -> None:
+        """The connection has sent a whole request: from now on it is not ended for others."""
+        self._silent.pop(id(request), None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._silent.pop(id(request), None)
             self._free.release()
             self._keep()
 
@@ -93,6 +106,11 @@ class _QuietHandler(WSGIRequestHandler):
     timeout = 10  # seconds for a peer that connects and says nothing
     server_version, sys_version = "aerobee", ""
     error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
+
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        self.server.request_received(self.request)  # type: ignore[attr-defined]  # a _Server
+        return parsed
 
     def log_message(self, format: str, *args: object) -> None:
         _log.debug("request peer=%s %s", self.client_address[0], format % args)

@@ -60,7 +60,7 @@ class AcknowledgeProcessor:
         if not 0 <= milliseconds <= longest * 1000:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_INVISIBLE_TIME,
-                f"the invisible duration of {milliseconds} ms is not within 0..{longest * 1000:.0f} ms "
+                f"the invisible duration of {milliseconds} ms is outside 0..{longest * 1000:.0f} ms "
                 "(delivery.invisible_seconds_max)",
             )
         handle = await self._deliveries.change_invisible(topic, group, request.receipt_handle, milliseconds)

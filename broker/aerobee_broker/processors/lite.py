@@ -46,7 +46,7 @@ class LiteProcessor:
             )
         action = _ACTIONS.get(request.action)
         if action is None:
-            raise InvalidRequestError(v2.Code.BAD_REQUEST, f"action {request.action} is none; add or remove")
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, f"action {request.action} is unknown; use add or remove")
         for lite_topic in request.lite_topic_set:
             check_lite_topic(lite_topic)
         if group not in self._tables.groups:

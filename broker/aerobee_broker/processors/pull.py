@@ -160,7 +160,7 @@ class PullProcessor:
                 offset = self._store.offset_by_time(topic, queue_id, timestamp_ms(request.timestamp))
             case other:
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, f"query_offset_policy {other} is none; choose BEGINNING, END or TIMESTAMP"
+                    v2.Code.BAD_REQUEST, f"query_offset_policy {other} is unknown; choose BEGINNING, END or TIMESTAMP"
                 )
         return v2.QueryOffsetResponse(status=_OK, offset=offset)
 

@@ -163,7 +163,7 @@ def parse_scroll_id(scroll_id: str, name: str = "scroll_id") -> tuple[int, int]:
         return -1, 0
     queue_id, dash, offset = scroll_id.partition("-")
     if not (dash and _is_number(queue_id) and _is_number(offset)):
-        raise InvalidRequestError(v2.Code.BAD_REQUEST, f"{name} {scroll_id[:80]!r} is not one of ours; begin without")
+        raise InvalidRequestError(v2.Code.BAD_REQUEST, f"{name} {scroll_id[:80]!r} is invalid; start without one")
     return int(queue_id), int(offset)
 
 

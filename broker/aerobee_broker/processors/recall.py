@@ -30,7 +30,7 @@ class RecallProcessor:
         if DELAY not in ACCEPTED_TYPES[topic.message_type]:
             raise InvalidRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"topic {topic.name!r} takes no delayed messages, so there is none to recall",
+                f"topic {topic.name!r} takes no delayed messages, so there are none to recall",
             )
         try:
             handle = RecallHandle.decode(request.recall_handle)

@@ -115,7 +115,7 @@ class ReceiveProcessor:
         if not request.HasField("invisible_duration") or not shortest * 1000 <= milliseconds <= longest * 1000:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_INVISIBLE_TIME,
-                f"the invisible duration of {milliseconds} ms is not within "
+                f"the invisible duration of {milliseconds} ms is outside "
                 f"{shortest * 1000:.0f}..{longest * 1000:.0f} ms "
                 "(delivery.invisible_seconds_min, delivery.invisible_seconds_max)",
             )

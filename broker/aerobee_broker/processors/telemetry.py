@@ -52,7 +52,7 @@ class TelemetryProcessor:
         kind = received.WhichOneof("pub_sub")
         if kind is None:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, "settings have neither publishing nor subscription; a client is one of the two"
+                v2.Code.BAD_REQUEST, "settings have neither publishing nor subscription; set one of them"
             )
         if (size := received.ByteSize()) > SETTINGS_SIZE_MAX:
             raise InvalidRequestError(

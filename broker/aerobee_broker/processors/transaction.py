@@ -31,10 +31,12 @@ class TransactionProcessor:
         topic = topic_name(request.topic, client)
         if not request.transaction_id.strip():
             raise InvalidRequestError(
-                v2.Code.INVALID_TRANSACTION_ID, "the transaction id is blank; give the one of the answer to the send"
+                v2.Code.INVALID_TRANSACTION_ID, "the transaction id is blank; use the one from the answer to the send"
             )
         if request.resolution not in _OUTCOMES:
-            raise InvalidRequestError(v2.Code.BAD_REQUEST, f"there is no resolution {request.resolution}")
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, f"resolution {request.resolution} is unknown; use COMMIT or ROLLBACK"
+            )
         final = await self._transactions.end(topic, request.transaction_id, _OUTCOMES[request.resolution])
         if final is not None:
             self._counters.sent_to(topic, "transaction").add(final.size)

@@ -233,7 +233,7 @@ class AdministrationRequests:
                 if not name or name.startswith("#"):
                     continue
                 if not equals:
-                    raise RemotingError(Answer.INVALID_PARAMETER, f"{line[:80]!r} is no setting; write name=value")
+                    raise RemotingError(Answer.INVALID_PARAMETER, f"{line[:80]!r} is not a setting; write name=value")
                 found = setting_of_rocketmq(name.strip(), value.strip())
                 changes[name.strip() if found is None else found[0]] = (
                     value.strip() if found is None else setting_text(found[1])

@@ -34,7 +34,7 @@ def integer(request: Command, name: str, default: int | None = None, *, bits: in
         return default
     limit = 1 << (bits - 1)
     if _INTEGER.fullmatch(value) is None or not -limit <= int(value) < limit:
-        raise RemotingError(Answer.INVALID_PARAMETER, f"{name} is {value[:80]!r}, which is no {bits}-bit integer")
+        raise RemotingError(Answer.INVALID_PARAMETER, f"{name} is {value[:80]!r}, which is not a {bits}-bit integer")
     return int(value)
 
 
@@ -48,7 +48,7 @@ def body_object(request: Command) -> dict[str, object]:
     """The body, which is a JSON object. RemotingError, JsonFormatError."""
     value = java_json.loads(request.body, object_keys=True)
     if not isinstance(value, dict):
-        raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request is no JSON object")
+        raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request is not a JSON object")
     return value
 
 
@@ -58,7 +58,7 @@ def member(value: Mapping[str, object], name: str) -> str:
     if found is None:
         return ""
     if not isinstance(found, str):
-        raise RemotingError(Answer.INVALID_PARAMETER, f"{name!r} in the body of the request is no text")
+        raise RemotingError(Answer.INVALID_PARAMETER, f"{name!r} in the body of the request is not a string")
     return found
 
 
@@ -68,7 +68,7 @@ def integer_member(value: Mapping[str, object], name: str, default: int = 0) -> 
     if found is None:
         return default
     if not isinstance(found, int) or isinstance(found, bool) or not -_INT64 <= found < _INT64:
-        raise RemotingError(Answer.INVALID_PARAMETER, f"{name!r} in the body of the request is no 64-bit integer")
+        raise RemotingError(Answer.INVALID_PARAMETER, f"{name!r} in the body of the request is not a 64-bit integer")
     return found
 
 
@@ -79,7 +79,8 @@ def objects(value: Mapping[str, object], name: str, *, count_max: int = 100_000)
         return []
     if not isinstance(found, list) or len(found) > count_max or not all(isinstance(item, dict) for item in found):
         raise RemotingError(
-            Answer.INVALID_PARAMETER, f"{name!r} in the body of the request is no array of up to {count_max} objects"
+            Answer.INVALID_PARAMETER,
+            f"{name!r} in the body of the request is not an array of up to {count_max} objects",
         )
     return found
 

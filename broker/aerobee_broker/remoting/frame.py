@@ -161,7 +161,7 @@ class FrameReader:
         Raises FrameFormatError; the frames before the broken one are lost with it, as the connection is.
         """
         if self._broken:
-            raise FrameFormatError("the connection sent what is no frame before; nothing more can be read from it")
+            raise FrameFormatError("the connection sent an invalid frame; it is closed")
         buffer = self._buffer
         buffer += data
         commands: list[Command] = []
@@ -205,12 +205,12 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     try:
         value = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise FrameFormatError(f"a header that is no JSON: {error}") from None
+        raise FrameFormatError(f"a header that is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise FrameFormatError("a header that is no JSON object")
+        raise FrameFormatError("a header that is not a JSON object")
     language, remark, fields = value.get("language"), value.get("remark"), value.get("extFields")
     if fields is not None and not isinstance(fields, dict):
-        raise FrameFormatError("extFields of a header is no JSON object")
+        raise FrameFormatError("extFields of a header is not a JSON object")
     if fields and len(fields) > EXT_FIELD_COUNT_MAX:
         raise FrameFormatError(f"a header of {len(fields)} extFields; at most {EXT_FIELD_COUNT_MAX} are read")
     return Command(
@@ -230,7 +230,7 @@ def _integer(header: dict[str, object], name: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not -_INT32 <= value < _INT32:
-        raise FrameFormatError(f"{name} of a header is no 32-bit integer")
+        raise FrameFormatError(f"{name} of a header is not a 32-bit integer")
     return value
 
 
@@ -258,7 +258,7 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
             body=body,
         )
     except (struct.error, UnicodeDecodeError) as error:
-        raise FrameFormatError(f"a binary header that ends too early, or is no UTF-8: {error}") from None
+        raise FrameFormatError(f"a binary header that ends too early, or is not UTF-8: {error}") from None
 
 
 def _entries(entries: bytes) -> dict[str, str]:

@@ -343,7 +343,7 @@ def check_new_or_own_name(name: str) -> None:
         if name.startswith(prefix) and len(name) > len(prefix):
             return
     if not name:
-        raise IllegalTopicError("the name of a topic is blank; give it one")
+        raise IllegalTopicError("the topic name is blank; enter a name")
     check_new_topic_name(name)
 
 
@@ -360,7 +360,7 @@ def _delay_of(properties: Mapping[str, str]) -> str:
 def _number(properties: Mapping[str, str], name: str) -> int:
     value = properties[name]
     if not (value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 15):
-        raise RemotingError(Answer.MESSAGE_ILLEGAL, f"the property {name} is {value[:80]!r}, which is no number")
+        raise RemotingError(Answer.MESSAGE_ILLEGAL, f"the property {name} is {value[:80]!r}, which is not a number")
     return int(value)
 
 
@@ -402,9 +402,7 @@ def _split_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
             total, _, _, flag, body_size = _BATCH_ITEM.unpack_from(body, at)
             begin = at + _BATCH_ITEM.size
             if body_size < 0 or body_size > len(body) - begin:
-                raise RemotingError(
-                    Answer.MESSAGE_ILLEGAL, f"a message of the batch says that it has {body_size} bytes"
-                )
+                raise RemotingError(Answer.MESSAGE_ILLEGAL, f"a message of the batch claims to have {body_size} bytes")
             (properties_size,) = _I16.unpack_from(body, begin + body_size)
             end = begin + body_size + _I16.size + properties_size
             if properties_size < 0 or end > len(body) or total != end - at or len(items) >= _BATCH_COUNT_MAX:

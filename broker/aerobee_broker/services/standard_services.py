@@ -48,7 +48,7 @@ def health_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str
     async def check(data: bytes, context: Context) -> bytes:
         request: Any = _read(check_reader, data)
         if request.service not in known:
-            raise CallAbortedError(StatusCode.NOT_FOUND, "there is no such service; reflection names those there are")
+            raise CallAbortedError(StatusCode.NOT_FOUND, "unknown service; server reflection lists the services")
         return answer(status.NOT_SERVING if draining.is_set() else status.SERVING)
 
     async def watch(data: bytes, context: Context) -> None:

@@ -48,7 +48,7 @@ def check_group_name(name: str) -> None:
     1..120 characters of `a-z A-Z 0-9 _ - % |`, and none of the broker's own groups.
     """
     if not name or name.isspace():
-        raise IllegalGroupError("the name of a consumer group is blank; give it one")
+        raise IllegalGroupError("the consumer group name is blank; enter a name")
     if len(name) > GROUP_NAME_SIZE_MAX:
         raise IllegalGroupError(
             f"consumer group {name[:32]!r}... has {len(name)} characters, namespace included; "

@@ -166,7 +166,7 @@ def check_new_topic_name(stored: str) -> None:
 
 def _check_form(name: str, size_max: int) -> None:
     if not name or name.isspace():
-        raise IllegalTopicError("the name of a topic is blank; give it one")
+        raise IllegalTopicError("the topic name is blank; enter a name")
     if len(name) > size_max:
         raise IllegalTopicError(
             f"topic {name[:32]!r}... has {len(name)} characters, namespace included; shorten it to at most {size_max}"

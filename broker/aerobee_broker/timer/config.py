@@ -26,12 +26,12 @@ class TimerConfig:
 
     def __post_init__(self) -> None:
         if self.precision_ms not in PRECISIONS_MS:
-            raise ConfigError(f"timer.precision_ms: {self.precision_ms} is none of 100, 200, 500 and 1000")
+            raise ConfigError(f"timer.precision_ms: {self.precision_ms} is not one of 100, 200, 500 and 1000")
         if self.slot_count < 8:
-            raise ConfigError(f"timer.slot_count: {self.slot_count} is not at least 8")
+            raise ConfigError(f"timer.slot_count: {self.slot_count} is less than 8")
         if not 2 <= self.roll_window_slots <= self.slot_count // 2:
             raise ConfigError(
-                f"timer.roll_window_slots: {self.roll_window_slots} is not within 2..{self.slot_count // 2}, "
+                f"timer.roll_window_slots: {self.roll_window_slots} is outside 2..{self.slot_count // 2}, "
                 "half of the wheel"
             )
         if self.roll_window_slots * self.precision_ms > _DELAY_MS_MAX:

@@ -37,7 +37,7 @@ class RecallHandle:
     def decode(cls, text: str) -> RecallHandle:
         """Raises InvalidRecallHandleError."""
         if len(text) > _HANDLE_SIZE_MAX:
-            raise InvalidRecallHandleError("the recall handle is too long; give the one that the send answered")
+            raise InvalidRecallHandleError("the recall handle is too long; use the one from the answer to the send")
         try:
             decoded = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True).decode()
         except (UnicodeError, binascii.Error):
@@ -47,4 +47,4 @@ class RecallHandle:
             topic, broker, deliver_ms, message_id = fields
             if deliver_ms.isascii() and deliver_ms.isdigit() and len(deliver_ms) <= 15 and message_id:
                 return cls(topic, broker, int(deliver_ms), message_id)
-        raise InvalidRecallHandleError(f"{text[:80]!r} is no recall handle; give the one that the send answered")
+        raise InvalidRecallHandleError(f"{text[:80]!r} is not a recall handle; use the one from the answer to the send")

@@ -148,7 +148,9 @@ class Timer:
         if checkpoint is not None:
             self._read_time_ms = self._floor(checkpoint.read_time_ms)
             if self._read_time_ms > now_slot + 60_000:
-                _log.warning("the clock went back, what was delivered since may come again ms=%d", now_slot)
+                _log.warning(
+                    "the clock went back, messages delivered since then may be delivered again ms=%d", now_slot
+                )
                 self._read_time_ms = now_slot
             # Where RocketMQ wrote the file last, nothing was marked since.
             self._begin = log_end if checkpoint.begin is None else min(checkpoint.begin, log_end)
@@ -562,7 +564,7 @@ class Timer:
                 break
             except StoreFullError as error:
                 if not self._full_logged:
-                    _log.error("delayed messages wait, for the disk is full cause=%s", error)
+                    _log.error("delayed messages wait because the disk is full cause=%s", error)
                     self._full_logged = True
                 if self._closing.is_set():
                     return  # the slot is not done: the next start delivers them

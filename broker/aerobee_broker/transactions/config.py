@@ -27,6 +27,6 @@ class TransactionsConfig:
             if not 0 < getattr(self, name) <= 366 * 24 * 3600:
                 raise ConfigError(f"transactions.{name}: {getattr(self, name)} is not above 0, or longer than a year")
         if not 1 <= self.check_max <= 1_000_000:
-            raise ConfigError(f"transactions.check_max: {self.check_max} is not within 1..1000000")
+            raise ConfigError(f"transactions.check_max: {self.check_max} is outside 1..1000000")
         if not 1 <= self.pending_max <= 10_000_000:
-            raise ConfigError(f"transactions.pending_max: {self.pending_max} is not within 1..10000000")
+            raise ConfigError(f"transactions.pending_max: {self.pending_max} is outside 1..10000000")

@@ -342,7 +342,7 @@ class Transactions:
             if decided is None:
                 raise InvalidTransactionError(
                     f"transaction {transaction_id[:80]!r} of topic {topic!r} is not known, or was settled long ago; "
-                    "give topic and transaction id of the answer to its send"
+                    "use the topic and transaction id from the answer to its send"
                 )
             if outcome not in (None, decided.outcome):
                 raise InvalidTransactionError(
@@ -506,7 +506,7 @@ class Transactions:
         self._store.request_flush()
         self._settled(half, Outcome.GIVEN_UP, appended[-1])
         _log.warning(
-            "transaction given up topic=%s id=%s checks=%d; its message is in %s",
+            "transaction abandoned topic=%s id=%s checks=%d; its message is in %s",
             half.topic,
             transaction_id[:80],
             half.checks,

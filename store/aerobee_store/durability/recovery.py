@@ -153,7 +153,9 @@ class Recovery:
         report.damaged.sort(key=lambda damage: damage.start)
         if report.end < (synced := self._checkpoint.derived_offset or 0):
             report.lost = synced - report.end
-            _log.error("log ends before what was synced end=%d synced=%d; what was between is lost", report.end, synced)
+            _log.error(
+                "log ends before what was synced end=%d synced=%d; the records between are lost", report.end, synced
+            )
         self._cut_log(report.end)
         if (begin := self._cut_queues(report.end)) < report.begin:
             # What was cut is damage, not the traces of lost records: read what those queues need once more.

@@ -281,7 +281,7 @@ class CommitLog:
         if needed > 0:
             usage = self.files.run.file_system.usage(file.path.parent)
             if usage.available < needed + headroom:
-                raise OSError(errno.ENOSPC, "the disk is full but for what is kept for queues, index and tables")
+                raise OSError(errno.ENOSPC, "the disk is full except for the reserve for queues, index and tables")
             file.reserve(end)
 
     def _can_end_here(self, active: MappedFile) -> bool:

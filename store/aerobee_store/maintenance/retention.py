@@ -145,7 +145,7 @@ class Retention:
             return "short"
         if ratio > config.disk_full_ratio:
             if not self._running.flags & RunningFlags.DISK_FULL:
-                _log.error("disk is full, no message is taken directory=%s used=%.1f%%", config.directory, 100 * ratio)
+                _log.error("disk is full, sends are refused directory=%s used=%.1f%%", config.directory, 100 * ratio)
             self._running.set(
                 RunningFlags.DISK_FULL,
                 f"no space left on the disk of {config.directory}: {100 * ratio:.1f} % are used, and above "
@@ -153,7 +153,7 @@ class Retention:
                 f"most {100 * config.disk_force_clean_ratio:g} % are used (store.disk_force_clean_ratio)",
             )
         elif ratio <= config.disk_force_clean_ratio and self._running.flags & RunningFlags.DISK_FULL:
-            _log.warning("messages are taken again directory=%s used=%.1f%%", config.directory, 100 * ratio)
+            _log.warning("sends are accepted again directory=%s used=%.1f%%", config.directory, 100 * ratio)
             self._running.clear(RunningFlags.DISK_FULL)
         if ratio > min(config.disk_force_clean_ratio, config.disk_full_ratio):
             return "force"
@@ -179,7 +179,7 @@ class Retention:
 
         log, queues, full = await self._in_disk_thread(ask)
         if full != run.full and len(run.writable_directories) > 1:
-            _log.warning("paths without new segments, for their disks are full paths=%s", sorted(map(str, full)))
+            _log.warning("paths get no new segments because their disks are full paths=%s", sorted(map(str, full)))
         run.full = full
         fuller = max(log, queues, key=lambda usage: usage.ratio)
         return fuller.ratio, fuller.used - int(limit * fuller.total)
@@ -215,7 +215,7 @@ class Retention:
                 keep_from = min(keep_from, await listener(keep_from))
             except (StoreError, OSError) as error:
                 self._stats.retention_failures += 1
-                _log.error("segments stay, for what is needed of them could not be saved cause=%r", error)
+                _log.error("segments kept because data that depends on them could not be saved cause=%r", error)
                 return 0
         going = [file for file in going if file.end_offset <= keep_from]
         for file in going:
@@ -224,7 +224,7 @@ class Retention:
             await self._in_disk_thread(self._log.files.run.before_removal, [file.start_offset for file in going])
         except OSError as error:
             self._stats.retention_failures += 1
-            _log.error("segments stay, for the paths of the log could not be saved cause=%s", error)
+            _log.error("segments kept because the log paths could not be saved cause=%s", error)
             return 0
         gone = going[: await self._remove([file.path for file in going])]
         if not gone:
@@ -266,7 +266,7 @@ class Retention:
             timestamp = await self._last_timestamp(file, following)
         except OSError as error:
             self._stats.retention_failures += 1
-            _log.error("segment stays, for its age is not known path=%s cause=%s", file.path, error)
+            _log.error("segment kept because its age is unknown path=%s cause=%s", file.path, error)
             return False
         now_ms = min(self._clock.now_ms(), self._steady.now_ms())  # a clock that jumped ahead expires nothing
         return timestamp + self._config.retention_hours * 3_600_000 <= now_ms

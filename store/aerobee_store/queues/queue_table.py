@@ -142,8 +142,8 @@ class QueueTable:
         limit = self._config.light_queue_count_max
         if new and self.light_count + new > limit:
             raise LightQueuesFullError(
-                f"{self.light_count} light queues, {new} more were asked for, and the limit is {limit} "
-                f"(store.light_queue_count_max); remove some that are not used any more, or raise it"
+                f"{self.light_count} light queues, {new} more were requested, the limit is {limit} "
+                f"(store.light_queue_count_max); delete unused ones or raise the limit"
             )
 
     def simple_queue_unless_batch(self, topic: str, queue_id: int) -> ConsumeQueue | None:

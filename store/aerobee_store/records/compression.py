@@ -48,7 +48,7 @@ def _inflate(body: bytes | memoryview, size_max: int) -> bytes:
     try:
         plain = stream.decompress(body, size_max)
     except zlib.error as error:
-        raise DecompressionError(f"the compressed body is no zlib stream: {error}") from error
+        raise DecompressionError(f"the compressed body is not a zlib stream: {error}") from error
     _check_end(eof=stream.eof, starved=not stream.unconsumed_tail, rest=stream.unused_data, size_max=size_max)
     return plain
 
@@ -58,7 +58,7 @@ def _unlz4(package: Any, body: bytes | memoryview, size_max: int) -> bytes:
     try:
         plain = bytes(stream.decompress(body, max_length=size_max))
     except (RuntimeError, EOFError) as error:
-        raise DecompressionError(f"the compressed body is no LZ4 frame: {error}") from error
+        raise DecompressionError(f"the compressed body is not an LZ4 frame: {error}") from error
     _check_end(eof=stream.eof, starved=stream.needs_input, rest=stream.unused_data or b"", size_max=size_max)
     return plain
 
@@ -72,7 +72,7 @@ def _unzstd(package: Any, body: bytes | memoryview, size_max: int) -> bytes:
         if len(plain) <= size_max:
             stream.decompress(body)
     except package.ZstdError as error:
-        raise DecompressionError(f"the compressed body is no Zstandard frame: {error}") from error
+        raise DecompressionError(f"the compressed body is not a Zstandard frame: {error}") from error
     starved = len(plain) <= size_max
     _check_end(eof=starved and stream.eof, starved=starved, rest=stream.unused_data, size_max=size_max)
     return plain

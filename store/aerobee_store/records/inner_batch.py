@@ -79,9 +79,9 @@ def check_count(body: bytes | memoryview, sys_flag: int, count: int, *, size_max
     try:
         found = columns(body, sys_flag, size_max=size_max)
     except CorruptRecordError as error:
-        raise InvalidMessageError(f"an inner batch whose body is none: {error.reason}") from error
+        raise InvalidMessageError(f"an inner batch with an invalid body: {error.reason}") from error
     if len(found) != count:
-        raise InvalidMessageError(f"an inner batch of {len(found)} messages says that it has {count}")
+        raise InvalidMessageError(f"an inner batch of {len(found)} messages claims to have {count}")
     return len(found.body)
 
 
@@ -226,7 +226,7 @@ def unpack(record: Record) -> list[Record]:
     items = _split(_body(record), record.physical_offset)
     if len(items) != place.message_count:
         raise CorruptRecordError(
-            f"an inner batch of {len(items)} messages says that it has {place.message_count}",
+            f"an inner batch of {len(items)} messages claims to have {place.message_count}",
             physical_offset=record.physical_offset,
         )
     return [
@@ -281,9 +281,9 @@ def _split(body: bytes, physical_offset: int) -> list[_Item]:
             raise corrupt(f"has only {left} bytes")
         size, _, _, flag, body_size = _HEAD.unpack_from(body, position)
         if not _ITEM_SIZE_MIN <= size <= left:
-            raise corrupt(f"says that it has {size} bytes; {left} are left")
+            raise corrupt(f"claims to have {size} bytes; {left} are left")
         if not 0 <= body_size <= size - _ITEM_SIZE_MIN:
-            raise corrupt(f"says that its body has {body_size} of {size} bytes")
+            raise corrupt(f"claims a body of {body_size} of {size} bytes")
         begin = position + _HEAD.size
         end = begin + body_size
         (properties_size,) = _PROPERTIES_SIZE.unpack_from(body, end)

@@ -257,7 +257,7 @@ def encode_host(host: Host) -> bytes:
     """8 bytes for an IPv4 host, 20 for IPv6. Raises InvalidMessageError for names and for ports outside 0..65535."""
     address, port = host
     if not 0 <= port <= 65535:
-        raise InvalidMessageError(f"host {address!r}: port {port} is not within 0..65535")
+        raise InvalidMessageError(f"host {address!r}: port {port} is outside 0..65535")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.inet_pton(family, address) + _PORT.pack(port)
@@ -284,7 +284,9 @@ def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
     except ValueError:
         encoded = b""
     if not encoded:
-        raise InvalidMessageError(f"{message_id[:80]!r} is no server message id: 32 or 56 hexadecimal digits expected")
+        raise InvalidMessageError(
+            f"{message_id[:80]!r} is not a server message id: 32 or 56 hexadecimal digits expected"
+        )
     (physical_offset,) = _PHYSICAL_OFFSET.unpack(encoded[-8:])
     host = decode_host(encoded[:-8])
     if physical_offset < 0 or not 0 <= host[1] <= 65535:

@@ -283,7 +283,7 @@ def _quoted(text: str) -> str:
 
 def _bare(key: str) -> str:
     if _INTEGER.fullmatch(key) is None:
-        raise ValueError(f"{key!r} is no integer, so it cannot be a key of an IntegerMap")
+        raise ValueError(f"{key!r} is not an integer, so it cannot be a key of an IntegerMap")
     return key
 
 

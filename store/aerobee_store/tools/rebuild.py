@@ -95,7 +95,7 @@ def rebuild(
     sizes: GivenSizes | None = None,
     progress: Progress | None = None,
 ) -> RebuildReport:
-    """Make queues, index or both anew from the log of a stopped store; without `apply` only say what would be done.
+    """Make queues, index or both anew from the log of a stopped store; without `apply` only print what would be done.
 
     `sizes` need to be given only where no file is left that shows them. `progress` is told bytes of the log.
 

@@ -104,7 +104,7 @@ def repair(
     findings_max: int = FINDINGS_MAX,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Mend a stopped store; without `apply` only say what would be done. `progress` is told bytes of the log.
+    """Mend a stopped store; without `apply` only print what would be done. `progress` is told bytes of the log.
 
     Raises StoreLockedError for a store in use, StoreDirectoryError for what is no store or cannot be one as it is (the
     text says what to move away), OSError of the disk.

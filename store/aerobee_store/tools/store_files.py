@@ -180,12 +180,12 @@ class StoreFiles:
         Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
         """
         if not directory.is_dir():
-            raise StoreDirectoryError(f"{directory}: not a directory; name the one that holds commitlog")
+            raise StoreDirectoryError(f"{directory}: not a directory; name the directory that contains commitlog")
         names = sorted(path.name for path in directory.iterdir())
         if not _SIGNS_OF_A_STORE.intersection(names):
             meant = directory / "store" if "store" in names else directory.absolute().parent
             hint = f"do you mean {meant}?" if _is_store(meant) else "name the directory that a broker has as its store"
-            raise StoreDirectoryError(f"{directory}: not a store, for it has no commitlog; {hint}")
+            raise StoreDirectoryError(f"{directory}: not a store (it has no commitlog); {hint}")
         if is_locked(directory / "lock"):
             state: StoreState = "live"
         else:

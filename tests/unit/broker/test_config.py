@@ -149,7 +149,7 @@ def test_the_paths_of_the_log(tmp_path: Path) -> None:
     environment = {"AEROBEE_STORE_COMMIT_LOG_PATHS": "/c/log,/d/log"}
     assert BrokerConfig.load(environment=environment).store.commit_log_paths == (Path("/c/log"), Path("/d/log"))
     toml.write_text("[store]\ncommit_log_paths = 7\n")
-    with pytest.raises(ConfigError, match=r"store\.commit_log_paths: 7 is no list of paths"):
+    with pytest.raises(ConfigError, match=r"store\.commit_log_paths: 7 is not a list of paths"):
         BrokerConfig.load(config_file=toml)
 
 

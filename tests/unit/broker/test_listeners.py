@@ -76,7 +76,9 @@ def test_what_cannot_be_used_does_not_replace_what_can(
     with caplog.at_level(logging.ERROR):
         assert reader.load_if_changed() is None
         assert reader.load_if_changed() is None
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the certificate is not replaced"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "the new certificate is not usable, the old one stays in use"
+    ]
     certificate.write_bytes(made.certificate)
     assert reader.load_if_changed() is not None
 
@@ -86,7 +88,7 @@ def test_files_that_are_no_certificate_are_refused(files: tuple[Path, Path], tmp
     certificate, key = files
     with pytest.raises(ConfigError, match=r"tls\.key: .*nothing\.key: No such file"):
         CertificateFiles(certificate, tmp_path / "nothing.key").load()
-    with pytest.raises(ConfigError, match="are no certificate with its key"):
+    with pytest.raises(ConfigError, match="are not a certificate and its key"):
         CertificateFiles(key, certificate).load()
     locked = tmp_path / "locked.key"
     locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n")

@@ -109,7 +109,7 @@ class DeadLetterAdministration:
         if request.page_token:
             if not (request.page_token.isascii() and request.page_token.isdigit() and len(request.page_token) <= 18):
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, f"page_token {request.page_token[:80]!r} is not one of ours; begin without"
+                    v2.Code.BAD_REQUEST, f"page_token {request.page_token[:80]!r} is invalid; start without one"
                 )
             position = max(low, int(request.page_token))
         elif begin and high > low:

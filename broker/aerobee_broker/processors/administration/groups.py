@@ -256,7 +256,7 @@ def _policy_from_wire(wire: v2.RetryPolicy) -> CustomizedRetry | ExponentialRetr
             backoff = wire.exponential_backoff
             if not 1 <= backoff.multiplier <= 1000 or backoff.multiplier != int(backoff.multiplier):
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, f"multiplier {backoff.multiplier:g} is no whole number from 1 to 1000"
+                    v2.Code.BAD_REQUEST, f"multiplier {backoff.multiplier:g} is not a whole number from 1 to 1000"
                 )
             return ExponentialRetry(
                 initial_ms=_milliseconds(backoff.initial),

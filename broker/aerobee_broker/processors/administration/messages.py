@@ -80,7 +80,7 @@ class MessageAdministration:
         system.CopyFrom(request.system_properties)
         if system.message_type == TRANSACTION:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, "nobody would decide about a transaction begun here; send with a producer"
+                v2.Code.BAD_REQUEST, "a transaction begun here would never be decided; send it with a producer"
             )
         if request.HasField("tag"):
             system.tag = request.tag

@@ -119,7 +119,9 @@ class StatusAdministration:
     async def list_traffic(self, request: admin_v1.ListTrafficRequest, _: Client) -> admin_v1.ListTrafficResponse:
         window = _WINDOWS.get(request.window)
         if window is None:
-            raise InvalidRequestError(v2.Code.BAD_REQUEST, f"window {request.window} is none of minute, hour and day")
+            raise InvalidRequestError(
+                v2.Code.BAD_REQUEST, f"window {request.window} is not one of minute, hour and day"
+            )
         count = page_count(request.count, default=_TRAFFIC_COUNT)
         topics = {
             name: traffic

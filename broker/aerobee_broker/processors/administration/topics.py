@@ -213,5 +213,5 @@ def _type_of(types: Iterable[v2.MessageType.ValueType]) -> TopicMessageType:
 def _permission(wire: v2.Permission.ValueType) -> Permission:
     bits = _PERMISSION_BITS.get(wire)
     if bits is None:
-        raise InvalidRequestError(v2.Code.BAD_REQUEST, f"permission {wire} is none of NONE, READ, WRITE, READ_WRITE")
+        raise InvalidRequestError(v2.Code.BAD_REQUEST, f"permission {wire} is not one of NONE, READ, WRITE, READ_WRITE")
     return bits

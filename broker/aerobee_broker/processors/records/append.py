@@ -167,7 +167,7 @@ def _sizes(record_sizes: bytes | memoryview) -> npt.NDArray[np.int64] | None:
         return None
     if len(record_sizes) % SIZE_DTYPE.itemsize:
         raise InvalidRequestError(
-            v2.Code.BAD_REQUEST, f"record_sizes has {len(record_sizes)} bytes, which is no multiple of 4"
+            v2.Code.BAD_REQUEST, f"record_sizes has {len(record_sizes)} bytes, which is not a multiple of 4"
         )
     return np.frombuffer(record_sizes, SIZE_DTYPE).astype(np.int64)
 

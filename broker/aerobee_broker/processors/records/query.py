@@ -54,9 +54,7 @@ class QueryProcessor:
         else:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request asks for nothing; give a key, an id or a time")
         if not pieces and not token:
-            raise InvalidRequestError(
-                v2.Code.MESSAGE_NOT_FOUND, f"topic {topic.name!r} has no such record, or not any longer"
-            )
+            raise InvalidRequestError(v2.Code.MESSAGE_NOT_FOUND, f"topic {topic.name!r} has no such record (any more)")
         return records_v1.QueryRecordsResponse(
             status=v2.Status(code=v2.Code.OK, message="OK"),
             records=b"".join(piece for piece, _ in pieces),

@@ -135,7 +135,7 @@ class ReadProcessor:
         if len(request.tags) > _TAG_COUNT_MAX:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_FILTER_EXPRESSION,
-                f"{len(request.tags)} tags are too many, the limit is {_TAG_COUNT_MAX}; read all, and filter",
+                f"{len(request.tags)} tags, the limit is {_TAG_COUNT_MAX}; read all messages and filter them",
             )
         return name
 

@@ -208,12 +208,12 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
         ("[accounts.a]\nsecret_key = 12345678", r"8 characters or more"),
         ("[accounts.a]\nsecret_key_file = '/nothing'", r"a\.secret_key_file: '/nothing' cannot be read"),
         ("[accounts.a]\nsecret_key_file = 3", r"cannot be read"),
-        ("[accounts.a]\nsecret_key = 'mySecret'\npublishes = []", r"a\.publishes: there is no such setting"),
+        ("[accounts.a]\nsecret_key = 'mySecret'\npublishes = []", r"a\.publishes: unknown setting"),
         ("[accounts.a]\nsecret_key = 'mySecret'\npublish = 'orders'", r"a\.publish: needs a list"),
         ("[accounts.a]\nsecret_key = 'mySecret'\ngroups = ['a.b']", r"a\.groups: needs a list"),
         ("[accounts.a]\nsecret_key = 'mySecret'\nadmin = 'yes'", r"a\.admin: 'yes' is neither"),
         ("[accounts.'a b']\nsecret_key = 'mySecret'", r"a b: an access key has"),
-        ("accounts.a = 3", r"a: is no table"),
+        ("accounts.a = 3", r"a: is not a table"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str) -> None:

@@ -101,7 +101,9 @@ async def test_rollback_stores_the_op_alone(harness: TransactionHarness) -> None
 
 async def test_queues_take_turns_and_message_groups_keep_theirs(harness: TransactionHarness) -> None:
     """A committed message lies in the queue that its send would have chosen."""
-    await harness.send("T1", "T2", "T3", "T4")
+    await harness.send("T0")  # the first one makes the topics of transactions, after which the turns begin anew
+    for transaction_id in ("T1", "T2", "T3", "T4"):  # the messages of one request go to one queue
+        await harness.send(transaction_id)
     await harness.send("G1", "G2", "G3", message_group="order-1")
     for transaction_id in ("T1", "T2", "T3", "T4", "G1", "G2", "G3"):
         assert await harness.end(transaction_id) == Code.OK
