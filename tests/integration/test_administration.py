@@ -498,8 +498,8 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("values", "named"),
         [
-            ({"store.nonsense": "1"}, "no such setting"),
-            ({"store.directory": "/tmp"}, "only a start"),
+            ({"store.nonsense": "1"}, "unknown setting"),
+            ({"store.directory": "/tmp"}, "fixed while the broker runs"),
             ({"store.retention_hours": "soon"}, "soon"),
             ({"store.retention_hours": "0"}, "not above 0"),
             ({"topics.queue_count": "5000"}, "topics.queue_count"),

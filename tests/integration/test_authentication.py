@@ -232,8 +232,8 @@ async def test_a_start_warns_of_what_is_open(tmp_path: Path, accounts: Path, cap
     guarded = AuthConfig(accounts=accounts)
     for number, (address, auth, warning) in enumerate(
         (
-            (everywhere, AuthConfig(), "without authentication: whoever reaches it"),
-            (everywhere, guarded, "without TLS: whoever reads along"),
+            (everywhere, AuthConfig(), "without authentication: anyone who can reach it"),
+            (everywhere, guarded, "without TLS: anyone who can read the traffic"),
             (loopback, AuthConfig(), None),
             (loopback, guarded, None),
         )

@@ -446,7 +446,7 @@ async def test_a_failed_disk_ends_the_broker(
         with pytest.raises(StoreFailedError, match="Input/output error"):
             await server.run(config, asyncio.Event(), lambda listening, _: ready.set_result(str(listening.grpc)))
         assert await sending in (0, Code.INTERNAL_SERVER_ERROR)
-    assert "a service died" in caplog.text
+    assert "a service failed" in caplog.text
 
 
 async def test_the_http_port(broker: InProcessBroker) -> None:

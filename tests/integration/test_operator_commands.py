@@ -259,7 +259,7 @@ class TestBroker:
         broker.restart()
         assert source("store.retention_hours") == ("24", "saved")
         assert "retention_hours" in shell.text("config", "show", "--changed")
-        assert "only a start" in shell.error("config", "set", "store.flush=async")
+        assert "fixed while the broker runs" in shell.error("config", "set", "store.flush=async")
         assert "config show" in shell.error("config", "show", "nonsense")
         shell.text("config", "unset", "store.retention_hours")
         assert source("store.retention_hours") == ("72", "default")

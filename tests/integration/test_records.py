@@ -273,13 +273,13 @@ async def test_what_a_batch_topic_refuses(records: Records) -> None:
     body = bytes(good.body)
     longer = int.from_bytes(body[:4], "big") + 1
     bad: list[tuple[Message, str]] = [
-        (replace(good, properties={**good.properties, "INNER_NUM": "4"}), "of 3 messages says that it has 4"),
+        (replace(good, properties={**good.properties, "INNER_NUM": "4"}), "of 3 messages claims to have 4"),
         (replace(good, properties={**good.properties, "INNER_NUM": "0"}), "INNER_NUM, 1 to 32767, not '0'"),
         (replace(good, properties={**good.properties, "INNER_BASE": "0"}), "INNER_BASE with 18 digits"),
         (replace(good, properties={**good.properties, "INNER_BASE": "x" * 18}), "other characters than digits"),
         (replace(good, body=body[:-1]), "invalid body"),
         (replace(good, body=longer.to_bytes(4, "big") + body[4:]), "invalid body"),
-        (replace(good, body=b"\x7f\xff\xff\xff" + body[4:]), "says that it has 2147483647 bytes"),
+        (replace(good, body=b"\x7f\xff\xff\xff" + body[4:]), "claims to have 2147483647 bytes"),
         (replace(good, sys_flag=0xC0 | 0x301), "no zlib stream"),
         (replace(good, body=zstandard.ZstdCompressor().compress(bytes(20 << 20)), sys_flag=0x2C1), "beyond 16777"),
         (replace(good, sys_flag=0xC0 | 0x701), "compression type 7 is unknown"),

@@ -35,7 +35,7 @@ def test_what_users_write() -> None:
         ("soonest", "neither earliest, latest nor JSON"),
         ("[1]", "an object like"),
         ('{"a": 1}', "topic 'a' needs an object"),
-        ('{"a": {"0": -3}}', "-3 is no offset"),
+        ('{"a": {"0": -3}}', "-3 is not an offset"),
         ('{"a": {"zero": 3}}', "queue id and a number"),
         ('{"a": {"z": {"0": 3}}}', "there is no broker 'z'"),
     ],

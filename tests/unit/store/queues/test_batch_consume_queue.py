@@ -175,7 +175,7 @@ class TestAppending:
         ("message", "cause"),
         [
             (inner(b"a", INNER_BASE="7"), "goes on at 0"),
-            (inner(b"a", INNER_NUM="2"), "says that it has 2"),
+            (inner(b"a", INNER_NUM="2"), "claims to have 2"),
             (inner(b"a", INNER_NUM="none"), "INNER_NUM"),
             (replace(inner(b"a"), body=b"\0\0\0\x05abc"), "has only 7 bytes"),
             (replace(inner(b"a"), body=item(b"a")[:-1] + b"\x01"), "body and properties take"),

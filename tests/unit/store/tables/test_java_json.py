@@ -144,7 +144,7 @@ def test_what_cannot_be_written() -> None:
     """A type, key or number without a form in the file is an error of the caller."""
     with pytest.raises(TypeError, match="tuple"):
         dumps({"a": (1, 2)})
-    with pytest.raises(ValueError, match="no integer"):
+    with pytest.raises(ValueError, match="not an integer"):
         dumps(IntegerMap({"x": 1}))
     with pytest.raises(ValueError, match="no JSON form"):
         dumps(float("nan"))
