@@ -468,8 +468,8 @@ def _warn(config: BrokerConfig) -> None:
     ]
     if reachable and config.auth.accounts is None:
         _log.warning(
-            "listening on %s without authentication: anyone who can reach it may read, write and delete; set auth.accounts, "
-            "listen on 127.0.0.1, or restrict access to your own machines",
+            "listening on %s without authentication: anyone who can reach it may read, write and delete; "
+            "set auth.accounts, listen on 127.0.0.1, or restrict access to your own machines",
             " and ".join(map(str, reachable)),
         )
     elif not config.listen.grpc.is_loopback:

@@ -280,7 +280,7 @@ async def test_what_a_batch_topic_refuses(records: Records) -> None:
         (replace(good, body=body[:-1]), "invalid body"),
         (replace(good, body=longer.to_bytes(4, "big") + body[4:]), "invalid body"),
         (replace(good, body=b"\x7f\xff\xff\xff" + body[4:]), "claims to have 2147483647 bytes"),
-        (replace(good, sys_flag=0xC0 | 0x301), "no zlib stream"),
+        (replace(good, sys_flag=0xC0 | 0x301), "not a zlib stream"),
         (replace(good, body=zstandard.ZstdCompressor().compress(bytes(20 << 20)), sys_flag=0x2C1), "beyond 16777"),
         (replace(good, sys_flag=0xC0 | 0x701), "compression type 7 is unknown"),
         (replace(good, sys_flag=0), "it is not an inner batch, but other records are"),
