@@ -317,18 +317,18 @@ async def test_with_async_flush_a_group_is_written_at_once(monkeypatch: pytest.M
         assert log_writes(disk) == before + 1
 
 
-async def test_with_async_flush_who_sends_alone_seldom_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About once in 64 times, for a moment, to see whether others come."""
-    monkeypatch.setattr(durability, "_GATHER_SECONDS_EACH", 0.001)
+async def test_with_async_flush_a_lone_sender_seldom_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About one send in 64 waits for a moment to see whether others come."""
     waited = []
+
+    def note(_: durability.BatchSize) -> float:
+        waited.append(number)
+        return 0.0
+
+    monkeypatch.setattr(durability.BatchSize, "seconds", property(note))
     async with asyncio.timeout(10), serving(replace(CONFIG, flush="async"), MemoryFileSystem()) as store:
         for number in range(200):
-            sending = asyncio.create_task(send(store, number))
-            for _ in range(5):
-                await asyncio.sleep(0)
-            if not sending.done():
-                waited.append(number)
-            await sending
+            await send(store, number)
     assert waited == [65, 131, 197]
 
 
