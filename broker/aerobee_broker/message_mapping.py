@@ -114,10 +114,11 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
     if system.born_host and system.born_host != peer[0]:
         properties[p.BORN_HOST] = system.born_host
     if message.user_properties:
-        empty = [name for name, value in message.user_properties.items() if not value]
+        by_name = sorted(message.user_properties.items())  # protobuf's order differs from process to process
+        empty = [name for name, value in by_name if not value]
         if empty:
             properties[EMPTY_PROPERTIES] = _LIST_SEPARATOR.join(empty)
-        properties.update(message.user_properties)
+        properties.update(by_name)
     born = system.born_timestamp
     born_ms = born.seconds * 1000 + born.nanos // 1_000_000
     return Message(

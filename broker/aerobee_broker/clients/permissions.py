@@ -38,7 +38,10 @@ def check_settings(settings: v2.Settings, client: Client, account: Account) -> N
             account.require_consume(topic_name(entry.topic, client))
 
 
-def _send(request: v2.SendMessageRequest, client: Client, account: Account) -> None:
+def _send(request: Any, client: Client, account: Account) -> None:
+    if not isinstance(request, v2.SendMessageRequest):  # read as columns: all messages have one topic
+        _publish(request, client, account)
+        return
     for topic in _distinct(message.topic for message in request.messages):
         account.require_publish(topic_name(topic, client))
 

@@ -27,7 +27,8 @@ from aerobee_broker.message_mapping import (
 )
 from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
 from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.processors.send_batch import COUNT_MIN, packed_batch
+from aerobee_broker.processors.send_batch import packed_batch
+from aerobee_broker.processors.send_columns import SendColumns, send_answer
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -93,6 +94,17 @@ class SendProcessor:
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._topics_revision = -1
 
+    async def answer(
+        self, request: v2.SendMessageRequest | SendColumns, client: Client
+    ) -> v2.SendMessageResponse | bytes:
+        """As `process`, for a request that may have been read as columns; then the answer may be its bytes."""
+        if isinstance(request, SendColumns):
+            answer = await self._process_batch(request, client)
+            if answer is not None:
+                return answer
+            request = request.whole()
+        return await self.process(request, client)
+
     async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
         """Store all messages of the request or none. Raises what `services.errors` knows as status codes."""
         started = perf_counter()
@@ -101,20 +113,10 @@ class SendProcessor:
             raise InvalidRequestError(v2.Code.MESSAGE_CORRUPTED, "the request has no message to send")
         resource = messages[0].topic
         key = (resource.resource_namespace or client.namespace, resource.name)
-        if self._topics_revision != self._tables.topics.revision:
-            self._destinations.clear()
-            self._topics_revision = self._tables.topics.revision
-        destination = self._destinations.get(key)
+        destination = self._destination(key)
         stored_name = topic_name(resource, client) if destination is None else destination.topic
 
         now_ms = self._clock.now_ms()
-        if len(messages) >= COUNT_MIN:
-            if destination is None and (topic := self._tables.topics.get(stored_name)) is not None:
-                destination = self._destinations[key] = _Destination(topic)
-            if destination is not None and destination.queue_count:
-                response = await self._process_batch(messages, destination, client, now_ms, started)
-                if response is not None:
-                    return response
         transactional = messages[0].system_properties.message_type == TRANSACTION
         for number, message in enumerate(messages):
             if number and number % _CHECKED_PER_STEP == 0:
@@ -161,23 +163,43 @@ class SendProcessor:
             entry = None
         return response
 
-    async def _process_batch(
-        self,
-        messages: Sequence[v2.Message],
-        destination: _Destination,
-        client: Client,
-        now_ms: int,
-        started: float,
-    ) -> v2.SendMessageResponse | None:
+    def _destination(self, key: tuple[str, str]) -> _Destination | None:
+        """What is kept of the topic with this namespace and name, unless a topic has changed."""
+        if self._topics_revision != self._tables.topics.revision:
+            self._destinations.clear()
+            self._topics_revision = self._tables.topics.revision
+        return self._destinations.get(key)
+
+    async def _process_batch(self, columns: SendColumns, client: Client) -> bytes | None:
         """Store normal messages as one batch, in one queue. None, with nothing stored: not possible with these."""
-        if (NORMAL not in destination.accepted and not destination.exempt) or destination.takes_batches:
+        started = perf_counter()
+        resource = columns.topic
+        key = (resource.resource_namespace or client.namespace, resource.name)
+        destination = self._destination(key)
+        if destination is None:
+            topic = self._tables.topics.get(topic_name(resource, client))
+            if topic is None:
+                return None
+            destination = self._destinations[key] = _Destination(topic)
+        if (
+            (NORMAL not in destination.accepted and not destination.exempt)
+            or destination.takes_batches
+            or not destination.queue_count
+        ):
             return None
         queue_id = destination.next_queue
-        batch = packed_batch(
-            messages, destination.topic, queue_id, client.peer, now_ms, self._limits, self._store.config
+        packed = packed_batch(
+            columns,
+            destination.topic,
+            queue_id,
+            client.peer,
+            self._clock.now_ms(),
+            self._limits,
+            self._store.config,
         )
-        if batch is None:
+        if packed is None:
             return None
+        batch, message_ids = packed
         appended = self._store.append_records(destination.topic, queue_id, batch)
         destination.take_queue()
         counter = destination.counters.get(NORMAL)
@@ -187,12 +209,7 @@ class SendProcessor:
         counter.add_many(batch.size, appended.count)
         await self._store.wait_stored(appended.end)
         counter.milliseconds.observe((perf_counter() - started) * 1000)
-        response = v2.SendMessageResponse(status=_OK)
-        add = response.entries.add
-        for queue_offset, message in enumerate(messages, appended.first_queue_offset):
-            message_id = message.system_properties.message_id
-            add(status=_OK, message_id=message_id, transaction_id=message_id, offset=queue_offset)
-        return response
+        return send_answer(message_ids, appended.first_queue_offset)
 
     async def _append_halves(
         self, messages: Sequence[v2.Message], to_store: list[Message], client: Client

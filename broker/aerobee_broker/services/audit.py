@@ -30,7 +30,7 @@ def audited(calls: Mapping[str, UnaryCall]) -> dict[str, UnaryCall]:
 
 
 def _audited(method: str, call: UnaryCall) -> UnaryCall:
-    async def handle(request: Any, client: Client) -> Message:
+    async def handle(request: Any, client: Client) -> Message | bytes:
         response = await call(request, client)
         if not getattr(request, "dry_run", False):
             account = "-" if client.account is None else client.account.access_key

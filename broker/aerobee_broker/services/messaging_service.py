@@ -30,6 +30,7 @@ from aerobee_broker.processors.recall import RecallProcessor
 from aerobee_broker.processors.receive import ReceiveProcessor
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.processors.send import SendProcessor
+from aerobee_broker.processors.send_columns import read_send_request
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
@@ -98,7 +99,7 @@ class MessagingService:
                 "QueryAssignment": self._route.query_assignment,
                 "Heartbeat": self._heartbeat,
                 "NotifyClientTermination": self._terminate,
-                "SendMessage": self._send.process,
+                "SendMessage": self._send.answer,
                 "RecallMessage": self._recall.recall,
                 "EndTransaction": self._transaction.end,
                 "AckMessage": self._acknowledge.acknowledge,
@@ -110,6 +111,7 @@ class MessagingService:
                 "SyncLiteSubscription": self._lite.sync,
             },
             streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
+            readers={"SendMessage": read_send_request},
             ready_made={"Telemetry": BidirectionalStream(self._telemetry)},
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any, Final
@@ -15,7 +15,7 @@ from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.errors import BadRecordError
 from aerobee_broker.front.calls import BidirectionalStream, ClientWentAwayError, Context, Method
 from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.records.append import AppendProcessor, read_append_request
+from aerobee_broker.processors.records.append import AnyAppendRequest, AppendProcessor, read_append_request
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
 from aerobee_broker.processors.records.query import QueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
@@ -51,7 +51,7 @@ class RecordService:
         self._identify = ClientIdentity(clients, accounts)
         self._counters = counters
         self._limits = limits
-        self._read_request = limits.reader(_STREAM, records_v1.AppendRecordsRequest).read
+        self._read_request: Callable[[bytes], Any] = limits.reader(_STREAM, records_v1.AppendRecordsRequest).read
         self._append_processor = append
         self._read_processor = read
         self._query = query
@@ -70,12 +70,11 @@ class RecordService:
                 "QueueOffsets": self._offsets.process,
             },
             streams={"ReadRecords": self._read},
+            readers={"AppendRecords": read_append_request},
             ready_made={_STREAM: BidirectionalStream(self._append_stream)},
         )
 
-    async def _append(
-        self, request: records_v1.AppendRecordsRequest, client: Client
-    ) -> records_v1.AppendRecordsResponse:
+    async def _append(self, request: AnyAppendRequest, client: Client) -> records_v1.AppendRecordsResponse:
         try:
             return await self._append_processor.process(request, client)
         except BadRecordError as error:
@@ -134,7 +133,7 @@ class RecordService:
                 try:
                     await held.take(len(data), ROOM_SECONDS)
                     size = len(data)
-                    request: Any = read_append_request(data) or self._read_request(data)
+                    request = read_append_request(data, self._read_request)
                     if client.account is not None:
                         check_permission(SERVICE, _STREAM, request, client, client.account)
                     outcome = await self._append_processor.append(request, client)

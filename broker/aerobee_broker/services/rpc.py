@@ -28,9 +28,12 @@ from aerobee_proto import v2
 from aerobee_proto.pool import POOL
 
 Identify = Callable[[Context], Client]
-UnaryCall = Callable[[Any, Client], Awaitable[Message]]
+UnaryCall = Callable[[Any, Client], Awaitable[Message | bytes]]
+"""Answers with a message, or with the bytes of one whose status is OK."""
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Any, None]]
 """Yields messages, or the bytes of messages without a status, where making a message of them would copy too much."""
+ReadRequest = Callable[[bytes, Callable[[bytes], Any]], Any]
+"""Makes a request of bytes; the second argument does so with protobuf."""
 
 _OK: Final = v2.Code.OK
 
@@ -50,15 +53,17 @@ def service_methods(
     unary: Mapping[str, UnaryCall],
     streams: Mapping[str, StreamCall] | None = None,
     ready_made: Mapping[str, Method] | None = None,
+    readers: Mapping[str, ReadRequest] | None = None,
 ) -> dict[str, Method]:
-    """All methods of the service with this full name, by their paths."""
+    """All methods of the service with this full name, by their paths. `readers`: of methods with large requests."""
+    readers = readers or {}
     found: dict[str, Method] = dict(ready_made or {})
     streams = streams or {}
     for method in POOL.FindServiceByName(service).methods:
         name = method.name
         if name in found:
             continue
-        admission = MethodAdmission(service, method, identify, counters, limits)
+        admission = MethodAdmission(service, method, identify, counters, limits, readers.get(name))
         if method.server_streaming:
             found[name] = ServerStream(_stream(admission, streams[name]), admission)
         else:
@@ -79,6 +84,7 @@ class MethodAdmission:
         identify: Identify,
         counters: BrokerCounters,
         limits: RequestLimits,
+        read: ReadRequest | None,
     ) -> None:
         self.service = service
         self.name: str = method.name
@@ -90,6 +96,7 @@ class MethodAdmission:
         self.running = counters.running(service, self.name)
         self.budget = limits.in_progress
         self._identify = identify
+        self._read = read
 
     def refusal(self, context: Context) -> bytes | None:
         try:
@@ -120,7 +127,10 @@ class MethodAdmission:
 
     def read(self, data: bytes, client: Client) -> Any:
         """The request, if the client may make it. Errors as of RequestReader and `check_permission`."""
-        request = self.reader.read(data)
+        if self._read is None or len(data) > self.request_size_max:
+            request: Any = self.reader.read(data)
+        else:
+            request = self._read(data, self.reader.read)
         if client.account is not None:
             check_permission(self.service, self.name, request, client, client.account)
         return request
@@ -158,7 +168,8 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
             response = method.response(status)
             code = status.code
         else:
-            code = response.status.code if method.has_status else _OK  # type: ignore[attr-defined]  # of every such one
+            told = method.has_status and not isinstance(response, bytes)
+            code = response.status.code if told else _OK  # type: ignore[union-attr]  # of every such one
         finally:
             running.count -= 1
             if size:
@@ -168,7 +179,7 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
             succeeded.observe(elapsed)
         else:
             counters.answered(method.service, method.name, code_name(code)).observe(elapsed)
-        return response.SerializeToString()
+        return response if isinstance(response, bytes) else response.SerializeToString()
 
     return handle
 

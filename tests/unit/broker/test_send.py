@@ -14,6 +14,7 @@ from aerobee_broker.config import BrokerConfig, TopicsConfig
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.send import SendProcessor, jump_hash
+from aerobee_broker.processors.send_columns import SendColumns, read_send_request
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -42,6 +43,13 @@ class Sender:
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:
         async with asyncio.timeout(10):
             return await self._processor.process(v2.SendMessageRequest(messages=messages), self.client)
+
+    async def send_columns(self, *messages: v2.Message) -> v2.SendMessageResponse | bytes:
+        data = v2.SendMessageRequest(messages=messages).SerializeToString()
+        columns = read_send_request(data, v2.SendMessageRequest.FromString)
+        assert isinstance(columns, SendColumns)
+        async with asyncio.timeout(30):
+            return await self._processor.answer(columns, self.client)
 
     async def refused(self, *messages: v2.Message) -> int:
         """The code; nothing may be stored."""
@@ -232,3 +240,38 @@ async def test_what_was_sent_is_counted(sender: Sender) -> None:
     counted = {key: (count.messages, count.bytes) for key, count in sender.counters.sent.items()}
     assert counted[("orders", "normal")] == (2, sum(sizes))
     assert counted[("ordered", "fifo")][0] == 1
+
+
+class TestColumns:
+    """Requests with many messages, as the service reads them."""
+
+    async def test_one_queue_and_an_entry_for_each_message(self, sender: Sender) -> None:
+        answer = await sender.send_columns(*(message("orders", message_id=f"id{number}") for number in range(10)))
+        assert isinstance(answer, bytes), "stored as one batch"
+        entries = v2.SendMessageResponse.FromString(answer).entries
+        assert [entry.offset for entry in entries] == list(range(10))
+        stored = sender.stored("orders")
+        assert [record.properties["UNIQ_KEY"] for record in stored] == [entry.message_id for entry in entries]
+        assert {record.queue_id for record in stored} == {stored[0].queue_id}
+
+    async def test_other_kinds_are_stored_one_by_one(self, sender: Sender) -> None:
+        made = [message("ordered", message_id=f"id{number}") for number in range(10)]
+        for number, each in enumerate(made):
+            each.system_properties.message_group = f"group {number}"
+        answer = await sender.send_columns(*made)
+        assert isinstance(answer, v2.SendMessageResponse)
+        assert len(answer.entries) == 10
+        assert len({record.queue_id for record in sender.stored("ordered")}) > 1
+
+    @pytest.mark.parametrize(
+        ("topic", "code"), [("read-only", v2.Code.FORBIDDEN), ("ordered", v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE)]
+    )
+    async def test_refusals_are_those_of_single_messages(self, sender: Sender, topic: str, code: int) -> None:
+        with pytest.raises(InvalidRequestError) as caught:
+            await sender.send_columns(*(message(topic, message_id=f"id{number}") for number in range(10)))
+        assert caught.value.code == code
+        assert not sender.stored(topic)
+
+    async def test_a_topic_that_is_not_there(self, sender: Sender) -> None:
+        with pytest.raises(TopicNotFoundError):
+            await sender.send_columns(*(message("nowhere", message_id=f"id{number}") for number in range(10)))

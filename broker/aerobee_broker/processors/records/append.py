@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -48,8 +49,13 @@ class AppendRequest(NamedTuple):
 AnyAppendRequest = AppendRequest | records_v1.AppendRecordsRequest
 
 
-def read_append_request(data: bytes) -> AppendRequest | None:
-    """The request in these bytes; None if it has anything but its four fields, once each at most: protobuf reads it."""
+def read_append_request(data: bytes, read: Callable[[bytes], records_v1.AppendRecordsRequest]) -> AnyAppendRequest:
+    """The request in these bytes. `read`: reads it with protobuf, if it has anything but its four fields, once each at
+    most."""
+    return _read_in_place(data) or read(data)
+
+
+def _read_in_place(data: bytes) -> AppendRequest | None:
     view = memoryview(data)
     found: dict[int, memoryview] = {}
     queue_id = position = 0
@@ -102,9 +108,7 @@ class AppendProcessor:
         self._size_max = max(REQUEST_SIZE_MAX, config.store.body_size_max + _RECORD_OVERHEAD)
         self._require_checksum = config.store.property_crc
 
-    async def process(
-        self, request: records_v1.AppendRecordsRequest, client: Client
-    ) -> records_v1.AppendRecordsResponse:
+    async def process(self, request: AnyAppendRequest, client: Client) -> records_v1.AppendRecordsResponse:
         """Append and wait."""
         started = perf_counter()
         appended = await self.append(request, client)

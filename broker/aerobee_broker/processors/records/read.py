@@ -15,6 +15,7 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling, poll_seconds
 from aerobee_broker.processors.receive import duration_ms
+from aerobee_broker.processors.wire_columns import varint
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
@@ -159,13 +160,4 @@ def frame_bytes(result: RecordRuns, start_queue_offset: int) -> bytes:
         min_queue_offset=result.min_offset,
         max_queue_offset=result.max_offset,
     )
-    return b"".join((_RECORDS_TAG, _varint(result.size), *result.runs, rest.SerializeToString()))
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
+    return b"".join((_RECORDS_TAG, varint(result.size), *result.runs, rest.SerializeToString()))
