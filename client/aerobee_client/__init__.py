@@ -47,6 +47,7 @@ from aerobee_client.producer import Producer
 from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer, RetryLater
 from aerobee_client.security import Credentials, Tls
+from aerobee_client.sending import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import Resolution, Transaction, TransactionChecker
 
@@ -78,6 +79,7 @@ __all__ = [
     "PullConsumer",
     "PushConsumer",
     "Queue",
+    "QueueSelector",
     "ReceivedMessage",
     "Resolution",
     "Retry",

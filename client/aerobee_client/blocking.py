@@ -19,18 +19,25 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from aerobee_client import client as asynchronous_client
-from aerobee_client.allocation import Queue
+from aerobee_client import producer as producing
+from aerobee_client.allocation import Allocation, Queue
 from aerobee_client.client import Client
+from aerobee_client.compression import COMPRESS_ABOVE, Compression
 from aerobee_client.filters import Subscriptions
+from aerobee_client.hooks import Hooks
 from aerobee_client.message import Message, ReceivedMessage, SendResult, StoredMessage
 from aerobee_client.producer import Producer
-from aerobee_client.pull_consumer import PullConsumer
+from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer
+from aerobee_client.security import Credentials, Tls
+from aerobee_client.sending import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
+from aerobee_client.transaction import TransactionChecker
 
 ResultT = TypeVar("ResultT")
 
@@ -57,41 +64,120 @@ class BlockingClient:
             future.cancel()
             raise
 
+    def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """The result of a plain function of this client, called in its thread."""
+
+        async def called() -> ResultT:
+            return function(*arguments)
+
+        return self.run(called())
+
     def start(self, work: Awaitable[ResultT]) -> Future[ResultT]:
         """Begin a coroutine of this client."""
         return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
-    def producer(self, **options: Any) -> BlockingProducer:
+    def producer(
+        self,
+        *,
+        topics: Iterable[str] = (),
+        linger_seconds: float = 0.0,
+        request_count_max: int = producing.REQUEST_COUNT_MAX,
+        request_size_max: int = producing.REQUEST_SIZE_MAX,
+        max_in_flight: int = 4,
+        waiting_size_max: int = producing.WAITING_SIZE_MAX,
+        waiting_count_max: int = producing.WAITING_COUNT_MAX,
+        compression: Compression | None = None,
+        compress_above: int = COMPRESS_ABOVE,
+        avoid_slow_endpoints: bool = False,
+        use_records: bool = True,
+        queue_selector: QueueSelector | None = None,
+        transaction_checker: TransactionChecker | None = None,
+    ) -> BlockingProducer:
         """As `Client.producer`."""
 
         async def make() -> Producer:
-            return self.asynchronous.producer(**options)
+            return self.asynchronous.producer(
+                topics=topics,
+                linger_seconds=linger_seconds,
+                request_count_max=request_count_max,
+                request_size_max=request_size_max,
+                max_in_flight=max_in_flight,
+                waiting_size_max=waiting_size_max,
+                waiting_count_max=waiting_count_max,
+                compression=compression,
+                compress_above=compress_above,
+                avoid_slow_endpoints=avoid_slow_endpoints,
+                use_records=use_records,
+                queue_selector=queue_selector,
+                transaction_checker=transaction_checker,
+            )
 
         return BlockingProducer(self, self.run(make()))
 
     def simple_consumer(self, group: str, subscriptions: Subscriptions) -> BlockingSimpleConsumer:
         """As `Client.simple_consumer`."""
 
-        async def make() -> SimpleConsumer:
-            return self.asynchronous.simple_consumer(group, subscriptions)
-
-        return BlockingSimpleConsumer(self, self.run(make()))
+        return BlockingSimpleConsumer(self, self.call(self.asynchronous.simple_consumer, group, subscriptions))
 
     def push_consumer(
-        self, group: str, subscriptions: Subscriptions, handler: Handler, **options: Any
+        self,
+        group: str,
+        subscriptions: Subscriptions,
+        handler: Handler,
+        *,
+        concurrency: int = 16,
+        waiting_count_max: int = 1024,
+        waiting_size_max: int = 64 << 20,
+        span_max: int = 100_000,
+        drain_seconds: float = 30.0,
     ) -> BlockingPushConsumer:
         """As `Client.push_consumer`; plain functions run in threads."""
 
         async def make() -> PushConsumer:
-            return self.asynchronous.push_consumer(group, subscriptions, handler, **options)
+            return self.asynchronous.push_consumer(
+                group,
+                subscriptions,
+                handler,
+                concurrency=concurrency,
+                waiting_count_max=waiting_count_max,
+                waiting_size_max=waiting_size_max,
+                span_max=span_max,
+                drain_seconds=drain_seconds,
+            )
 
         return BlockingPushConsumer(self, self.run(make()))
 
-    def pull_consumer(self, group: str, subscriptions: Subscriptions, **options: Any) -> BlockingPullConsumer:
+    def pull_consumer(
+        self,
+        group: str,
+        subscriptions: Subscriptions,
+        *,
+        start: Start = "end",
+        broadcasting: bool = False,
+        offsets_file: Path | None = None,
+        allocation: Allocation | None = None,
+        commit_seconds: float | None = 5.0,
+        waiting_count_max: int = 1000,
+        waiting_size_max: int = 64 << 20,
+        span_max: int = 2000,
+        on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None = None,
+    ) -> BlockingPullConsumer:
         """As `Client.pull_consumer`."""
 
         async def make() -> PullConsumer:
-            return self.asynchronous.pull_consumer(group, subscriptions, **options)
+            return self.asynchronous.pull_consumer(
+                group,
+                subscriptions,
+                start=start,
+                broadcasting=broadcasting,
+                offsets_file=offsets_file,
+                allocation=allocation,
+                commit_seconds=commit_seconds,
+                waiting_count_max=waiting_count_max,
+                waiting_size_max=waiting_size_max,
+                span_max=span_max,
+                on_rebalance=on_rebalance,
+            )
 
         return BlockingPullConsumer(self, self.run(make()))
 
@@ -285,6 +371,18 @@ class BlockingPullConsumer(_Face):
         """As `PullConsumer.seek_to_time`."""
         self._client.run(self.asynchronous.seek_to_time(timestamp, *queues))
 
+    def pause(self, *queues: Queue) -> None:
+        """As `PullConsumer.pause`."""
+        self._client.call(self.asynchronous.pause, *queues)
+
+    def resume(self, *queues: Queue) -> None:
+        """As `PullConsumer.resume`."""
+        self._client.call(self.asynchronous.resume, *queues)
+
+    def position(self, queue: Queue) -> int:
+        """As `PullConsumer.position`."""
+        return self._client.run(self.asynchronous.position(queue))
+
     def committed(self, queue: Queue) -> int | None:
         """As `PullConsumer.committed`."""
         return self._client.run(self.asynchronous.committed(queue))
@@ -294,9 +392,28 @@ class BlockingPullConsumer(_Face):
         self._client.run(self.asynchronous.commit(offsets))
 
 
-def connect(endpoint: str | Sequence[str] = "127.0.0.1:8081", **options: Any) -> BlockingClient:
+def connect(
+    endpoint: str | Sequence[str] = "127.0.0.1:8081",
+    *,
+    request_timeout_seconds: float = 3.0,
+    retry_seconds: float = 30.0,
+    credentials: Credentials | None = None,
+    tls: Tls | None = None,
+    namespace: str = "",
+    hooks: Sequence[Hooks] = (),
+) -> BlockingClient:
     """A client of the broker at `endpoint`, for `with`. Arguments and errors as `aerobee_client.connect`."""
-    return BlockingClient(lambda: asynchronous_client.connect(endpoint, **options))
+    return BlockingClient(
+        lambda: asynchronous_client.connect(
+            endpoint,
+            request_timeout_seconds=request_timeout_seconds,
+            retry_seconds=retry_seconds,
+            credentials=credentials,
+            tls=tls,
+            namespace=namespace,
+            hooks=hooks,
+        )
+    )
 
 
 async def _made(make: Callable[[], Client]) -> Client:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypedDict, TypeVar
 
 from aerobee_client import producer as producing
 from aerobee_client.admin import Admin
@@ -20,12 +20,23 @@ from aerobee_client.pull_consumer import PullConsumer, Start
 from aerobee_client.push_consumer import Handler, PushConsumer
 from aerobee_client.records import Records
 from aerobee_client.security import Credentials, Tls
+from aerobee_client.sending import QueueSelector
 from aerobee_client.simple_consumer import SimpleConsumer
 from aerobee_client.transaction import TransactionChecker
 
 
 class _Closable(Protocol):
     async def close(self) -> None: ...
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The arguments of `connect` besides the endpoint and the namespace, for functions that pass them on."""
+
+    request_timeout_seconds: float
+    retry_seconds: float
+    credentials: Credentials | None
+    tls: Tls | None
+    hooks: Sequence[Hooks]
 
 
 _ClosableT = TypeVar("_ClosableT", bound=_Closable)
@@ -83,6 +94,8 @@ class Client:
         compression: Compression | None = None,
         compress_above: int = COMPRESS_ABOVE,
         avoid_slow_endpoints: bool = False,
+        use_records: bool = True,
+        queue_selector: QueueSelector | None = None,
         transaction_checker: TransactionChecker | None = None,
     ) -> Producer:
         """A new producer; one is enough for a program. Closed with the client, if not before.
@@ -93,12 +106,18 @@ class Client:
         - `waiting_size_max` (bytes) and `waiting_count_max` bound what waits in memory; who sends more waits.
         - `compression`: "zlib" makes bodies of more than `compress_above` bytes smaller.
         - `avoid_slow_endpoints`: with several endpoints, use the fast ones, by RocketMQ's rule.
+        - `use_records`: requests of eight messages or more go by AppendRecords if the server is Aerobee and all of them
+          are plain (no order, delay, priority, lite topic): a third of the work, here and there. Each `SendResult.call`
+          says how its message went, `Producer.uses_records` what the server has.
+        - `queue_selector` chooses the queue of a message among those of its topic. Only Aerobee lets clients choose;
+          elsewhere a send raises ConfigurationError.
         - `transaction_checker` says what became of transactions when the broker asks; for those of `topics`, and of
           topics that this producer has sent transactional messages to.
         """
         return self._closed_with_client(
             Producer(
                 self._connection,
+                self.records,
                 topics=topics,
                 linger_seconds=linger_seconds,
                 request_count_max=request_count_max,
@@ -109,6 +128,8 @@ class Client:
                 compression=compression,
                 compress_above=compress_above,
                 avoid_slow_endpoints=avoid_slow_endpoints,
+                use_records=use_records,
+                queue_selector=queue_selector,
                 transaction_checker=transaction_checker,
                 hooks=self._hooks,
             )

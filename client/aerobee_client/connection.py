@@ -162,6 +162,15 @@ class Connection:
         """The endpoint in use, as it was given."""
         return self.peer.endpoint
 
+    @property
+    def dials_ipv6(self) -> bool:
+        """Whether the endpoint in use is an IPv6 address; of a name nobody knows."""
+        return self.peer.endpoints.scheme == v2.AddressScheme.IPv6
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the broker stores a topic or group of this client's namespace."""
+        return f"{self.namespace}%{name}" if self.namespace else name
+
     def headers(self, client_id: str) -> Metadata:
         """What every call of the client `client_id` carries, but for the signature."""
         return headers(client_id, self.namespace)
@@ -192,19 +201,22 @@ class Connection:
         timeout_seconds: float | None = None,
         retry: Retry | None = None,
         choose: Callable[[int], Peer] | None = None,
+        renew: Callable[[int], RequestT] | None = None,
     ) -> AnswerT:
         """The answer of the method that `select` names, tried again while `check`'s error says that it may help.
 
         `timeout_seconds` bounds one attempt. `choose` gives the peer for attempt number n, from 1; by default the one
-        in use, and after a failure the next. Raises the last error. Cancelling leaves it open whether the server did
-        what was asked.
+        in use, and after a failure the next. `renew` gives the request for attempt number n, from 2. Raises the last
+        error. Cancelling leaves it open whether the server did what was asked.
         """
 
         async def attempt(number: int) -> AnswerT:
             peer = choose(number) if choose else self.peers[(self._current + number - 1) % len(self.peers)]
             try:
                 answer = await select(peer.stubs)(
-                    request, timeout=timeout_seconds or self.request_timeout_seconds, metadata=self.signed(metadata)
+                    renew(number) if renew is not None and number > 1 else request,
+                    timeout=timeout_seconds or self.request_timeout_seconds,
+                    metadata=self.signed(metadata),
                 )
             except grpc.RpcError as rpc:
                 raise self.failed(peer, rpc) from None

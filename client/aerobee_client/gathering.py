@@ -13,19 +13,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from aerobee_client.allocation import Queue
 from aerobee_client.bounds import Room
 from aerobee_client.errors import ClientError
-from aerobee_client.message import Message, SendResult
-from aerobee_proto import v2
+from aerobee_client.message import Outgoing, SendResult
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A message on its way, and what becomes of it."""
 
-    message: Message
-    wire: v2.Message
+    outgoing: Outgoing
     size: int  # bytes on the wire
+    queue: Queue | None  # the one that a selector chose; the messages of a line have the same
     outcome: asyncio.Future[SendResult]
     finished: Callable[[Entry, SendResult | ClientError], None]
 

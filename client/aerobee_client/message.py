@@ -10,14 +10,16 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from aerobee_client.compression import Compression, CorruptedBodyError, compress, inflate
+from aerobee_client.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, inflate
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
 _ID_EPOCH = 1609459200  # 2021-01-01T00:00:00Z, from which the seconds in a message id count
-_HOST = socket.gethostname()
+HOST: Final = socket.gethostname()
+"""What messages name as their origin."""
 _MAC = uuid.getnode().to_bytes(6, "big")
 _id_counter = itertools.count()
 
@@ -39,6 +41,10 @@ class Message:
     message_id: str | None = None  # the producer makes one if there is none; a repeated send must keep it
 
 
+SendCall = Literal["SendMessage", "AppendRecords"]
+"""The call of RocketMQ's protocol, or that of Aerobee's RecordService."""
+
+
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """A message that is stored as safely as the broker promises."""
@@ -47,6 +53,8 @@ class SendResult:
     queue_offset: int
     recall_handle: str = ""  # of a delayed message
     transaction_id: str = ""  # of a message that is held back
+    call: SendCall = "SendMessage"  # what carried it to the broker
+    queue_id: int | None = None  # known if the client chose the queue, which it does with AppendRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,49 +104,84 @@ def new_message_id() -> str:
     return number.hex().upper()
 
 
-def to_wire(
-    message: Message, *, compression: Compression | None = None, compress_above: int = 0, transactional: bool = False
-) -> v2.Message:
-    """The wire form of `message`, with a message id and the time of now.
+_KINDS: Final = (
+    ("message_group", v2.MessageType.FIFO),
+    ("delivery_timestamp", v2.MessageType.DELAY),
+    ("lite_topic", v2.MessageType.LITE),
+    ("priority", v2.MessageType.PRIORITY),
+)
+_WIRE_OVERHEAD: Final = 320  # bytes besides texts and body: ids, times, numbers of fields, the host name
 
-    A body of more than `compress_above` bytes is compressed, if that makes it smaller; the protocol has a name for zlib
-    only.
-    """
-    kind = v2.MessageType.NORMAL
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message on its way, with what every attempt to send it must repeat: its id, its time, and its body as it goes
+    on the wire."""
+
+    message: Message
+    message_id: str
+    born_timestamp: int  # Unix milliseconds
+    body: bytes
+    sys_flag: int  # how the body is compressed, as RocketMQ's stored messages say it; 0: it is not
+    kind: v2.MessageType.ValueType
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, or somewhat less."""
+        message = self.message
+        size = len(self.body) + len(message.topic) + len(HOST) + _WIRE_OVERHEAD
+        for text in (message.tag, message.message_group, message.trace_context, message.lite_topic, *message.keys):
+            if text:
+                size += 4 * len(text) + 6  # UTF-8 takes 4 bytes a character at most
+        for name, value in message.properties.items():
+            size += 4 * (len(name) + len(value)) + 12
+        return size
+
+    def to_wire(self) -> v2.Message:
+        """Its form in SendMessage, which can name zlib only."""
+        assert self.sys_flag in (0, SYS_FLAGS["zlib"]), "a producer compresses with zlib only"
+        message = self.message
+        properties = v2.SystemProperties(
+            tag=message.tag,
+            keys=message.keys,
+            message_id=self.message_id,
+            body_encoding=v2.Encoding.GZIP if self.sys_flag else v2.Encoding.IDENTITY,
+            message_type=self.kind,
+            born_host=HOST,
+            message_group=message.message_group,
+            lite_topic=message.lite_topic,
+            priority=message.priority,
+            trace_context=message.trace_context,
+        )
+        properties.born_timestamp.FromMilliseconds(self.born_timestamp)
+        if message.delivery_timestamp is not None:
+            properties.delivery_timestamp.FromMilliseconds(message.delivery_timestamp)
+        return v2.Message(
+            topic=v2.Resource(name=message.topic),
+            user_properties=message.properties,
+            system_properties=properties,
+            body=self.body,
+        )
+
+
+def outgoing(
+    message: Message, *, compression: Compression | None = None, compress_above: int = 0, transactional: bool = False
+) -> Outgoing:
+    """`message` with an id and the time of now. A body of more than `compress_above` bytes is compressed, if that makes
+    it smaller."""
+    kind: v2.MessageType.ValueType = v2.MessageType.NORMAL
     if transactional:
         kind = v2.MessageType.TRANSACTION
-    elif message.message_group is not None:
-        kind = v2.MessageType.FIFO
-    elif message.delivery_timestamp is not None:
-        kind = v2.MessageType.DELAY
-    elif message.lite_topic is not None:
-        kind = v2.MessageType.LITE
-    elif message.priority is not None:
-        kind = v2.MessageType.PRIORITY
-    body, encoding = message.body, v2.Encoding.IDENTITY
-    if compression == "zlib" and len(body) > compress_above and len(smaller := compress(body, "zlib")) < len(body):
-        body, encoding = smaller, v2.Encoding.GZIP
-    properties = v2.SystemProperties(
-        tag=message.tag,
-        keys=message.keys,
-        message_id=message.message_id or new_message_id(),
-        body_encoding=encoding,
-        message_type=kind,
-        born_host=_HOST,
-        message_group=message.message_group,
-        lite_topic=message.lite_topic,
-        priority=message.priority,
-        trace_context=message.trace_context,
-    )
-    properties.born_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
-    if message.delivery_timestamp is not None:
-        properties.delivery_timestamp.FromMilliseconds(message.delivery_timestamp)
-    return v2.Message(
-        topic=v2.Resource(name=message.topic),
-        user_properties=message.properties,
-        system_properties=properties,
-        body=body,
-    )
+    else:
+        kind = next((each for field, each in _KINDS if getattr(message, field) is not None), kind)
+    body, sys_flag = message.body, 0
+    if (
+        compression is not None
+        and len(body) > compress_above
+        and len(smaller := compress(body, compression)) < len(body)
+    ):
+        body, sys_flag = smaller, SYS_FLAGS[compression]
+    return Outgoing(message, message.message_id or new_message_id(), time.time_ns() // 1_000_000, body, sys_flag, kind)
 
 
 def stored_message(wire: v2.Message) -> StoredMessage:

@@ -1,4 +1,4 @@
-"""Sending messages."""
+"""Sending messages: what is gathered in one request, by which call it goes, and what becomes of each message."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+from aerobee_client import packing
+from aerobee_client.allocation import Queue
 from aerobee_client.bounds import Room
 from aerobee_client.checks import BODY_SIZE_MAX, check, check_name
 from aerobee_client.compression import COMPRESS_ABOVE, Compression, require
-from aerobee_client.connection import Connection, Peer
+from aerobee_client.connection import Connection, Retry
 from aerobee_client.errors import (
     BadRequestError,
     BatchError,
     ClientError,
     ConfigurationError,
-    status_error,
+    UnsupportedError,
 )
 from aerobee_client.gathering import Entry, Gathering
 from aerobee_client.hooks import Hooks, after_send, before_send
 from aerobee_client.latency import LatencyAvoidance
-from aerobee_client.message import Message, SendResult, stored_message, to_wire
+from aerobee_client.message import Message, Outgoing, SendResult, outgoing, stored_message
+from aerobee_client.records import Records
+from aerobee_client.routes import ROUTE_SECONDS
+from aerobee_client.sending import QueueSelector, Sending
 from aerobee_client.telemetry import Telemetry
 from aerobee_client.transaction import WIRE_RESOLUTIONS, Resolution, Transaction, TransactionChecker
 from aerobee_proto import v2
@@ -32,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST_COUNT_MAX = 500
 REQUEST_SIZE_MAX = 4 << 20
+RECORDS_COUNT_MIN = 8  # fewer messages are as fast by SendMessage
+RECORDS_COUNT_MAX = 32_768  # the limit of one AppendRecords
 WAITING_SIZE_MAX = 64 << 20
 WAITING_COUNT_MAX = 100_000
 
@@ -46,6 +53,7 @@ class Producer:
     def __init__(
         self,
         connection: Connection,
+        records: Records,
         *,
         topics: Iterable[str] = (),
         linger_seconds: float = 0.0,
@@ -57,6 +65,8 @@ class Producer:
         compression: Compression | None = None,
         compress_above: int = COMPRESS_ABOVE,
         avoid_slow_endpoints: bool = False,
+        use_records: bool = True,
+        queue_selector: QueueSelector | None = None,
         transaction_checker: TransactionChecker | None = None,
         hooks: Sequence[Hooks] = (),
     ) -> None:
@@ -80,9 +90,16 @@ class Producer:
         )
         self._settings = v2.Settings(client_type=v2.ClientType.PRODUCER, publishing=self._publishing)
         self._telemetry = Telemetry(connection, self._settings, on_command=self._obey)
-        self._avoidance: LatencyAvoidance | None = None
+        avoidance: LatencyAvoidance | None = None
         if avoid_slow_endpoints and len(connection.peers) > 1:
-            self._avoidance = LatencyAvoidance(asyncio.get_running_loop().time)
+            avoidance = LatencyAvoidance(asyncio.get_running_loop().time)
+        self._sending = Sending(connection, records, self._telemetry.metadata, avoidance)
+        self._records = records
+        self._use_records = use_records
+        self._queue_selector = queue_selector
+        self._no_records_until: dict[str, float] = {}  # topics whose records were refused; times of the loop
+        self.uses_records: bool | None = None
+        """Whether requests of many messages go by AppendRecords; None before the first one that may."""
         self._gathering = Gathering(
             self._send_request,
             Room(waiting_size_max, waiting_count_max),
@@ -210,8 +227,8 @@ class Producer:
             self._settings.publishing.topics.add().name = message.topic
             self._telemetry.resync()
         await self._telemetry.ready()
-        wire = to_wire(message, compression=self._compression, compress_above=self._compress_above, transactional=True)
-        outcome = (await self._request([wire]))[0]
+        half = outgoing(message, compression=self._compression, compress_above=self._compress_above, transactional=True)
+        outcome = (await self._sending.send_message([half]))[0]
         after_send(self._hooks, message, outcome)
         if isinstance(outcome, ClientError):
             raise outcome
@@ -226,57 +243,79 @@ class Producer:
     async def _put(self, message: Message) -> asyncio.Future[SendResult]:
         message = before_send(self._hooks, message)
         check(message, self._telemetry.settings.publishing.max_body_size or BODY_SIZE_MAX)
-        wire = to_wire(message, compression=self._compression, compress_above=self._compress_above)
+        queue = None if self._queue_selector is None else await self._select(self._queue_selector, message)
+        new = outgoing(message, compression=self._compression, compress_above=self._compress_above)
         outcome: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        entry = Entry(message, wire, wire.ByteSize(), outcome, self._finished)
-        kind = wire.system_properties.message_type
-        key: object = (message.topic, kind)
+        entry = Entry(new, new.size, queue, outcome, self._finished)
+        key: object = (message.topic, new.kind, queue)
         in_flight_max, count_max = self._max_in_flight, self._request_count_max
-        if kind != v2.MessageType.NORMAL and not await self._connection.is_aerobee():
+        if new.kind != v2.MessageType.NORMAL and not await self._connection.is_aerobee():
             # RocketMQ looks at the message group of a lone message only, and delays only lone ones.
             count_max = 1
-            if kind == v2.MessageType.FIFO:
+            if new.kind == v2.MessageType.FIFO:
                 key = (message.topic, message.message_group)
-        if kind == v2.MessageType.FIFO:
+        if new.kind == v2.MessageType.FIFO:
             in_flight_max = 1
         await self._gathering.put(key, entry, in_flight_max=in_flight_max, count_max=count_max)
         return outcome
 
+    async def _select(self, selector: QueueSelector, message: Message) -> Queue:
+        if not await self._records.supported():
+            raise ConfigurationError(
+                f"the server at {self._connection.endpoint} chooses the queue of a message itself: RocketMQ's protocol "
+                f"has no place for a queue selector. Leave it out; a message_group keeps messages in one queue"
+            )
+        if message.message_group is not None:
+            raise BadRequestError(
+                v2.Code.BAD_REQUEST, "the message group decides on the queue; leave out the group or the queue selector"
+            )
+        packing.check_packable(message)
+        return await self._sending.select(selector, message)
+
     def _finished(self, entry: Entry, outcome: SendResult | ClientError) -> None:
         if self._hooks:
-            after_send(self._hooks, entry.message, outcome)
+            after_send(self._hooks, entry.outgoing.message, outcome)
 
     async def _send_request(self, entries: Sequence[Entry]) -> list[SendResult | ClientError]:
         """One outcome an entry. A request that the broker refuses as a whole for the fault of one message is sent
         again message by message, in order: nothing of it was stored."""
-        outcomes = await self._request([entry.wire for entry in entries])
+        queue = entries[0].queue
+        messages = [entry.outgoing for entry in entries]
+
+        async def send(some: Sequence[Outgoing]) -> list[SendResult | ClientError]:
+            if queue is not None:
+                return await self._sending.append_records(some, queue)
+            return await self._sending.send_message(some)
+
+        if queue is None and await self._goes_as_records(messages):
+            outcomes = await self._sending.append_records(messages, None)
+            if not isinstance(outcomes[0], BadRequestError | UnsupportedError):
+                return outcomes
+            # Nothing is stored. What the topic does not take as records, it may take as messages.
+            self._no_records_until[messages[0].message.topic] = asyncio.get_running_loop().time() + ROUTE_SECONDS
+        outcomes = await send(messages)
         refused = all(isinstance(each, BadRequestError) for each in outcomes)
         if len(entries) == 1 or not refused or outcomes[0] is not outcomes[-1]:
             return outcomes
-        return [(await self._request([entry.wire]))[0] for entry in entries]
+        return [(await send([message]))[0] for message in messages]
 
-    async def _request(self, wire: Sequence[v2.Message]) -> list[SendResult | ClientError]:
-        """One outcome a message. A request that failed as a whole is tried again, single messages of it are not."""
-        request = v2.SendMessageRequest(messages=wire)
-        choice = None if self._avoidance is None else _Choice(self._avoidance, self._connection.peers)
+    async def _goes_as_records(self, messages: Sequence[Outgoing]) -> bool:
+        if not self._use_records or not RECORDS_COUNT_MIN <= len(messages) <= RECORDS_COUNT_MAX:
+            return False
+        if messages[0].kind != v2.MessageType.NORMAL or not all(packing.is_packable(each.message) for each in messages):
+            return False
         try:
-            answer = await self._connection.call(
-                lambda stubs: stubs.messaging.SendMessage,
-                request,
-                self._telemetry.metadata,
-                check=_request_error,
-                choose=choice,
+            supported = await self._records.supported(retry=Retry(seconds=0))
+        except ClientError:  # SendMessage says what is wrong
+            return False
+        if self.uses_records is None:
+            self.uses_records = supported
+            _log.info(
+                "the producer sends many messages by %s endpoint=%s",
+                *("AppendRecords" if supported else "SendMessage", self._connection.endpoint),
             )
-        except ClientError as error:
-            return [error] * len(wire)
-        if choice is not None:
-            choice.succeeded()
-        entries = list(answer.entries)
-        if len(entries) == 1:  # RocketMQ's own server answers a batch with one entry for all
-            entries *= len(wire)
-        if len(entries) != len(wire):
-            return [ClientError(f"the broker answered {len(wire)} messages with {len(entries)} results")] * len(wire)
-        return [_outcome(message, entry) for message, entry in zip(wire, entries, strict=True)]
+        topic = messages[0].message.topic
+        return supported and asyncio.get_running_loop().time() >= self._no_records_until.get(topic, 0.0)
 
     async def _obey(self, command: v2.TelemetryCommand) -> v2.TelemetryCommand | None:
         """The broker asks what became of a transaction."""
@@ -307,45 +346,6 @@ class Producer:
         await self._connection.call(lambda stubs: stubs.messaging.EndTransaction, request, self._telemetry.metadata)
 
 
-class _Choice:
-    """The peers for the attempts of one request: those that are fast, and another one for each attempt."""
-
-    def __init__(self, avoidance: LatencyAvoidance, peers: Sequence[Peer]) -> None:
-        self._avoidance = avoidance
-        self._peers = {peer.endpoint: peer for peer in peers}
-        self._last: str | None = None
-        self._began = 0.0
-
-    def __call__(self, attempt: int) -> Peer:
-        if self._last is not None:
-            self._avoidance.record(self._last, self._took(), failed=True)
-        self._last = self._avoidance.choose(list(self._peers), last=self._last)
-        self._began = asyncio.get_running_loop().time()
-        return self._peers[self._last]
-
-    def succeeded(self) -> None:
-        """The last attempt did it."""
-        assert self._last is not None, "a request was sent"
-        self._avoidance.record(self._last, self._took())
-
-    def _took(self) -> float:
-        return asyncio.get_running_loop().time() - self._began
-
-
 def _forget(outcome: asyncio.Future[SendResult]) -> None:
     if not outcome.cancelled() and (error := outcome.exception()) is not None:
         _log.debug("a one-way message was not stored: %s", error)
-
-
-def _request_error(answer: v2.SendMessageResponse) -> ClientError | None:
-    """Why the whole request failed; None if its entries have the outcomes."""
-    return None if answer.status.code == v2.Code.MULTIPLE_RESULTS else status_error(answer.status)
-
-
-def _outcome(message: v2.Message, entry: v2.SendResultEntry) -> SendResult | ClientError:
-    error = status_error(entry.status)
-    if error is not None:
-        return error
-    system = message.system_properties
-    half = system.message_type == v2.MessageType.TRANSACTION
-    return SendResult(system.message_id, entry.offset, entry.recall_handle, entry.transaction_id if half else "")

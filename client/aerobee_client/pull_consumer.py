@@ -25,7 +25,7 @@ from aerobee_client.errors import (
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
 from aerobee_client.message import StoredMessage, stored_message
-from aerobee_client.routes import Routes
+from aerobee_client.routes import Routes, queue_of
 from aerobee_client.telemetry import Telemetry
 from aerobee_proto import admin_v1, v2
 
@@ -205,7 +205,7 @@ class PullConsumer:
     async def queues(self, topic: str) -> list[Queue]:
         """All queues of a topic."""
         await self._telemetry.ready()
-        return sorted(_queue(wire) for wire in await self._routes.readable(topic))
+        return sorted(queue_of(wire) for wire in await self._routes.readable(topic))
 
     async def assign(self, queues: Iterable[Queue]) -> None:
         """Read exactly these from now on, whatever others of the group read. ValueError for a topic that is not
@@ -527,13 +527,9 @@ class PullConsumer:
         if reading := self._readings.get(queue):
             return reading.wire
         for wire in await self._routes.readable(queue.topic):
-            if _queue(wire) == queue:
+            if queue_of(wire) == queue:
                 return wire
         raise NotFoundError(v2.Code.NOT_FOUND, f"there is no {queue}; see queues({queue.topic!r})")
-
-
-def _queue(wire: v2.MessageQueue) -> Queue:
-    return Queue(wire.topic.name, wire.broker.name, wire.id)
 
 
 def _load(file: Path | None) -> dict[Queue, int]:

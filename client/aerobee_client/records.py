@@ -18,7 +18,6 @@ topic (attribute queue.type=BatchCQ) takes many messages in one record: `pack_ba
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -26,18 +25,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from aerobee_client import packing
 from aerobee_client.bounds import Room
-from aerobee_client.checks import check
-from aerobee_client.compression import SYS_FLAGS, Compression, compress, decompress
-from aerobee_client.connection import Connection, new_client_id
+from aerobee_client.compression import Compression, decompress
+from aerobee_client.connection import Connection, Retry, new_client_id
 from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
-from aerobee_client.message import Message, new_message_id
+from aerobee_client.message import Message
 from aerobee_proto import records_v1, v2
 
 if TYPE_CHECKING:
     from aerobee_store.records.record_batch import RecordBatch
-
-_HOST = ("0.0.0.0", 0)  # noqa: S104  # the broker puts the address of the connection there
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +95,17 @@ class Records:
         self._connection = connection
         self._metadata = connection.headers(new_client_id())
         self._supported: bool | None = None
+        self._store_host_v6: bool | None = None
 
-    async def supported(self) -> bool:
+    async def supported(self, *, retry: Retry | None = None) -> bool:
         """Whether the server has this service. It is asked once."""
         if self._supported is None:
             try:
-                await self._connection.call(
-                    lambda stubs: stubs.records.QueueOffsets, records_v1.QueueOffsetsRequest(), self._metadata
+                answer = await self._connection.call(
+                    lambda stubs: stubs.records.QueueOffsets,
+                    records_v1.QueueOffsetsRequest(),
+                    self._metadata,
+                    retry=retry,
                 )
             except UnsupportedError:
                 self._supported = False
@@ -112,7 +113,15 @@ class Records:
                 self._supported = True
             else:
                 self._supported = True
+                self._store_host_v6 = answer.ipv6_store_host
         return self._supported
+
+    @property
+    def hosts(self) -> packing.Hosts:
+        """What records must have room for. Before `supported` has asked the broker, its endpoint is what there is to
+        go by: an IPv6 address listens for itself, or is one of all."""
+        six = self._connection.dials_ipv6
+        return packing.Hosts(six, six if self._store_host_v6 is None else self._store_host_v6)
 
     # --- Packing ----------------------------------------------------------------------------------------------
 
@@ -130,31 +139,20 @@ class Records:
         Raises BadRequestError if one breaks a limit, is delayed, of a lite topic, has a priority, a key with a blank,
         or a property without a value: `send` those.
         """
-        from aerobee_store.records.record import Draft
-        from aerobee_store.records.record import Message as StoreMessage
-
-        stored_topic = f"{self._connection.namespace}%{topic}" if self._connection.namespace else topic
-        now = int(time.time() * 1000)
-        packed = []
-        for message in messages:
+        some = list(messages)
+        for message in some:
             if message.topic != topic:
                 raise BadRequestError(
                     v2.Code.ILLEGAL_TOPIC, f"a message is for topic {message.topic!r}, the records are for {topic!r}"
                 )
-            _check(message)
-            if (message.delivery_timestamp, message.lite_topic, message.priority) != (None, None, None):
-                raise BadRequestError(
-                    v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                    "records cannot be delayed, of a lite topic, or have a priority; send such a message",
-                )
-            body, sys_flag = message.body, 0
-            if compression is not None and len(body) > compress_above:
-                smaller = compress(body, compression)
-                if len(smaller) < len(body):
-                    body, sys_flag = smaller, SYS_FLAGS[compression]
-            stored = StoreMessage(stored_topic, queue_id, body, _properties(message), None, 0, sys_flag, now)
-            packed.append(Draft(stored, store_host=_HOST, property_crc=True).encode_unplaced())
-        return b"".join(packed)
+        return packing.pack(
+            self._connection.stored_name(topic),
+            queue_id,
+            some,
+            compression=compression,
+            compress_above=compress_above,
+            hosts=self.hosts,
+        )
 
     def pack_batch(
         self,
@@ -165,23 +163,13 @@ class Records:
         compression: Compression | None = None,
     ) -> bytes:
         """One record that holds all messages, for a batch topic."""
-        from aerobee_store.records import inner_batch
-        from aerobee_store.records.properties import encode_properties
-        from aerobee_store.records.record import Draft
-
-        if not messages:
-            raise ValueError("a batch needs at least one message")
-        stored_topic = f"{self._connection.namespace}%{topic}" if self._connection.namespace else topic
-        for message in messages:
-            _check(message)
-        body = inner_batch.body_of((each.body, encode_properties(_properties(each))) for each in messages)
-        flags = 0
-        if compression is not None:
-            body, flags = compress(body, compression), SYS_FLAGS[compression]
-        stored = inner_batch.message_of(
-            stored_topic, queue_id, body, len(messages), compression=flags, born_timestamp=int(time.time() * 1000)
+        return packing.pack_batch(
+            self._connection.stored_name(topic),
+            queue_id,
+            messages,
+            compression=compression,
+            hosts=self.hosts,
         )
-        return Draft(stored, store_host=_HOST, property_crc=True).encode_unplaced()
 
     # --- Writing ----------------------------------------------------------------------------------------------
 
@@ -359,27 +347,3 @@ def _appended(answer: records_v1.AppendRecordsResponse) -> Appended:
     return Appended(
         answer.first_queue_offset, answer.message_count, answer.store_timestamp_ms, answer.end_physical_offset
     )
-
-
-def _check(message: Message) -> None:
-    check(message)
-    if any(" " in key for key in message.keys) or not all(message.properties.values()):
-        raise BadRequestError(
-            v2.Code.ILLEGAL_MESSAGE_KEY,
-            "a record has no room for a key with a blank, or a property without a value; send such a message",
-        )
-
-
-def _properties(message: Message) -> dict[str, str]:
-    """As the broker stores them for SendMessage, in its order."""
-    properties = {"UNIQ_KEY": message.message_id or new_message_id()}
-    if message.tag:
-        properties["TAGS"] = message.tag
-    if message.keys:
-        properties["KEYS"] = " ".join(message.keys)
-    if message.message_group:
-        properties["__SHARDINGKEY"] = message.message_group
-    if message.trace_context:
-        properties["TRACE_CONTEXT"] = message.trace_context
-    properties.update(message.properties)
-    return properties

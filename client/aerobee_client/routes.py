@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from aerobee_client.allocation import Queue
 from aerobee_client.connection import Connection, Metadata
 from aerobee_client.errors import ClientError, ForbiddenError, NotFoundError
 from aerobee_proto import v2
@@ -14,6 +15,11 @@ _log = logging.getLogger(__name__)
 ROUTE_SECONDS = 30.0  # how long a route is used before it is asked again, as the official clients
 _READABLE = (v2.Permission.READ, v2.Permission.READ_WRITE)
 _WRITABLE = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
+
+
+def queue_of(wire: v2.MessageQueue) -> Queue:
+    """The queue that a route or a message names."""
+    return Queue(wire.topic.name, wire.broker.name, wire.id)
 
 
 class Routes:

@@ -27,10 +27,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 if TYPE_CHECKING:
-    from aerobee_client.client import Client
+    from aerobee_client.client import Client, ConnectOptions
 
 _READY = re.compile(rb"ready grpc=(\S+) metrics=(\S+)(?: tls=(\S+))?(?: remoting=\S+)?\n")
 _ADVANCED = re.compile(rb"advanced\n")
@@ -155,11 +155,11 @@ class BrokerProcess:
         """What time it is for the broker, in Unix milliseconds."""
         return round((time.time() + self._advanced_seconds) * 1000)
 
-    def connect(self, **options: Any) -> Client:
+    def connect(self, *, namespace: str = "", **options: Unpack[ConnectOptions]) -> Client:
         """A client of this broker, as by `aerobee_client.connect`."""
         from aerobee_client.client import connect
 
-        return connect(self.endpoint, **options)
+        return connect(self.endpoint, namespace=namespace, **options)
 
     def create_topic(
         self, name: str, message_type: MessageType = "normal", *, queue_count: int = 0, namespace: str = ""
@@ -283,7 +283,7 @@ class Namespace:
         """Of the broker."""
         return self.broker.endpoint
 
-    def connect(self, **options: Any) -> Client:
+    def connect(self, **options: Unpack[ConnectOptions]) -> Client:
         """A client in this namespace, as by `aerobee_client.connect`."""
         return self.broker.connect(namespace=self.name, **options)
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
-from aerobee_client import BadRequestError, Client, ClientError, Message, ReceivedMessage, connect, new_message_id
+from aerobee_client import (
+    BadRequestError,
+    BatchError,
+    Client,
+    ClientError,
+    Message,
+    ReceivedMessage,
+    connect,
+    new_message_id,
+)
 from aerobee_client.compression import Compression
 from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+from aerobee_store.records.record import Record
 from tests.support.scripted_broker import scripted_broker
 
 
@@ -144,3 +158,86 @@ async def test_who_has_the_service(client: Client) -> None:
     assert await client.records.supported()
     async with scripted_broker() as other, connect(other.endpoint) as elsewhere:
         assert not await elsewhere.records.supported()
+
+
+async def stored_records(client: Client, topic: str) -> list[Record]:
+    """All records of all queues."""
+    found = []
+    for queue in await client.records.offsets(topic):
+        async for frame in client.records.read(topic, queue.queue_id, 0):
+            batch = frame.batch()
+            found += [batch.record(index) for index in range(len(batch))]
+    return found
+
+
+async def test_a_producer_stores_the_same_by_both_calls(client: Client) -> None:
+    """Compressed bodies and the name of this machine included; the offsets are where they are."""
+    some = [*messages("both", 30), Message(topic="both", body=b"long " * 2000, message_id=new_message_id())]
+    await client.admin.create_topic("both", queue_count=2)
+    by_message = await client.producer(use_records=False, compression="zlib").send_many(some)
+    by_record = await client.producer(compression="zlib").send_many(some)
+    assert {each.call for each in by_message} == {"SendMessage"}
+    assert {each.call for each in by_record} == {"AppendRecords"}
+    by_id: dict[str, list[Record]] = {}
+    for record in await stored_records(client, "both"):
+        by_id.setdefault(record.properties["UNIQ_KEY"], []).append(record)
+    for message, result in zip(some, by_record, strict=True):
+        sent, appended = sorted(by_id[str(message.message_id)], key=lambda record: record.physical_offset)
+        assert (appended.queue_id, appended.queue_offset) == (result.queue_id, result.queue_offset)
+        assert bytes(sent.body) == bytes(appended.body)
+        checksums = {"__CRC32#": sent.properties["__CRC32#"]}
+        assert dict(sent.properties) == {**appended.properties, **checksums}
+        assert (sent.sys_flag, sent.flag, sent.born_host[0]) == (
+            appended.sys_flag,
+            appended.flag,
+            appended.born_host[0],
+        )
+
+
+async def test_a_topic_that_is_created_by_a_send(client: Client) -> None:
+    """By many messages at once, in a namespace."""
+    async with connect(client.endpoint, namespace="space") as other:
+        results = await other.producer().send_many(messages("new", 20))
+        assert {each.call for each in results} == {"AppendRecords"}
+        received: set[str] = set()
+        consumer = other.simple_consumer("g", "new")
+        while len(received) < 20:
+            received |= {each.message_id for each in await consumer.receive(32)}
+        assert received == {each.message_id for each in results}
+
+
+async def test_ordered_topics_and_batch_topics(client: Client) -> None:
+    """What the topic does not take as records goes as messages, and fails as such."""
+    await client.admin.create_topic("ordered", message_types=[v2.MessageType.FIFO])
+    with pytest.raises(BatchError, match="20 of 20 failed"):
+        await client.producer().send_many(messages("ordered", 20))
+    some = [Message(topic="ordered", body=b"x", message_group=f"g{number % 3}") for number in range(20)]
+    assert {each.call for each in await client.producer().send_many(some)} == {"SendMessage"}
+
+
+def test_an_ipv6_address(tmp_path: Path) -> None:
+    """A broker at an IPv6 literal; consumers are told the address of the producer, whatever call it used."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with run_broker(tmp_path, ("--dev", "--listen", "[::1]:0"), memory=True) as broker:
+        assert broker.endpoint.startswith("[::1]:")
+
+        async def story() -> list[Record]:
+            async with connect(broker.endpoint) as client:
+                one = Message(topic="six", body=b"x")
+                sent = await client.producer().send(one)
+                many = await client.producer().send_many([one] * 8)
+                await client.records.append("six", 0, client.records.pack("six", 0, [one]))
+                await client.admin.create_topic("six-batch", queue_count=1, attributes={"queue.type": "BatchCQ"})
+                await client.records.append("six-batch", 0, client.records.pack_batch("six-batch", 0, [one] * 2))
+                assert (sent.call, many[0].call) == ("SendMessage", "AppendRecords")
+                received = await client.simple_consumer("g", "six").receive(32)
+                assert {each.born_host for each in received} <= {socket.gethostname(), "::1"}
+                return await stored_records(client, "six") + await stored_records(client, "six-batch")
+
+        records = asyncio.run(story())
+    assert {record.born_host[0] for record in records} == {"::1"}
+    assert all(record.born_host[1] for record in records)

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from aerobee_proto import v2
+from aerobee_proto import records_v1, v2
+from aerobee_store.records.record_batch import RecordBatch
 
 OK = v2.Status(code=v2.Code.OK, message="OK")
 
@@ -37,6 +38,7 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         self.calls: list[tuple[str, Any]] = []
         self.metadata: dict[str, str] = {}
         self.endpoint = ""
+        self.queue_count = 1
         self._streams_end = asyncio.Event()
         self._call = asyncio.Event()
         self._held: dict[str, asyncio.Event] = {}
@@ -107,11 +109,14 @@ class ScriptedBroker(v2.MessagingServiceServicer):
                 task.cancel()
 
     async def QueryRoute(self, request: Any, context: Any) -> Answer:
-        queue = v2.MessageQueue(
-            topic=request.topic, permission=v2.Permission.READ_WRITE, broker=v2.Broker(name="one", id=0)
-        )
+        queues = [
+            v2.MessageQueue(
+                topic=request.topic, permission=v2.Permission.READ_WRITE, broker=v2.Broker(name="one", id=0), id=number
+            )
+            for number in range(self.queue_count)
+        ]
         return await self._answer(
-            "QueryRoute", request, context, lambda: v2.QueryRouteResponse(status=OK, message_queues=[queue])
+            "QueryRoute", request, context, lambda: v2.QueryRouteResponse(status=OK, message_queues=queues)
         )
 
     async def SendMessage(self, request: Any, context: Any) -> Answer:
@@ -127,6 +132,22 @@ class ScriptedBroker(v2.MessagingServiceServicer):
         return await self._answer(
             "SendMessage", request, context, lambda: v2.SendMessageResponse(status=OK, entries=entries)
         )
+
+    async def AppendRecords(self, request: Any, context: Any) -> Answer:
+        """Of RecordService, which a `scripted_broker(records=True)` has."""
+        count = self.records_in(request.records)
+        answer = records_v1.AppendRecordsResponse(status=OK, first_queue_offset=100, message_count=count)
+        return await self._answer("AppendRecords", request, context, lambda: answer)
+
+    async def QueueOffsets(self, request: Any, context: Any) -> Answer:
+        """Likewise."""
+        answer = records_v1.QueueOffsetsResponse(status=OK)
+        return await self._answer("QueueOffsets", request, context, lambda: answer)
+
+    @staticmethod
+    def records_in(records: bytes) -> int:
+        """How many there are."""
+        return len(RecordBatch.parse(records, base_physical_offset=None, placed=False))
 
     async def ReceiveMessage(self, request: Any, context: Any) -> AsyncIterator[Answer]:
         nothing = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND)
@@ -164,12 +185,31 @@ def new_scripted_broker() -> ScriptedBroker:
     return ScriptedBroker()  # type: ignore[abstract]  # the calls that it lacks answer UNIMPLEMENTED, which is right
 
 
+def _record_service(broker: ScriptedBroker) -> grpc.GenericRpcHandler[Any, Any]:
+    """Two of its calls."""
+    handlers = {
+        "AppendRecords": grpc.unary_unary_rpc_method_handler(
+            broker.AppendRecords,
+            records_v1.AppendRecordsRequest.FromString,
+            records_v1.AppendRecordsResponse.SerializeToString,
+        ),
+        "QueueOffsets": grpc.unary_unary_rpc_method_handler(
+            broker.QueueOffsets,
+            records_v1.QueueOffsetsRequest.FromString,
+            records_v1.QueueOffsetsResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler("aerobee.v1.RecordService", handlers)
+
+
 @asynccontextmanager
-async def scripted_broker() -> AsyncIterator[ScriptedBroker]:
-    """A ScriptedBroker that listens on `endpoint`."""
+async def scripted_broker(*, records: bool = False) -> AsyncIterator[ScriptedBroker]:
+    """A ScriptedBroker that listens on `endpoint`; with `records` it has Aerobee's RecordService, too."""
     broker = new_scripted_broker()
     server = grpc.aio.server()
     v2.add_MessagingServiceServicer_to_server(broker, server)
+    if records:
+        server.add_generic_rpc_handlers([_record_service(broker)])
     broker.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

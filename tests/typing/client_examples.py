@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Protocol, assert_type
+from zlib import crc32
 
 from aerobee_client import (
     Client,
@@ -55,6 +56,10 @@ async def sending(client: Client, messages: Sequence[Message]) -> None:
     assert_type(await producer.send_many(messages), list[SendResult])
     await producer.send_one_way(Message(topic="orders", body=b"..."))
     await producer.flush()
+    by_customer = client.producer(
+        queue_selector=lambda message, queues: queues[crc32(message.keys[0].encode()) % len(queues)]
+    )
+    assert_type((await by_customer.send(messages[0])).queue_id, int | None)
     await producer.recall("orders", result.recall_handle)
 
 

@@ -386,8 +386,8 @@ def write_place(
 
     `queue_offsets`: one a record; those of prepared and rolled-back messages are replaced by 0. `physical_offset`: of
     the first record; the others follow as they lie in the buffer. `store_timestamp`: ms, one for all or one a record.
-    `store_host`: replaces that of every record. `born_host`: replaces 0.0.0.0:0, if it is an IPv4 address. Record
-    checksums are computed where a record has one.
+    `store_host`: replaces that of every record. `born_host`: replaces 0.0.0.0:0, if it is an IPv4 address, and [::]:0.
+    Record checksums are computed where a record has one.
 
     Raises InvalidMessageError if `store_host` is of the other IP version than a record has room for; nothing has been
     written then.
@@ -412,18 +412,8 @@ def write_place(
         born_v6 = batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6
         behind_born_host = start + np.where(born_v6, record_codec.HOST_V6_EXTRA, 0)
     time_position = record_codec.STORE_TIMESTAMP_POSITION
-    if born_host is not None and len(born := property_codec.encode_host(born_host)) == _HOST_V4_SIZE:
-        unknown = ~batch._head["born_host"].view(np.int64).astype(np.bool_)
-        unknown &= (batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6) == 0
-        if (rows := start[unknown]).size:
-            put_items(
-                view,
-                _HOST_V4,
-                rows,
-                record_codec.BORN_HOST_POSITION,
-                stride if len(rows) == len(start) else 0,
-                np.frombuffer(born, _HOST_V4),
-            )
+    if born_host is not None:
+        _write_born_host(batch, view, stride, born_host)
     if host:
         dtype = _HOST_V4 if len(host) == _HOST_V4_SIZE else _HOST_V6
         put_items(view, dtype, behind_born_host, time_position + 8, stride, np.frombuffer(host, dtype))
@@ -439,3 +429,26 @@ def write_place(
         digits = digits_of(crcs_of(view, start, end, None, stride)).view(PACKED_DIGITS)
         put_items(view, PACKED_DIGITS, end, len(record_codec.PROPERTY_CRC_NAME), stride, digits)
     return queue_offset, physical
+
+
+def _write_born_host(batch: RecordBatch, view: memoryview, stride: int, born_host: Host) -> None:
+    """Write the address of a connection where a record has none.
+
+    Records keep their size: an IPv6 address does not fit into a record with room for IPv4; an IPv4 address goes mapped
+    (::ffff:a.b.c.d) into one with room for IPv6.
+    """
+    start, position = batch.start, record_codec.BORN_HOST_POSITION
+    encoded = property_codec.encode_host(born_host)
+    wide = (batch.sys_flag & record_codec.SYS_FLAG_BORN_HOST_V6) != 0
+    unknown = ~batch._head["born_host"].view(np.int64).astype(np.bool_)
+    if len(encoded) == _HOST_V4_SIZE:
+        if (rows := start[unknown & ~wide]).size:
+            every = stride if len(rows) == len(start) else 0
+            put_items(view, _HOST_V4, rows, position, every, np.frombuffer(encoded, _HOST_V4))
+        encoded = b"\0" * 10 + b"\xff\xff" + encoded
+    rows = start[unknown & wide]
+    if rows.size:
+        there = windows(view, _HOST_V6.itemsize)[rows + position].view(np.uint8).reshape(len(rows), -1)
+        rows = rows[~there.any(axis=1)]
+    if rows.size:
+        put_items(view, _HOST_V6, rows, position, 0, np.frombuffer(encoded, _HOST_V6))

@@ -40,6 +40,7 @@ class OffsetsProcessor:
             status=_OK,
             min_physical_offset=self._store.min_physical_offset,
             flushed_physical_offset=self._store.positions[2],
+            ipv6_store_host=":" in self._store.config.store_host[0],
         )
         by_time: dict[tuple[str, int, int], list[_Offset]] = {}
         left = QUEUE_COUNT_MAX

@@ -451,9 +451,14 @@ class QueueOffsetsResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     MIN_PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSHED_PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
+    IPV6_STORE_HOST_FIELD_NUMBER: _builtins.int
     min_physical_offset: _builtins.int
     """Of the log: where it begins, and up to where it is durable. Whoever reads the files stops there."""
     flushed_physical_offset: _builtins.int
+    ipv6_store_host: _builtins.bool
+    """Whether records name this broker by an IPv6 address. Those that are appended need room for one (bit 0x20 of their
+    system flags), and for none otherwise.
+    """
     @_builtins.property
     def status(self) -> _definition_pb2.Status: ...
     @_builtins.property
@@ -467,10 +472,11 @@ class QueueOffsetsResponse(_message.Message):
         topics: _abc.Iterable[Global___QueueOffsetsResponse.TopicOffsets] | None = ...,
         min_physical_offset: _builtins.int = ...,
         flushed_physical_offset: _builtins.int = ...,
+        ipv6_store_host: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_physical_offset", b"flushed_physical_offset", "min_physical_offset", b"min_physical_offset", "status", b"status", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_physical_offset", b"flushed_physical_offset", "ipv6_store_host", b"ipv6_store_host", "min_physical_offset", b"min_physical_offset", "status", b"status", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

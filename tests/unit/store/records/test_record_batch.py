@@ -466,3 +466,21 @@ def test_checksums_can_be_skipped() -> None:
     assert len(batch) == 1
     assert isinstance(batch.stop, ScanStop)
     assert batch.stop.reason is StopReason.END_OF_DATA
+
+
+def test_the_address_of_a_connection_is_written_where_a_record_has_none() -> None:
+    """Into whatever room there is: an IPv4 address also fits where an IPv6 address goes, not the other way round."""
+    none, known = {"v4": ("0.0.0.0", 0), "v6": ("::", 0)}, {"v4": ("10.0.0.1", 5), "v6": ("2001:db8::1", 5)}
+    kinds = [none["v4"], none["v6"], known["v4"], known["v6"], none["v6"], ("::", 7), ("::1", 0)]
+    log = log_of([Message("t", 0, b"x", {"a": "b"}, born_host=host) for host in kinds], property_crc=True)
+    batch = RecordBatch.parse(log, base_physical_offset=0)
+
+    def hosts(connection: tuple[str, int]) -> list[tuple[str, int]]:
+        buffer = bytearray(log)
+        record_batch.write_place(batch, buffer, range(len(kinds)), 0, 1, STORE_HOST, connection)
+        written = RecordBatch.parse(bytes(buffer), base_physical_offset=0)  # with their checksums
+        return [written.record(row).born_host for row in range(len(written))]
+
+    four, six, mapped = ("192.0.2.7", 1234), ("2001:db8::9", 1234), ("::ffff:192.0.2.7", 1234)
+    assert hosts(four) == [four, mapped, *kinds[2:4], mapped, *kinds[5:]]
+    assert hosts(six) == [none["v4"], six, *kinds[2:4], six, *kinds[5:]]
