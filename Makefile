@@ -100,6 +100,9 @@ bench-broker: .venv/.dev ## the benchmarks of the broker alone, five minutes; AR
 bench-records: .venv/.dev ## the benchmarks of RecordService, a minute; ARGS=--short: seconds; ARGS=append: one part
 	$(BIN)/python -m tests.benchmarks.records $(ARGS)
 
+bench-spark: .venv/.spark ## the benchmarks of the pipeline, ten minutes and 10 GB of disk; ARGS=--short: a minute; ARGS=sink: one part
+	$(BIN)/python -m tests.benchmarks.spark $(ARGS)
+
 bench-front: .venv/.dev ## both fronts with an empty handler, calls and processor time, in a minute (needs Go)
 	$(BIN)/python -m tests.benchmarks.front
 

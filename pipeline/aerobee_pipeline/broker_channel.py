@@ -138,6 +138,22 @@ class Broker:
 
         return self.tried("offsets of queues", ask)
 
+    def writable_queues(self, topic: str) -> list[int]:
+        """The queues of a topic that take messages. A broker that creates topics on first use creates this one."""
+        what = f"topic {topic!r}"
+
+        def ask() -> list[int]:
+            request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))
+            answer = self._messaging.QueryRoute(request, metadata=self.metadata(), timeout=self.timeout_seconds)
+            self.checked(what, answer.status)
+            writable = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
+            return [queue.id for queue in answer.message_queues if queue.permission in writable]
+
+        found = self.tried(what, ask)
+        if not found:
+            raise BrokerCallError(f"{self._address.endpoint}: {what} has no queue that takes messages")
+        return found
+
     def report(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Tell the broker how far a group is, for those who look at its lag."""
         request: Any = v2.UpdateOffsetRequest(

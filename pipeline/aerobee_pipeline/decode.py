@@ -2,8 +2,8 @@
 
 `RecordBatch` of the store's codec finds and checks the records as numpy columns. Here those columns become Arrow
 arrays, without a Python object for any record: numbers by conversion, text and bodies by `gather`, which lets Arrow
-copy them. Only what is rare goes one by one: compressed bodies, text that is not UTF-8, the messages of an inner
-batch.
+copy them. The messages of an inner batch become records, column by column as well. Only what is rare goes one by one:
+compressed bodies, and text that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 
 from aerobee_pipeline.errors import RecordDecodeError
 from aerobee_pipeline.schema import MAP, TIMESTAMP, arrow_schema
+from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.records.record_columns import HEAD, crcs_of, items
 
 Rows = npt.NDArray[np.int64]
 """Numbers of records in their batch, ascending."""
@@ -31,6 +33,11 @@ _TIME_MAX_MS: Final = 253_402_300_799_999
 # As far as a compressed body may grow: a bound, so that a few bytes cannot fill the memory of a worker.
 INFLATED_SIZE_MAX: Final = 64 << 20
 _HEX: Final = np.frombuffer("".join(f"{value:02X}" for value in range(256)).encode(), np.uint16)
+_I32: Final = np.dtype(">i4")
+# Of a record, up to the system flags: they are where they are whatever hosts follow.
+_FIRST_FIELDS: Final = np.dtype(HEAD.descr[: list(HEAD.fields or ()).index("sys_flag") + 1])
+# Messages of inner batches are decoded together up to about so many bytes.
+_UNPACKED_SIZE: Final = 4 << 20
 _LZ4: Final = 0x100
 _ZSTD: Final = 0x200
 
@@ -116,39 +123,68 @@ def expanded(batch: RecordBatch, rows: Rows) -> Iterator[tuple[RecordBatch, Rows
     if not inner.any():
         yield batch, rows
         return
-    begin = 0
-    for position in [*np.flatnonzero(inner).tolist(), len(rows)]:
-        if begin < position:
-            yield batch, rows[begin:position]
-        if position < len(rows):
-            messages = _unpacked(batch, int(rows[position]))
-            yield messages, np.arange(len(messages))
-        begin = position + 1
+    for part in np.split(rows, np.flatnonzero(np.diff(inner)) + 1):
+        if batch.sys_flag[part[0]] & record.SYS_FLAG_INNER_BATCH:
+            for messages in _unpacked(batch, part.tolist()):
+                yield messages, np.arange(len(messages))
+        else:
+            yield batch, part
 
 
-def _unpacked(batch: RecordBatch, row: int) -> RecordBatch:
-    encoded = b"".join(
-        record.encode(
-            record.Message(
-                topic=item.topic,
-                queue_id=item.queue_id,
-                body=item.body,
-                raw_properties=item.raw_properties,
-                flag=item.flag,
-                sys_flag=item.sys_flag,
-                born_timestamp=item.born_timestamp,
-                born_host=item.born_host,
-                reconsume_times=item.reconsume_times,
-            ),
-            queue_offset=item.queue_offset,
-            physical_offset=item.physical_offset,
-            store_timestamp=item.store_timestamp,
-            store_host=item.store_host,
-            property_crc=True,
-        )
-        for item in inner_batch.unpack(batch.record(row))
+def _unpacked(batch: RecordBatch, rows: Sequence[int]) -> Iterator[RecordBatch]:
+    """The messages of inner batches, those of several in one batch. CorruptRecordError for one that is none."""
+    waiting: list[bytes] = []
+    size = 0
+    for row in rows:
+        waiting.append(_messages(batch, row))
+        size += len(waiting[-1])
+        if size >= _UNPACKED_SIZE or row == rows[-1]:
+            yield RecordBatch.parse(b"".join(waiting), base_physical_offset=None, check_crc=False)
+            waiting, size = [], 0
+
+
+def _messages(batch: RecordBatch, row: int) -> bytes:
+    """The messages of one inner batch, a record each: what they share is repeated, the rest put in by column."""
+    place = inner_batch.place_of(properties.decode_properties(bytes(batch.raw_properties(row))))
+    try:
+        found = inner_batch.columns(batch.body(row), int(batch.sys_flag[row]))
+    except CorruptRecordError:
+        found = None
+    if place is None or found is None or len(found) != place.message_count:
+        inner_batch.unpack(batch.record(row))  # says what is wrong, and where
+        raise AssertionError("columns and scalar check disagree")
+    start, count = int(batch.start[row]), len(found)
+    whole = np.frombuffer(batch.buffer, np.uint8)
+    body_start, properties_start = int(batch.body_start[row]), int(batch.properties_start[row])
+    # IPv6 hosts make the head longer; its first fields, and its last, the body's size, are in their places anyway.
+    head = np.tile(whole[start:body_start], (count, 1))
+    first = head[:, : _FIRST_FIELDS.itemsize].view(_FIRST_FIELDS)[:, 0]
+    topic = whole[body_start + int(batch.body_size[row]) : properties_start - 2].tobytes()
+    first["total_size"] = head.shape[1] + found.body_size + len(topic) + 2 + found.properties_size
+    first["body_crc"] = crcs_of(found.body, found.body_start, found.body_start + found.body_size)
+    first["flag"] = items(found.body, _I32)[found.start + inner_batch.FLAG_POSITION]
+    first["queue_offset"] = place.base_offset + np.arange(count)
+    first["sys_flag"] &= record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
+    head[:, -4:] = np.ascontiguousarray(found.body_size, ">u4").view(np.uint8).reshape(-1, 4)
+    body = pa.py_buffer(found.body)
+    sizes = np.ascontiguousarray(found.properties_size, ">u2")
+    joined = pc.binary_join_element_wise(
+        _fixed(head),
+        gather(body, found.body_start, found.body_start + found.body_size),
+        pa.scalar(topic, pa.binary()),
+        _fixed(sizes.view(np.uint8).reshape(-1, 2)),
+        gather(body, found.properties_start, found.properties_start + found.properties_size),
+        pa.scalar(b"", pa.binary()),
     )
-    return RecordBatch.parse(encoded, base_physical_offset=None, check_crc=False)
+    return bytes(memoryview(joined.buffers()[2])[: int(first["total_size"].sum())])
+
+
+def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
+    """The rows of a table of bytes as binary values."""
+    values = pa.Array.from_buffers(
+        pa.binary(rows.shape[1]), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))]
+    )
+    return values.cast(pa.binary())
 
 
 def gather(buffer: pa.Buffer, start: Rows, end: Rows, rows: Rows | None = None) -> pa.Array:

@@ -45,7 +45,8 @@ def property_strings(
     """The encoded properties of each row, without the record checksum. RowError for text that cannot be stored."""
     parts = [_pair(properties.UNIQ_KEY, message_ids)]
     names = set(rows.schema.names)
-    for column, name in (("keys", properties.KEYS), ("tags", properties.TAGS)):
+    columns = (("keys", properties.KEYS), ("tags", properties.TAGS), ("messageGroup", properties.SHARDING_KEY))
+    for column, name in columns:
         if column in names:
             parts.append(_pair(name, _checked(rows.column(column), column, first_row)))
     if "properties" in names:

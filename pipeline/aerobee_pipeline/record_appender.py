@@ -36,8 +36,14 @@ class RecordAppender:
         self._failures = 0
         self.message_count = 0
 
-    def append(self, topic: str, queue_id: int, chunk: Chunk) -> None:
-        """Send a request; return when few enough are without an answer. BrokerCallError for one that is refused."""
+    def append(self, topic: str, queue_id: int, chunk: Chunk, *, ordered: bool = False) -> None:
+        """Send a request; return when few enough are without an answer. BrokerCallError for one that is refused.
+
+        `ordered`: no other request for this queue may be without an answer, so that none overtakes one that has to be
+        sent again.
+        """
+        while ordered and any(item.queue_id == queue_id and item.topic.name == topic for item in self._pending):
+            self._take()
         request = records_v1.AppendRecordsRequest(
             topic=v2.Resource(name=topic), queue_id=queue_id, records=chunk.records, record_sizes=chunk.sizes
         )

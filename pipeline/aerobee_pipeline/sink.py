@@ -26,7 +26,7 @@ from aerobee_pipeline.encode import RESERVED, chunks, message_ids, property_stri
 from aerobee_pipeline.errors import BrokerCallError, OptionError, RowError
 from aerobee_pipeline.options import SinkOptions
 from aerobee_pipeline.record_appender import RecordAppender
-from aerobee_proto import records_v1, v2
+from aerobee_store.records.properties import jump_hash
 
 _TYPES: Final = {
     "body": ("binary", "string"),
@@ -149,7 +149,8 @@ class _Task:
             retry_interval_ms=200,
             timeout_ms=options.send_timeout_ms,
         )
-        self._queues: dict[str, Iterator[int]] = {}
+        self._queues: dict[str, list[int]] = {}
+        self._rotations: dict[str, Iterator[int]] = {}
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -161,10 +162,12 @@ class _Task:
             raise RowError(f"column 'body' is null in {bodies.null_count} rows from row {self.rows} of the task on")
         ids = message_ids(self._prefix, self.rows, batch.num_rows)
         marks = row_ids(self._task_id, self.rows, batch.num_rows)
-        special = self._special(batch)
+        delayed = self._delayed(batch)
         topics = self._topics(batch)
-        plain = np.flatnonzero(~special)
+        plain = np.flatnonzero(~delayed)
         if len(plain):
+            # Message groups promise their order whatever happens to a request.
+            ordered = "messageGroup" in batch.schema.names
             texts = property_strings(batch, ids, (self._options.dedup_property, marks), self.rows)
             for topic, queue, rows in self._groups(batch, topics, plain):
                 index = pa.array(rows)
@@ -172,9 +175,9 @@ class _Task:
                 for number, chunk in chunks(
                     topic, bodies.take(index), texts.take(index), queues, self._options.batch_bytes, self.rows
                 ):
-                    self._appender.append(topic, number, chunk)
-        if special.any():
-            self._send(batch, bodies, topics, ids, marks, np.flatnonzero(special))
+                    self._appender.append(topic, number, chunk, ordered=ordered)
+        if len(plain) < batch.num_rows:
+            self._send(batch, bodies, topics, ids, marks, np.flatnonzero(delayed))
         self.rows += batch.num_rows
 
     def finish(self) -> None:
@@ -184,13 +187,12 @@ class _Task:
     def close(self) -> None:
         self._appender.close()
 
-    def _special(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Ordered and delayed messages: the broker gives them their queue, so they are sent one by one."""
-        special = np.zeros(batch.num_rows, np.bool_)
-        for name in ("messageGroup", "deliverTimestamp"):
-            if name in batch.schema.names:
-                special |= batch.column(name).is_valid().to_numpy(zero_copy_only=False)
-        return special
+    def _delayed(self, batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Delayed messages are kept by the broker's timer first, so they are sent as messages, not as records."""
+        if "deliverTimestamp" not in batch.schema.names:
+            return np.zeros(batch.num_rows, np.bool_)
+        found: np.ndarray[Any, np.dtype[np.bool_]] = batch.column("deliverTimestamp").is_valid().to_numpy(False)
+        return found
 
     def _topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
         if self._options.topic is not None:
@@ -208,30 +210,45 @@ class _Task:
         pins = np.full(len(rows), -1, np.int64)
         if "queueId" in batch.schema.names:
             pins = pc.fill_null(batch.column("queueId"), -1).to_numpy(zero_copy_only=False).astype(np.int64)[rows]
+        if "messageGroup" in batch.schema.names:
+            self._pin_groups(batch.column("messageGroup").take(pa.array(rows)), topics.dictionary, codes, pins)
         keys = np.stack((codes, pins), axis=1)
         for code, pin in np.unique(keys, axis=0).tolist():
             chosen = rows[(codes == code) & (pins == pin)]
             yield topics.dictionary[code].as_py(), None if pin < 0 else pin, chosen
 
-    def _rotation(self, topic: str) -> Iterator[int]:
-        """The queues of a topic in turn, beginning at a place that differs from task to task."""
+    def _pin_groups(
+        self,
+        groups: pa.Array,
+        topics: pa.Array,
+        topic_codes: np.ndarray[Any, np.dtype[np.int64]],
+        pins: np.ndarray[Any, np.dtype[np.int64]],
+    ) -> None:
+        """Ordered messages go to the queue of their group: each group's queue is looked up once a batch."""
+        ordered = groups.is_valid().to_numpy(zero_copy_only=False)
+        if (pins[ordered] >= 0).any():
+            raise RowError("queueId and messageGroup: the group determines the queue; leave one of both null")
+        encoded = groups.dictionary_encode()
+        group_codes = pc.fill_null(encoded.indices, 0).to_numpy(zero_copy_only=False)
+        names = encoded.dictionary.to_pylist()
+        for code in np.unique(topic_codes[ordered]).tolist():
+            count = len(self._writable_queues(topics[code].as_py()))
+            queue_of = np.array([jump_hash(name, count) for name in names], np.int64)
+            of_topic = ordered & (topic_codes == code)
+            pins[of_topic] = queue_of[group_codes[of_topic]]
+
+    def _writable_queues(self, topic: str) -> list[int]:
         if topic not in self._queues:
-            self._queues[topic] = self._in_turn(topic)
+            self._queues[topic] = self._broker.writable_queues(topic)
         return self._queues[topic]
 
-    def _in_turn(self, topic: str) -> Iterator[int]:
-        request = records_v1.QueueOffsetsRequest(
-            topics=[records_v1.QueueOffsetsRequest.TopicQueues(topic=v2.Resource(name=topic))]
-        )
-        while True:
-            found = self._broker.queue_offsets(request).topics[0]
-            if found.status.code != v2.Code.TOPIC_NOT_FOUND:
-                break
-            yield 0  # the first message may create the topic, which then has this queue
-        self._broker.checked(f"topic {topic!r}", found.status)
-        ids = [queue.queue_id for queue in found.queues]
-        first = self._prefix % len(ids)
-        yield from itertools.cycle(ids[first:] + ids[:first])
+    def _rotation(self, topic: str) -> Iterator[int]:
+        """The queues of a topic in turn, beginning at a place that differs from task to task."""
+        if topic not in self._rotations:
+            ids = self._writable_queues(topic)
+            first = self._prefix % len(ids)
+            self._rotations[topic] = itertools.cycle(ids[first:] + ids[:first])
+        return self._rotations[topic]
 
     def _send(
         self,
@@ -242,7 +259,7 @@ class _Task:
         marks: pa.Array,
         rows: np.ndarray[Any, np.dtype[np.int64]],
     ) -> None:
-        """Send ordered and delayed messages, in their order, with the client."""
+        """Send delayed messages with the client."""
         from pathlib import Path
 
         from aerobee_client import ClientError, Credentials, Message, Tls, connect
@@ -251,8 +268,8 @@ class _Task:
         values = batch.take(pa.array(rows)).to_pylist()
         messages = []
         for row, value in zip(rows.tolist(), values, strict=True):
-            if value.get("queueId") is not None:
-                raise RowError("queueId and messageGroup or deliverTimestamp: the broker chooses the queue of these")
+            if value.get("queueId") is not None or value.get("messageGroup") is not None:
+                raise RowError("deliverTimestamp with queueId or messageGroup: a delayed message has neither")
             deliver = value.get("deliverTimestamp")
             tags = value.get("tags") if "tags" in names else None
             user = {name: text for name, text in (value.get("properties") or ()) if name not in RESERVED and text}
@@ -263,7 +280,6 @@ class _Task:
                     tag=tags or None,
                     keys=tuple((value.get("keys") or "").split()),
                     properties={**user, self._options.dedup_property: marks[row].as_py().decode()},
-                    message_group=value.get("messageGroup"),
                     delivery_timestamp=None if deliver is None else int(deliver.timestamp() * 1000),
                     message_id=ids[row].as_py().decode(),
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from aerobee_pipeline.decode import Decoder, expanded, gather
 from aerobee_pipeline.errors import RecordDecodeError
 from aerobee_pipeline.schema import COLUMNS
-from aerobee_store.records import properties, record
+from aerobee_store.errors import CorruptRecordError
+from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.record import Message, Record
 from aerobee_store.records.record_batch import RecordBatch
 from tests.support import golden
@@ -159,6 +161,53 @@ def test_messages_of_inner_batches(tmp_path: Path) -> None:
     for topic, queue_id in {(row["topic"], row["queueId"]) for row in rows}:
         offsets = [row["queueOffset"] for row in rows if (row["topic"], row["queueId"]) == (topic, queue_id)]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+
+
+@pytest.mark.parametrize("compression", [0, 0x300], ids=["plain", "zlib"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
+    """Ordinary records between inner batches, bodies and properties of all sizes, hosts of both kinds."""
+    inner = [(b"x" * (number % 5), f"KEYS\x01k{number}\x02".encode() * (number % 3)) for number in range(40)]
+    data = bytearray()
+    for number in range(6):
+        if number % 3 == 2:
+            message = Message("größe", 1, b"plain", {"KEYS": "k"})
+        else:
+            body = inner_batch.body_of(inner[number : number + 20])
+            flags = record.SYS_FLAG_COMPRESSED | compression if compression else 0
+            body = zlib.compress(body) if compression else body
+            message = inner_batch.message_of("größe", 1, body, 20, compression=flags)
+            message = replace(message, properties={**message.properties, "INNER_BASE": str(number * 20), "TAGS": "t"})
+        data += record.encode(
+            replace(message, born_host=(host, 9), born_timestamp=7),
+            queue_offset=number * 20,
+            physical_offset=len(data),
+            store_timestamp=1_700_000_000_000,
+            store_host=(host, 10911),
+            property_crc=True,
+        )
+    batch = RecordBatch.parse(bytes(data), base_physical_offset=0)
+    assert len(batch) == 6
+    decoder = Decoder([name for name in COLUMNS if name != "storeSize"], broker_name="b")
+    rows: list[dict[str, Any]] = []
+    for messages, numbers in expanded(batch, np.arange(len(batch))):
+        rows += [sorted_properties(row) for row in decoder.decode(messages, numbers).to_pylist()]
+    one_by_one: list[record.Record] = []
+    for number in range(6):
+        item = batch.record(number)
+        one_by_one += inner_batch.unpack(item) if inner_batch.is_inner_batch(item) else [item]
+    assert len(rows) == len(one_by_one) == 82
+    for row, item in zip(rows, one_by_one, strict=True):
+        same = {name: value for name, value in sorted_properties(expected(item)).items() if name in row}
+        assert row == same
+
+
+def test_an_inner_batch_that_is_none() -> None:
+    """Which message of it is bad, and where the record lies."""
+    message = inner_batch.message_of("t", 0, b"no batch at all", 3)
+    batch = RecordBatch.parse(encoded([message]), base_physical_offset=0)
+    with pytest.raises(CorruptRecordError, match="message 0 of the inner batch"):
+        list(expanded(batch, np.arange(1)))
 
 
 def test_gather_takes_stretches_and_nulls() -> None:

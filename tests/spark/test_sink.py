@@ -15,6 +15,7 @@ from aerobee_client import connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.errors import RowError
+from aerobee_store.records.properties import jump_hash
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.verify import verify
 
@@ -159,33 +160,36 @@ def test_order_in_a_queue(spark: Any, broker: BrokerProcess) -> None:
 
 
 def test_ordered_groups_and_delays(spark: Any, broker: BrokerProcess) -> None:
-    """Message groups keep their order in one queue; a delayed message arrives when it is due."""
+    """Message groups keep their order in one queue; delayed messages are with the timer until they are due."""
+    queues = 5
 
     async def create() -> None:
         async with connect(broker.endpoint) as client:
             from aerobee_proto import v2
 
-            await client.admin.create_topic("fifo", message_types=[v2.MessageType.FIFO])
+            await client.admin.create_topic("fifo", queue_count=queues, message_types=[v2.MessageType.FIFO])
             await client.admin.create_topic("late", message_types=[v2.MessageType.DELAY])
 
     asyncio.run(create())
     frame = spark.range(0, 200, 1, 1).selectExpr("cast(id as string) body", "concat('g', id % 3) messageGroup")
-    write(frame, broker, "fifo")
+    write(frame, broker, "fifo", batchBytes="1k")
     rows = read(spark, broker, "fifo").orderBy("queueOffset").collect()
     for group in range(3):
         mine = [row for row in rows if int(row.body) % 3 == group]
         assert [int(row.body) for row in mine] == list(range(group, 200, 3))
-        assert len({row.queueId for row in mine}) == 1
-    soon = spark.range(1).selectExpr("'soon' body", "current_timestamp() + interval 2 seconds deliverTimestamp")
+        assert {row.queueId for row in mine} == {jump_hash(f"g{group}", queues)}, "where the broker would put them"
+    with pytest.raises(Exception, match="queueId and messageGroup: the group determines the queue"):
+        write(frame.selectExpr("*", "1 queueId"), broker, "fifo")
+    with pytest.raises(Exception, match="takes no FIFO messages"):
+        write(frame, broker, "late")
+    write(spark.range(1).selectExpr("'due' body", "timestamp '2000-01-01' deliverTimestamp"), broker, "late")
+    assert [bytes(row.body) for row in read(spark, broker, "late").collect()] == [b"due"]
+    soon = spark.range(1).selectExpr("'soon' body", "current_timestamp() + interval 1 hour deliverTimestamp")
     write(soon, broker, "late")
-    for _ in range(100):
-        found = read(spark, broker, "late").selectExpr(
-            "body", "storeTimestamp > bornTimestamp + interval 1 second late"
-        )
-        rows = found.collect()
-        if rows:
-            break
-    assert [(bytes(row.body), row.late) for row in rows] == [(b"soon", True)]
+    assert read(spark, broker, "late").count() == 1, "the broker keeps it until it is due"
+    kept = spark.read.format("aerobee").options(storePath=str(broker.store), readBy="log")
+    timer = kept.option("subscribe", "rmq_sys_wheel_timer").load()
+    assert [bytes(row.body) for row in timer.collect()] == [b"soon"]
 
 
 def test_a_stream_that_restarts_stores_its_batch_again(

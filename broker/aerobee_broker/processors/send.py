@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import lru_cache
 from time import perf_counter
 from typing import Final
 
@@ -38,13 +37,12 @@ from aerobee_broker.validation import check_message
 from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
-from aerobee_store.records.properties import INNER_MULTI_DISPATCH, java_hash
+from aerobee_store.records.properties import INNER_MULTI_DISPATCH, jump_hash
 from aerobee_store.records.record import Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
 _CHECKED_PER_STEP: Final = 256  # messages of a batch, before the event loop turns to others
-_MASK_64: Final = (1 << 64) - 1
 
 
 class _Destination:
@@ -273,15 +271,3 @@ class SendProcessor:
         return RecallHandle(
             destination.topic, self._broker_name, deliver_ms, message.system_properties.message_id
         ).encode()
-
-
-@lru_cache(maxsize=16384)
-def jump_hash(message_group: str, queue_count: int) -> int:
-    """The queue of a message group, the same that RocketMQ chooses: jump consistent hashing (Lamping and Veach)."""
-    state = java_hash(message_group) & _MASK_64
-    bucket, candidate = -1, 0
-    while candidate < queue_count:
-        bucket = candidate
-        state = (state * 2862933555777941757 + 1) & _MASK_64
-        candidate = int((bucket + 1) / (((state >> 33) + 1) / (1 << 31)))
-    return bucket

@@ -165,6 +165,7 @@ def split_keys(keys: str) -> list[str]:
 
 # --- Java's string hash -------------------------------------------------------------------------------------
 
+_MASK_64: Final = (1 << 64) - 1
 _CHUNK: Final = 256
 _POWERS_OF_31: Final = tuple(pow(31, _CHUNK - 1 - i, 1 << 32) for i in range(_CHUNK))
 _POWERS_OF_31_ARRAY: Final = np.array(_POWERS_OF_31, np.uint32)
@@ -195,6 +196,18 @@ def _signed(value: int) -> int:
 
 
 _cached_hash = lru_cache(maxsize=4096)(java_hash)
+
+
+@lru_cache(maxsize=16384)
+def jump_hash(message_group: str, queue_count: int) -> int:
+    """The queue of a message group, the same that RocketMQ chooses: jump consistent hashing (Lamping and Veach)."""
+    state = java_hash(message_group) & _MASK_64
+    bucket, candidate = -1, 0
+    while candidate < queue_count:
+        bucket = candidate
+        state = (state * 2862933555777941757 + 1) & _MASK_64
+        candidate = int((bucket + 1) / (((state >> 33) + 1) / (1 << 31)))
+    return bucket
 
 
 def tags_code(tags: str | None) -> int:

@@ -13,7 +13,7 @@ from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, TopicsConfig
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.metrics.counters import BrokerCounters
-from aerobee_broker.processors.send import SendProcessor, jump_hash
+from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.send_columns import SendColumns, read_send_request
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
@@ -23,6 +23,7 @@ from aerobee_broker.transactions.producers import Producers
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
+from aerobee_store.records.properties import jump_hash
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import message
 

@@ -18,7 +18,6 @@ from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_me
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
 from aerobee_broker.processors.query import by_message_id
-from aerobee_broker.processors.send import jump_hash
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
 from aerobee_broker.timer.timer import TIMER_ORIGIN
@@ -195,7 +194,7 @@ class DeadLetterAdministration:
             )
         message_group = record.properties.get(p.SHARDING_KEY)
         if message_group:
-            queue_id = jump_hash(message_group, target.write_queue_count)
+            queue_id = p.jump_hash(message_group, target.write_queue_count)
         else:
             self._turns += 1
             queue_id = self._turns % target.write_queue_count

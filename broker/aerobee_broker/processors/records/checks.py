@@ -13,7 +13,6 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import BadRecordError
 from aerobee_broker.message_mapping import RESERVED_NAMES, TRACE_CONTEXT
 from aerobee_broker.processors.route import ACCEPTED_TYPES
-from aerobee_broker.processors.send import jump_hash
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.validation import FREE_TEXT_SIZE_MAX, MESSAGE_GROUP_SIZE_MAX
 from aerobee_proto import v2
@@ -153,7 +152,7 @@ def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
                 row,
                 f"message group {group[:80]!r} is blank, or has more than {MESSAGE_GROUP_SIZE_MAX} bytes",
             )
-        if (right := jump_hash(group, topic.write_queue_count)) != queue_id:
+        if (right := p.jump_hash(group, topic.write_queue_count)) != queue_id:
             raise BadRecordError(
                 _Code.BAD_REQUEST,
                 row,

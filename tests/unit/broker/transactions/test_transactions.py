@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.processors.send import jump_hash
 from aerobee_broker.transactions.config import TransactionsConfig
 from aerobee_broker.transactions.half_messages import (
     GIVEN_UP_TOPIC,
@@ -107,7 +106,7 @@ async def test_queues_take_turns_and_message_groups_keep_theirs(harness: Transac
     await harness.send("G1", "G2", "G3", message_group="order-1")
     for transaction_id in ("T1", "T2", "T3", "T4", "G1", "G2", "G3"):
         assert await harness.end(transaction_id) == Code.OK
-    assert [record.queue_id for record in harness.stored()] == [0, 1, 0, 1, *[jump_hash("order-1", 2)] * 3]
+    assert [record.queue_id for record in harness.stored()] == [0, 1, 0, 1, *[p.jump_hash("order-1", 2)] * 3]
 
 
 async def test_commit_into_fewer_queues_than_there_were(harness: TransactionHarness) -> None:

@@ -1,0 +1,364 @@
+"""`python -m tests.benchmarks.spark [--short] [--log-size SIZE] [NAME ...]`: the pipeline beside what bounds it.
+
+    source          rows of files and of a broker, without Spark and with it; Parquet and Kafka by Spark's own sources
+    sink            rows to a broker
+    micro-batches   what a streaming query costs by micro-batch
+    jobs            rebuild and audit of a log, beside the tools of one machine
+
+"per core" is the rate divided by the cores that may work on it: Spark has all, plain Python one. CPU is that of all
+processes that take part but for the broker, which is listed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerobee_client import connect
+from aerobee_pipeline import local_session
+from aerobee_pipeline.broker_channel import Address, Broker
+from aerobee_pipeline.decode import Decoder
+from aerobee_pipeline.jobs import audit, rebuild
+from aerobee_pipeline.offsets import Range
+from aerobee_pipeline.options import SourceOptions
+from aerobee_pipeline.queue_access import open_access
+from aerobee_pipeline.schema import default_columns
+from aerobee_pipeline.splits import plan_log, read_split, store_files
+from aerobee_proto import records_v1, v2
+from aerobee_store.tools import rebuild as store_rebuild
+from aerobee_store.tools.verify import verify
+from tests.benchmarks import spark_kafka
+from tests.benchmarks.disk import gigabytes
+from tests.benchmarks.processes import Server, broker_on
+from tests.benchmarks.report import machine, milliseconds, nanoseconds, rate, table
+from tests.benchmarks.spark_data import QUEUES, TOPICS, topic, write_store
+
+CORES = os.cpu_count() or 1
+_NUMBERS = "queueId int, queueOffset bigint, physicalOffset bigint, storeTimestamp timestamp, storeSize int"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One way: how many rows, in which time, with how much processor time."""
+
+    rows: int
+    seconds: float
+    cpu: float
+    cores: int
+    server_cpu: float = 0.0
+
+    @property
+    def per_core(self) -> float:
+        return self.rows / self.seconds / self.cores
+
+
+def measured(work: Callable[[], int], cores: int, *, repeats: int = 3, server: Server | None = None) -> Measured:
+    """The best of some runs, after one that warms up."""
+    work()
+    best: Measured | None = None
+    for _ in range(repeats):
+        cpu, served, started = _cpu_seconds(server), server.cpu_seconds() if server else 0.0, time.perf_counter()
+        rows = work()
+        seconds = time.perf_counter() - started
+        found = Measured(
+            rows,
+            seconds,
+            _cpu_seconds(server) - cpu,
+            cores,
+            (server.cpu_seconds() - served) if server else 0.0,
+        )
+        if best is None or found.seconds < best.seconds:
+            best = found
+    assert best is not None
+    return best
+
+
+def _cpu_seconds(left_out: Server | None) -> float:
+    """Processor time of this process and all that descend from it, the dead ones included."""
+    parents: dict[int, list[int]] = {}
+    times: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        process = int(path.parent.name)
+        parents.setdefault(int(fields[1]), []).append(process)
+        times[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    total, waiting = 0.0, [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        if left_out is None or process != left_out.process.pid:
+            total += times.get(process, 0.0)
+            waiting += parents.get(process, [])
+    return total
+
+
+_HEAD = ("source", "rows/s", "per core", "of plain", "CPU a row", "broker's CPU a row")
+
+
+def _row(name: str, found: Measured, plain: Measured) -> tuple[str, ...]:
+    return (
+        name,
+        rate(found.rows, found.seconds),
+        rate(found.per_core, 1),
+        f"{found.per_core / plain.per_core:.2f}",
+        nanoseconds(found.cpu / found.rows),
+        nanoseconds(found.server_cpu / found.rows) if found.server_cpu else "",
+    )
+
+
+def source(directory: Path, *, size: int = 512 << 20) -> None:
+    """All rows of a store, its bodies too, read and thrown away."""
+    store = directory / "store"
+    count = write_store(store, size)
+    columns = default_columns(properties=False, system=False)
+    plain = measured(lambda: _plain_files(store, columns), 1)
+    rows = [_row("files, decoder alone", plain, plain)]
+    spark = _session()
+    try:
+        files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*")
+        by_log = files.option("readBy", "log").load()
+        rows.append(_row("files, Spark", measured(lambda: _thrown_away(by_log, count), CORES), plain))
+        narrow = files.option("readBy", "log").schema(_NUMBERS).load()
+        rows.append(_row("  five columns of numbers", measured(lambda: _thrown_away(narrow, count), CORES), plain))
+        files = spark.read.format("aerobee").options(storePath=str(store), subscribePattern=".*")
+        by_queue = files.option("readBy", "queue").load()
+        rows.append(_row("  by queue", measured(lambda: _thrown_away(by_queue, count), CORES), plain))
+        with broker_on(store, "async") as running:
+            _create_topics(running.endpoint, *map(topic, range(TOPICS)))
+            frames = measured(lambda: _frames(running.endpoint), 1, server=running)
+            rows.append(_row("gRPC, bytes alone", frames, plain))
+            stream = measured(lambda: _plain_broker(running.endpoint, columns), 1, server=running)
+            rows.append(_row("gRPC, decoder alone", stream, plain))
+            reader = spark.read.format("aerobee").options(endpoint=running.endpoint, subscribePattern="bench-.*")
+            frame = reader.load()
+            found = measured(lambda: _thrown_away(frame, count), CORES, server=running)
+            rows.append(_row("gRPC, Spark", found, plain))
+        parquet = directory / "parquet"
+        by_log.write.parquet(str(parquet), compression="zstd")
+        archived = spark.read.parquet(str(parquet))
+        rows.append(_row("Spark's Parquet", measured(lambda: _thrown_away(archived, count), CORES), plain))
+        title = f"Rows of a log of {size >> 20} MiB, {count:,} messages; Spark has {CORES} cores"
+        rows += _kafka(directory, spark, by_log, plain)
+        table(title, _HEAD, rows)
+    finally:
+        spark.stop()
+
+
+def _kafka(directory: Path, spark: Any, messages: Any, plain: Measured) -> list[tuple[str, ...]]:
+    """Spark's Kafka source on the same messages; no row, and the reason printed, where it cannot be had."""
+    jars, connector = spark_kafka.broker_jars(), spark_kafka.connector_jars()
+    if isinstance(jars, str) or isinstance(connector, str):
+        print(f"\nSpark's Kafka source was left out: {jars if isinstance(jars, str) else connector}")
+        return []
+    (directory / "kafka").mkdir()
+    with spark_kafka.kafka(directory / "kafka") as address:
+        spark_kafka.fill(messages, address)
+        frame = spark_kafka.frame(spark, address)
+        there = frame.count()
+        found = measured(lambda: _thrown_away(frame, there), CORES)
+    return [_row(f"Spark's Kafka, {spark_kafka.connector_version()}", found, plain)]
+
+
+def _session() -> Any:
+    jars = spark_kafka.connector_jars()
+    settings = {"spark.driver.memory": "3g"}
+    if not isinstance(jars, str):
+        settings["spark.jars"] = ",".join(map(str, jars))
+    spark = local_session("bench", cores=str(CORES), settings=settings)
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def _thrown_away(frame: Any, count: int) -> int:
+    frame.write.format("noop").mode("overwrite").save()
+    return count
+
+
+def _plain_files(store: Path, columns: list[str]) -> int:
+    decoder = Decoder(columns)
+    count = 0
+    for split in plan_log("", store_files(store), 128 << 20, fail_on_data_loss=True):
+        for batch in read_split(split, fail_on_data_loss=True):
+            count += decoder.decode(batch).num_rows
+    return count
+
+
+def _plain_broker(endpoint: str, columns: list[str]) -> int:
+    """The stream of every queue, one after the other, decoded."""
+    options = SourceOptions.parse({"endpoint": endpoint, "subscribePattern": "bench-.*"}, streaming=False)
+    access = open_access(options)
+    decoder = Decoder(columns)
+    count = 0
+    for queue, found in access.bounds(options.subscription).items():
+        for batch, rows in access.read(Range(queue, found.start, found.end), None, fail_on_data_loss=True):
+            count += decoder.decode(batch, rows).num_rows
+    return count
+
+
+def _frames(endpoint: str) -> int:
+    """The stream of every queue, one after the other, not looked at."""
+    broker = Broker(Address(endpoint, None, None, 30_000, 3, 200))
+    count = 0
+    for number in range(TOPICS):
+        asked = records_v1.QueueOffsetsRequest.TopicQueues(topic=v2.Resource(name=topic(number)))
+        for queue in broker.queue_offsets(records_v1.QueueOffsetsRequest(topics=[asked])).topics[0].queues:
+            request = records_v1.ReadRecordsRequest(
+                topic=v2.Resource(name=topic(number)),
+                queue_id=queue.queue_id,
+                end_queue_offset=queue.max_queue_offset,
+                frame_bytes_max=4 << 20,
+            )
+            for frame in broker.records.ReadRecords(request, metadata=broker.metadata()):
+                count += len(frame.record_sizes) // 4
+    return count
+
+
+def sink(directory: Path, *, count: int = 400_000) -> None:
+    """Rows of 256-byte bodies with keys and tags to a broker that writes to its page cache."""
+    spark = _session()
+    rows = []
+    frame = spark.range(0, count, 1, CORES).selectExpr(
+        "cast(repeat('0123456789abcdef', 16) as binary) body", "concat('k', id) keys", "'paid' tags"
+    )
+    grouped = frame.limit(count // 8).selectExpr("*", "concat('g', hash(keys) % 100) messageGroup")
+    kinds: Mapping[str, tuple[Any, str]] = {
+        "bodies, keys, tags": (frame, "plain"),
+        "with properties": (frame.selectExpr("*", "map('n', keys) properties"), "plain"),
+        "ordered groups": (grouped, "fifo"),
+    }
+    try:
+        with tempfile.TemporaryDirectory(dir=directory) as store, broker_on(Path(store), "async") as running:
+            _create_topics(running.endpoint, "fifo", kind=v2.MessageType.FIFO)
+            for name, (rows_of, kind) in kinds.items():
+                expected = count // 8 if kind == "fifo" else count
+                cached = rows_of.cache()
+                cached.count()
+
+                def write(cached: Any = cached, kind: str = kind, expected: int = expected) -> int:
+                    writer = cached.write.format("aerobee").mode("append")
+                    writer.options(endpoint=running.endpoint, topic=kind).save()
+                    return expected
+
+                found = measured(write, CORES, server=running)
+                cached.unpersist()
+                cpu, served = found.cpu / found.rows, found.server_cpu / found.rows
+                rows.append((name, rate(found.rows, found.seconds), nanoseconds(cpu), nanoseconds(served)))
+        table("Sink", ("rows", "rows/s", "CPU a row", "broker's CPU a row"), rows)
+    finally:
+        spark.stop()
+
+
+def _create_topics(endpoint: str, *names: str, kind: v2.MessageType.ValueType = v2.MessageType.NORMAL) -> None:
+    """A broker knows only topics that were created, whatever its store has."""
+
+    async def work() -> None:
+        async with connect(endpoint) as client:
+            for name in names:
+                await client.admin.create_topic(name, queue_count=QUEUES, message_types=[kind])
+
+    asyncio.run(work())
+
+
+def micro_batches(directory: Path, *, batches: int = 20) -> None:
+    """A stream of small micro-batches: what each costs beside its rows."""
+    spark = _session()
+    rows = []
+    try:
+        store = directory / "small"
+        count = write_store(store, 4 << 20)
+        each = -(-count // batches)
+        with broker_on(store, "async") as running:
+            _create_topics(running.endpoint, *map(topic, range(TOPICS)))
+            ways = {
+                "files": {"storePath": str(store)},
+                "broker": {"endpoint": running.endpoint},
+            }
+            for name, way in ways.items():
+                reader = spark.readStream.format("aerobee").options(**way, subscribePattern="bench-.*")
+                frame = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=each).load()
+                for attempt in range(2):  # the first warms up
+                    writer = frame.select("queueId", "queueOffset").writeStream.format("noop")
+                    checkpoint = directory / f"checkpoint-{name}-{attempt}"
+                    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+                    query.awaitTermination()
+                taken = [progress["durationMs"] for progress in query.recentProgress if progress["numInputRows"]]
+                parts = ("triggerExecution", "latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
+                values = [sorted(item.get(part, 0) for item in taken)[len(taken) // 2] / 1000 for part in parts]
+                rows.append((name, len(taken), *map(milliseconds, values)))
+        head = ("source", "batches", "in all", "latest offset", "planning", "tasks", "offset log", "commit log")
+        table(f"A micro-batch of {each:,} messages (medians)", head, rows)
+    finally:
+        spark.stop()
+
+
+def jobs(directory: Path, *, log_size: int = 1 << 30) -> None:
+    """Rebuild and audit of one log, beside `aerobee store verify` and `rebuild`."""
+    store = directory / "large"
+    count = write_store(store, log_size)
+    rows = []
+
+    def timed(name: str, cores: int, work: Callable[[], Any]) -> None:
+        cpu, started = _cpu_seconds(None), time.perf_counter()
+        work()
+        seconds, cpu = time.perf_counter() - started, _cpu_seconds(None) - cpu
+        rows.append((name, f"{seconds:.1f} s", gigabytes(log_size, seconds), rate(count, seconds), f"{cpu:.1f} s"))
+
+    timed("aerobee store verify", 1, lambda: _all_well(verify(store).ok))
+    spark = _session()
+    try:
+        spark.range(100).mapInArrow(lambda batches: batches, "id bigint").count()  # workers are there, modules loaded
+        timed("aerobee spark audit", CORES, lambda: _all_well(audit(spark, store).exit_status == 0))
+        output = directory / "rebuilt"
+        timed("aerobee spark rebuild", CORES, lambda: _all_well(rebuild(spark, store, output).exit_status == 0))
+        shutil.rmtree(output)
+    finally:
+        spark.stop()
+    # Last, because it writes into the store.
+    timed("aerobee store rebuild", 1, lambda: _all_well(not store_rebuild.rebuild(store, apply=True).left))
+    shutil.rmtree(store)
+    head = ("job", "time", "log", "messages", "CPU")
+    table(f"Jobs on a log of {log_size / (1 << 30):g} GiB; Spark has {CORES} cores, the tools have one", head, rows)
+
+
+def _all_well(well: bool) -> None:
+    assert well, "the job has findings"
+
+
+_SHORT_SIZE = 8 << 20
+PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
+    "source": (source, {"size": _SHORT_SIZE}),
+    "sink": (sink, {"count": 2000}),
+    "micro-batches": (micro_batches, {"batches": 2}),
+    "jobs": (jobs, {"log_size": _SHORT_SIZE}),
+}
+"""Each part, and what it is given for the short form."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *PARTS], help="which parts (all)")
+    parser.add_argument("--short", action="store_true", help="seconds instead of minutes; the figures mean nothing")
+    parser.add_argument("--log-size", metavar="GIB", type=float, default=5, help="of the log of the jobs (5)")
+    parser.add_argument("--directory", type=Path, default=Path("build"), help="where the stores go (./build)")
+    options = parser.parse_args(arguments)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    print(machine())
+    for name in options.names or PARTS:
+        part, sizes = PARTS[name]
+        full = {"log_size": int(options.log_size * (1 << 30))} if name == "jobs" else {}
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            part(Path(directory), **(sizes if options.short else full))
+
+
+if __name__ == "__main__":
+    main()
