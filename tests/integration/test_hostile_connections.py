@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 ROUNDS = int(os.environ.get("AEROBEE_HOSTILE_ROUNDS", "1"))
 STREAMS = 100 if ROUNDS == 1 else 250  # of each kind, a round
-CONNECTIONS = 300 if ROUNDS == 1 else 3000
+CONNECTIONS = 300 if ROUNDS == 1 else 10_000
 GROWTH_MAX = 32 << 20  # bytes; between the first rounds and the last
 Code = v2.Code
 

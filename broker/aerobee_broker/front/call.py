@@ -122,6 +122,7 @@ class Call:
             try:
                 messages = self._reader.feed(data)
             except MessageTooLargeError as error:
+                self._connection.counters.refused["message_size_max"] += 1
                 if self._admission is None:
                     self._abort(error)
                 else:
@@ -194,6 +195,17 @@ class Call:
         """The deadline has passed."""
         if not self._over:
             self._abort(CallAbortedError(StatusCode.DEADLINE_EXCEEDED, "the deadline of the call has passed"))
+
+    @property
+    def takes_one_request(self) -> bool:
+        """Whether its request ends before its answer begins."""
+        return not isinstance(self._method, BidirectionalStream)
+
+    def stall(self) -> None:
+        """The request does not arrive."""
+        if not self._over:
+            text = "the request did not arrive in time; send it again"
+            self._abort(CallAbortedError(StatusCode.DEADLINE_EXCEEDED, text))
 
     def drained(self) -> None:
         """What was written has been taken."""

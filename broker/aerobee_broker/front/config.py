@@ -24,7 +24,7 @@ class FrontConfig:
     idle_seconds: float = 120.0  # a connection without calls is closed, as RocketMQ does; a Telemetry stream is a call
     keepalive_seconds: float = 60.0  # without a byte, until a connection is asked whether it lives
     keepalive_timeout_seconds: float = 20.0  # so long it may take to answer
-    stall_seconds: float = 60.0  # who takes nothing of what is there for it is ended
+    stall_seconds: float = 60.0  # a client that takes almost nothing of its answers, or a call whose request stalls
     cheap_frame_count_max: int = 2_000  # frames that cost us more than their sender: at once ...
     cheap_frame_rate_max: int = 500  # ... and a second
 

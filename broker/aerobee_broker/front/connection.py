@@ -51,7 +51,8 @@ class Connection(asyncio.Protocol):
         self.deadlines = deadlines
         self._headers_error = CallAbortedError(
             StatusCode.RESOURCE_EXHAUSTED,
-            f"the headers are larger than allowed ({config.header_size_max} bytes); send less metadata",
+            f"the headers exceed the limit ({config.header_size_max} bytes, {config.header_count_max} headers); "
+            "send less metadata",
         )
         self.core = Http2Connection(config, headers_refusal=_refusal(self._headers_error))
         self.name = f"connection {next(_numbers)}"
@@ -63,11 +64,11 @@ class Connection(asyncio.Protocol):
         self._flushing = False
         self._paused = False
         self._kept = 0  # bytes of requests that are incomplete or were not read
-        self._refused = 0
         self._silent_ticks = 0  # since the last byte came
         self._idle_ticks = 0  # without a call
         self._paused_ticks = 0
         self._left_to_pause = 0
+        self._request_ticks = 0  # since requests were last watched for a stall
         self._stopping = False
 
     # --- The transport --------------------------------------------------------------------------------------
@@ -98,9 +99,9 @@ class Connection(asyncio.Protocol):
                     cast(Call, call).gone()
             else:
                 self._ended(cast(ConnectionEnded, event))
-        if self.core.refused_count != self._refused:
-            self.counters.refused["stream_count_max"] += self.core.refused_count - self._refused
-            self._refused = self.core.refused_count
+        if self.core.refusals:
+            self.counters.refused.update(self.core.refusals)
+            self.core.refusals.clear()
         self.flush()
 
     def eof_received(self) -> None:
@@ -173,8 +174,11 @@ class Connection(asyncio.Protocol):
             self._refuse(stream, CallAbortedError(StatusCode.UNIMPLEMENTED, "there is no such method"))
         elif call_head.error is not None:
             self._refuse(stream, call_head.error)
-        elif head.size > self.config.header_size_max or len(head.headers) > self.config.header_count_max:
+        elif head.size > self.config.header_size_max:
             self.counters.refused["header_size_max"] += 1
+            self._refuse(stream, self._headers_error)
+        elif len(head.headers) > self.config.header_count_max:
+            self.counters.refused["header_count_max"] += 1
             self._refuse(stream, self._headers_error)
         else:
             self._idle_ticks = 0
@@ -224,25 +228,41 @@ class Connection(asyncio.Protocol):
             if self._paused_ticks > config.stall_seconds:
                 self._give_up("stall_seconds")
                 return
-        if not core.greeted and self._silent_ticks > 0:
+        if not core.greeted:
             self._idle_ticks += 1
             if self._idle_ticks > config.handshake_seconds:
                 self._give_up("handshake_seconds")
             return
-        for stream in core.stalled(int(config.stall_seconds)):
-            self.counters.refused["stall_seconds"] += 1
-            core.reset(stream, ErrorCode.CANCEL)
-            if stream.call is not None:
-                cast(Call, stream.call).gone()
+        self._end_stalled_calls()
         self._idle_ticks = 0 if core.streams else self._idle_ticks + 1
         if self._idle_ticks > config.idle_seconds and not self._stopping:
+            self.counters.refused["idle_seconds"] += 1
             self.begin_stop()
+        elif self._idle_ticks > config.idle_seconds + config.keepalive_timeout_seconds:
+            self.finish_stop()  # the client sends something, but does not answer
         elif self._silent_ticks > config.keepalive_seconds + config.keepalive_timeout_seconds:
             self._give_up("keepalive_seconds")
             return
         elif self._silent_ticks == int(config.keepalive_seconds) + 1:
             core.ping()
         self.flush()
+
+    def _end_stalled_calls(self) -> None:
+        core, config = self.core, self.config
+        for stream in core.stalled(int(config.stall_seconds)):
+            self.counters.refused["stall_seconds"] += 1
+            core.reset(stream, ErrorCode.CANCEL)
+            if stream.call is not None:
+                cast(Call, stream.call).gone()
+        self._request_ticks += 1
+        if self._request_ticks <= config.stall_seconds:
+            return
+        self._request_ticks = 0
+        for stream in core.stalled_requests():
+            call = cast("Call | None", stream.call)
+            if call is not None and call.takes_one_request:
+                self.counters.refused["stall_seconds"] += 1
+                call.stall()
 
     def _give_up(self, bound: str) -> None:
         self.counters.refused[bound] += 1

@@ -23,6 +23,7 @@ _INDEXED: Final = bytes(range(0x80, 0xFF))
 _INTEGER_BITS_MAX: Final = 28
 _CACHED_BLOCKS_MAX: Final = 64
 _OVERHEAD: Final = 32  # bytes a header, by HTTP/2's rule for the size of a list
+_TABLE_SIZES_MAX: Final = 8  # of one block; two are of use, and each costs as much as a field
 _HARD_FACTOR: Final = 4  # a list above this many times the limit is not even read to its end
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
@@ -144,14 +145,16 @@ class BlockDecoder:
         entry = table.get_by_index
         headers: Headers = []
         position, end, size = 0, len(block), 0
+        table_sizes = 0
         while position < end:
             first = block[position]
             if first & 0x80:  # a field of the table
                 index, position = _integer(block, position, 0x7F)
                 field = entry(index)
             elif first & 0x60 == 0x20:  # a new size of the table
-                if headers:
-                    raise ValueError("a table size behind a field")
+                table_sizes += 1
+                if headers or table_sizes > _TABLE_SIZES_MAX:
+                    raise ValueError("a table size behind a field, or too many of them")
                 index, position = _integer(block, position, 0x1F)
                 if index > HeaderTable.DEFAULT_SIZE:
                     raise ValueError("a table larger than allowed")

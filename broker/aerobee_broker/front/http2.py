@@ -47,7 +47,7 @@ _RESET_STREAMS_MAX: Final = 4096  # how many streams we remember that we have re
 _TINY: Final = 256  # bytes; a window that makes us send smaller frames than that is a game
 _FREE_MAX: Final = 1000  # pings and window updates that a client may save up
 _SHUTDOWN_PING: Final = b"goodbye!"
-_STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must go while it is watched for a stall
+_STALL_PROGRESS_MIN: Final = 1024  # bytes of a stream that must come or go while it is watched for a stall
 _STREAMS_PER_CHEAP: Final = 100  # a setting that touches every stream costs accordingly
 _FREE_PER_FRAME: Final = 4  # of those, for each frame of ours
 
@@ -68,6 +68,7 @@ class Stream:
         "received",
         "remote_open",
         "send_window",
+        "stall_received",
         "stall_size",
         "stall_ticks",
         "trailers",
@@ -92,6 +93,7 @@ class Stream:
         self.trailers: bytes | None = None  # a block to be sent behind `pending`
         self.watched = False  # tell when nothing is pending any more
         self.stall_size = self.stall_ticks = 0  # see `stalled`
+        self.stall_received = -1  # see `stalled_requests`
 
 
 class RequestReceived:
@@ -184,7 +186,7 @@ class Http2Connection:
         self.pending_size = 0  # bytes of all streams that wait for windows
         self.greeted = False  # the client's first SETTINGS have come
         self.ended = False
-        self.refused_count = 0  # streams above the bound
+        self.refusals: list[str] = []  # the bounds that refused streams, by name; the shell takes them
         self.drained: list[Stream] = []  # watched streams of which nothing is pending any more; the shell takes them
         self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
             self._data,
@@ -396,12 +398,11 @@ class Http2Connection:
         self._last_stream_id = stream_id
         if stream_id > self._served_up_to:
             return  # they came after our GOAWAY; the client sends them elsewhere
-        if len(self.streams) >= self._config.stream_count_max or (
-            self.pending_size > self._config.connection_answer_size_max
-        ):
-            self.refused_count += 1
-            self._spend()
-            self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
+        if len(self.streams) >= self._config.stream_count_max:
+            self._refuse(stream_id, "stream_count_max")
+            return
+        if self.pending_size > self._config.connection_answer_size_max:
+            self._refuse(stream_id, "connection_answer_size_max")
             return
         if head.error:
             self._spend()
@@ -418,6 +419,12 @@ class Http2Connection:
                 self._fail(stream, ErrorCode.PROTOCOL_ERROR)
                 return
         self._events.append(RequestReceived(stream, head, ended))
+
+    def _refuse(self, stream_id: int, bound: str) -> None:
+        """Serve no such stream now; the client may repeat it."""
+        self.refusals.append(bound)
+        self._spend()
+        self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
 
     def _more_headers(self, stream_id: int, block: bytes, ended: bool) -> None:
         """Trailers, or a mistake. Decoded in any case: the next block builds on this one."""
@@ -680,6 +687,21 @@ class Http2Connection:
                     if stream.stall_size - stream.pending_size < _STALL_PROGRESS_MIN:
                         found.append(stream)
                     stream.stall_ticks = 0
+        return found
+
+    def stalled_requests(self) -> list[Stream]:
+        """To be called at a steady pace: streams that received next to nothing since the call before, while we read.
+
+        A stream that its client has ended has received all, and does not count.
+        """
+        found = []
+        for stream in self.streams.values():
+            if stream.remote_open and not stream.held:
+                if 0 <= stream.stall_received > stream.received - _STALL_PROGRESS_MIN:
+                    found.append(stream)
+                stream.stall_received = stream.received
+            else:
+                stream.stall_received = -1
         return found
 
     def end(self, code: ErrorCode, text: str) -> list[Event]:

@@ -331,6 +331,30 @@ def test_a_header_bomb() -> None:
     assert ended_with(events) == (CALM, "header_size_max")
 
 
+def test_table_sizes_without_end() -> None:
+    """A block may begin with a few changes of the table's size, not with thousands."""
+    core = greeted()
+    block = request(1, ended=True)[9:]
+    assert ended_with(core.receive(frames.frame(frames.HEADERS, 5, 1, b"\x20" * 8 + block))) is None
+    events = core.receive(frames.frame(frames.HEADERS, 5, 3, b"\x20" * 9 + block))
+    assert ended_with(events) == (ErrorCode.COMPRESSION_ERROR, "")
+
+
+def test_requests_that_arrive_too_slowly_are_found() -> None:
+    """After two looks without progress; not those that are held, have ended, or progress."""
+    core = greeted()
+    slow, held, steady, complete = (opened(core, number, ended=False) for number in (1, 3, 5, 7))
+    core.hold(held)
+    core.receive(data(7, b"", ended=True))
+    assert core.stalled_requests() == []
+    core.receive(data(5, bytes(2000)) + data(1, b"x") + data(3, b"x"))
+    assert core.stalled_requests() == [slow]
+    core.release(held)
+    assert core.stalled_requests() == [slow, steady]
+    assert core.stalled_requests() == [slow, held, steady]
+    assert complete.received == 0
+
+
 def test_streams_above_the_bound_are_refused() -> None:
     """So that the client may repeat them."""
     core = greeted(FrontConfig(stream_count_max=2))
@@ -339,7 +363,7 @@ def test_streams_above_the_bound_are_refused() -> None:
     assert core.receive(request(5, ended=True)) == []
     [frame] = output(core)
     assert (frame.kind, frame.stream_id, frame.payload[-1]) == (frames.RST_STREAM, 5, ErrorCode.REFUSED_STREAM)
-    assert core.refused_count == 1
+    assert core.refusals == ["stream_count_max"]
 
 
 def test_calls_are_refused_while_answers_are_not_taken() -> None:
@@ -349,6 +373,7 @@ def test_calls_are_refused_while_answers_are_not_taken() -> None:
     core.take_output()
     assert core.pending_size > 1000
     assert core.receive(request(3, ended=True)) == []
+    assert core.refusals == ["connection_answer_size_max"]
     core.receive(frames.window_update(0, 100_000) + frames.window_update(1, 100_000))
     core.take_output()
     assert opened(core, 5).id == 5

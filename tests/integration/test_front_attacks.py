@@ -1,0 +1,483 @@
+"""Attacks on HTTP/2, TLS and sockets, each with the bound that ends it, while a well-behaved client is served.
+
+An attack is repeated until the other client has its answers, so each answer was waited for beside it. The metric names
+the bound. The long form with 10,000 connections is in test_hostile_connections.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import Any, Final
+
+import pytest
+
+from aerobee_broker.front import frames
+from aerobee_broker.front.frames import ErrorCode, Setting
+from aerobee_client import Message, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from aerobee_proto import v2
+from tests.support.hostile_clients import resident
+from tests.support.http2_attacker import Attacker, attacker, begin_of_tls, block, headers, message
+
+ANSWERS: Final = 3  # of the other client during an attack
+ANSWER_SECONDS: Final = 15.0  # for each; a broker that is held up does not answer at all
+GROWTH_MAX: Final = 64 << 20  # bytes of memory
+SEND: Final = block("/apache.rocketmq.v2.MessagingService/SendMessage")
+RECEIVE: Final = block("/apache.rocketmq.v2.MessagingService/ReceiveMessage")
+TALK: Final = block("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+IMPATIENT: Final = {
+    "front.connection_count_max": 40,
+    "front.stream_count_max": 30,
+    "front.message_size_max": 1 << 20,
+    "front.connection_request_size_max": 3 << 20,
+    "front.request_size_max": 5 << 20,
+    "front.connection_answer_size_max": 1 << 20,
+    "front.handshake_seconds": 3.0,
+    "front.idle_seconds": 3.0,
+    "front.keepalive_seconds": 1.0,
+    "front.keepalive_timeout_seconds": 3.0,
+    "front.stall_seconds": 3.0,
+}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with the default bounds."""
+    with run_broker(tmp_path_factory.mktemp("aerobee"), ["--dev", "--front", "native"]) as running:
+        yield running
+        _in_order(running)
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker whose bounds are reached in seconds."""
+    directory = tmp_path_factory.mktemp("aerobee")
+    with run_broker(directory, ["--dev", "--front", "native"], settings=IMPATIENT) as running:
+        yield running
+        _in_order(running)
+
+
+def _in_order(broker: BrokerProcess) -> None:
+    assert broker.stop() == 0
+    log = broker.log_text()
+    assert "Traceback" not in log, log[-6000:]
+
+
+def refused(broker: BrokerProcess, bound: str) -> int:
+    """How often a bound has ended something, by its metric."""
+    with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=30) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("aerobee_front_refused_total{") and f'bound="{bound}"' in line:
+                return int(float(line.rpartition(" ")[2]))
+    return 0
+
+
+def wait_until_refused(broker: BrokerProcess, bound: str, more_than: int) -> None:
+    """Until the metric is above that; AssertionError after a minute."""
+    ends = time.monotonic() + 60
+    while refused(broker, bound) <= more_than:
+        assert time.monotonic() < ends, f"{bound} ended nothing"
+        time.sleep(0.1)
+
+
+@asynccontextmanager
+async def beside_a_good_client(broker: BrokerProcess) -> AsyncIterator[asyncio.Event]:
+    """A client that sends one message after another; the event is set when it has enough answers."""
+    enough = asyncio.Event()
+    slowest = 0.0
+
+    async def send() -> None:
+        nonlocal slowest
+        async with connect(broker.endpoint) as client:
+            producer = client.producer()
+            for _ in range(ANSWERS):
+                began = time.monotonic()
+                await producer.send(Message(topic="wanted", body=b"1"))
+                slowest = max(slowest, time.monotonic() - began)
+            enough.set()
+
+    async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:
+        tasks.create_task(send())
+        yield enough
+        await enough.wait()
+    assert slowest < ANSWER_SECONDS
+
+
+async def attack(broker: BrokerProcess, once: Callable[[], None], bound: str) -> None:
+    """Repeat an attack until another client has its answers. It has to end by this bound each time."""
+    before = await asyncio.to_thread(refused, broker, bound)
+    memory = resident(broker)
+    times = 0
+    async with beside_a_good_client(broker) as enough:
+        while not enough.is_set() or not times:
+            await asyncio.to_thread(once)
+            times += 1
+    assert await asyncio.to_thread(refused, broker, bound) >= before + times
+    assert resident(broker) - memory < GROWTH_MAX
+
+
+# --- Floods -------------------------------------------------------------------------------------------------
+
+
+def chunks(part: Callable[[int], bytes], count: int = 100) -> Iterator[bytes]:
+    """So many parts at a time, each with a stream id of its own, without end."""
+    ids = itertools.count(1, 2)
+    while True:
+        yield b"".join(part(next(ids)) for _ in range(count))
+
+
+def _repeated(frame: bytes) -> Iterator[bytes]:
+    return chunks(lambda _: frame)
+
+
+def _reset(stream_id: int) -> bytes:
+    return frames.rst_stream(stream_id, ErrorCode.CANCEL)
+
+
+FLOODS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
+    "rapid reset": lambda: chunks(lambda number: headers(number, SEND) + _reset(number)),
+    "resets by a window of 0": lambda: chunks(lambda number: headers(number, SEND) + frames.window_update(number, 0)),
+    "resets by a window too large": lambda: chunks(
+        lambda number: headers(number, SEND) + frames.window_update(number, frames.WINDOW_MAX)
+    ),
+    "resets by a priority of another size": lambda: chunks(
+        lambda number: headers(number, SEND) + frames.frame(frames.PRIORITY, 0, number, b"1234")
+    ),
+    "resets by a stream that depends on itself": lambda: chunks(
+        lambda number: (
+            headers(number, SEND) + frames.frame(frames.PRIORITY, 0, number, number.to_bytes(4, "big") + b"\0")
+        )
+    ),
+    "resets by trailers that end nothing": lambda: chunks(lambda number: headers(number, SEND) + headers(number, b"")),
+    "resets by headers that are none": lambda: chunks(lambda number: headers(number, b"\x82", ended=True)),
+    "settings": lambda: _repeated(frames.settings({Setting.INITIAL_WINDOW_SIZE: 1000})),
+    "acknowledged settings": lambda: _repeated(frames.frame(frames.SETTINGS, frames.ACK, 0)),
+    "pings": lambda: _repeated(frames.frame(frames.PING, 0, 0, b"12345678")),
+    "window updates": lambda: _repeated(frames.window_update(0, 1)),
+    "priorities": lambda: _repeated(frames.frame(frames.PRIORITY, 0, 1, b"\0\0\0\3\0")),
+    "unknown frames": lambda: _repeated(frames.frame(0x77, 0, 0)),
+    "goodbyes": lambda: _repeated(frames.goaway(0, ErrorCode.NO_ERROR)),
+    "empty data": lambda: itertools.chain([headers(1, SEND)], _repeated(frames.frame(frames.DATA, 0, 1))),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_flood_of_frames(broker: BrokerProcess, flood: str) -> None:
+    """Frames that cost their receiver more than their sender."""
+
+    def once() -> None:
+        with attacker(broker.endpoint) as connection:
+            connection.flood(FLOODS[flood]())
+
+    await attack(broker, once, "cheap_frame_count_max")
+
+
+async def test_windows_of_a_byte(broker: BrokerProcess) -> None:
+    """Answers of which the client takes a byte at a time."""
+    request = v2.QueryRouteRequest(topic=v2.Resource(name="wanted")).SerializeToString()
+    route = block("/apache.rocketmq.v2.MessagingService/QueryRoute")
+
+    def once() -> None:
+        with attacker(broker.endpoint, window=0) as connection:
+            ids = list(range(1, 401, 2))
+            for number in ids:
+                connection.send(headers(number, route) + message(number, request))
+            connection.flood(itertools.repeat(b"".join(frames.window_update(number, 1) for number in ids)))
+
+    await attack(broker, once, "cheap_frame_count_max")
+
+
+CONTINUED: Final = frames.frame(frames.HEADERS, 0, 1, SEND)
+BOMBS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
+    "continuations without end": lambda: itertools.chain(
+        [CONTINUED], itertools.repeat(frames.frame(frames.CONTINUATION, 0, 1, b"\0\1a\1b" * 3000))
+    ),
+    "empty continuations": lambda: itertools.chain([CONTINUED], _repeated(frames.frame(frames.CONTINUATION, 0, 1))),
+    # An entry of 4,000 bytes in the table, and 16,000 fields that name it: 64 MB.
+    "a large entry named often": lambda: itertools.chain(
+        [headers(1, SEND + b"\x40\1a\x7f\xa1\x1e" + b"x" * 4000, ended=True)],
+        (headers(number, SEND + b"\xbe" * 16000, ended=True) for number in itertools.count(3, 2)),
+    ),
+    "many fields of a byte": lambda: chunks(lambda number: headers(number, b"\x82" * 16000, ended=True), 1),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_header_bombs(broker: BrokerProcess, bomb: str) -> None:
+    """Headers without end, or small on the wire and large in memory."""
+
+    def once() -> None:
+        with attacker(broker.endpoint) as connection:
+            connection.flood(BOMBS[bomb]())
+
+    await attack(broker, once, "header_size_max")
+
+
+async def test_many_headers(broker: BrokerProcess) -> None:
+    """Are refused by their number; the connection stays."""
+    many = SEND + b"\0\1a\1b" * 200
+
+    def once() -> None:
+        with attacker(broker.endpoint) as connection:
+            connection.send(headers(1, many, ended=True) + frames.frame(frames.PING, 0, 0, b"12345678"))
+            for frame in connection.frames():
+                if frame.kind == frames.HEADERS:
+                    assert b"128 headers" in frame.payload
+                if frame.kind == frames.PING:
+                    return
+            raise AssertionError("the connection ended")
+
+    await attack(broker, once, "header_count_max")
+
+
+# --- Windows, sizes and numbers -----------------------------------------------------------------------------
+
+
+async def test_too_many_calls(impatient: BrokerProcess) -> None:
+    """Those above the bound are refused, and may be repeated."""
+
+    def once() -> None:
+        with attacker(impatient.endpoint) as connection:
+            connection.send(b"".join(headers(number, SEND) for number in range(1, 101, 2)))
+            assert connection.resets(20) == [ErrorCode.REFUSED_STREAM] * 20
+
+    await attack(impatient, once, "stream_count_max")
+
+
+async def test_too_many_connections(impatient: BrokerProcess) -> None:
+    """Are closed at once, and others come in again when there is room."""
+
+    def once() -> None:
+        before = refused(impatient, "connection_count_max")
+        with ExitStack() as connections:
+            for _ in range(60):
+                connection = socket.create_connection(_address(impatient), timeout=60)
+                connections.enter_context(connection)
+            wait_until_refused(impatient, "connection_count_max", before + 10)
+
+    async with connect(impatient.endpoint) as client:
+        producer = client.producer()
+        await producer.send(Message(topic="wanted", body=b"1"))
+        flood = asyncio.create_task(asyncio.to_thread(once))
+        for _ in range(ANSWERS):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await producer.send(Message(topic="wanted", body=b"1"))
+        await flood
+    async with connect(impatient.endpoint) as client, asyncio.timeout(60):
+        await client.producer().send(Message(topic="wanted", body=b"1"))
+
+
+def _address(broker: BrokerProcess) -> tuple[str, int]:
+    host, _, port = broker.endpoint.rpartition(":")
+    return host, int(port)
+
+
+async def test_a_message_that_is_too_large(impatient: BrokerProcess) -> None:
+    """Is refused by its first bytes."""
+
+    def once() -> None:
+        with attacker(impatient.endpoint) as connection:
+            prefix = b"\0" + (2 << 20).to_bytes(4, "big")
+            connection.send(headers(1, TALK) + frames.frame(frames.DATA, 0, 1, prefix))
+            for frame in connection.frames():
+                if frame.kind == frames.HEADERS:
+                    assert b"grpc-status\x018" in frame.payload  # RESOURCE_EXHAUSTED
+                    return
+            raise AssertionError("the connection ended")
+
+    await attack(impatient, once, "message_size_max")
+
+
+def _unfinished(connection: Attacker, numbers: range) -> None:
+    """Requests of which most has come."""
+    piece = bytes(frames.FRAME_SIZE_DEFAULT)
+    for number in numbers:
+        prefix = b"\0" + (1 << 20).to_bytes(4, "big")
+        connection.send(headers(number, TALK) + frames.frame(frames.DATA, 0, number, prefix))
+        connection.send(b"".join(frames.frame(frames.DATA, 0, number, piece) for _ in range(60)))
+
+
+async def test_requests_that_never_end(impatient: BrokerProcess) -> None:
+    """What is kept of them is bounded for a connection, and for all."""
+
+    def one_connection() -> None:
+        with attacker(impatient.endpoint) as connection:
+            _unfinished(connection, range(1, 9, 2))
+            assert any(b"grpc-status\x018" in frame.payload for frame in _until_headers(connection))
+
+    await attack(impatient, one_connection, "connection_request_size_max")
+
+    def many_connections() -> None:
+        before = refused(impatient, "request_size_max")
+        with ExitStack() as connections:
+            for _ in range(3):
+                _unfinished(connections.enter_context(attacker(impatient.endpoint)), range(1, 5, 2))
+            wait_until_refused(impatient, "request_size_max", before)
+
+    await attack(impatient, many_connections, "request_size_max")
+
+
+def _until_headers(connection: Attacker) -> Iterator[Any]:
+    for frame in connection.frames():
+        yield frame
+        if frame.kind == frames.HEADERS:
+            return
+
+
+async def _large_messages(broker: BrokerProcess) -> None:
+    async with connect(broker.endpoint) as client:
+        producer = client.producer()
+        for number in range(16):
+            await producer.send(Message(topic="large", body=bytes([number]) * 500_000))
+
+
+def _receive(group: str) -> bytes:
+    request = v2.ReceiveMessageRequest(group=v2.Resource(name=group), batch_size=8)
+    request.message_queue.topic.name = "large"
+    request.invisible_duration.FromSeconds(10)
+    return request.SerializeToString()
+
+
+async def test_who_does_not_read(impatient: BrokerProcess) -> None:
+    """Closed windows: no more calls while answers wait, and an end in time. A full socket: an end in time, too."""
+    await _large_messages(impatient)
+
+    def closed_windows() -> None:
+        with attacker(impatient.endpoint, window=0) as connection:
+            for number in range(1, 9, 2):
+                connection.send(headers(number, RECEIVE) + message(number, _receive(f"slow-{number}")))
+            ends = time.monotonic() + 60
+            number = 9
+            while refused(impatient, "connection_answer_size_max") == before and time.monotonic() < ends:
+                connection.send(headers(number, SEND, ended=True))
+                number += 2
+                time.sleep(0.05)
+            codes = set()
+            for frame in connection.frames():
+                if frame.kind == frames.RST_STREAM:
+                    codes.add(ErrorCode(int.from_bytes(frame.payload, "big")))
+                if ErrorCode.CANCEL in codes:
+                    break
+            assert ErrorCode.CANCEL in codes
+
+    before = await asyncio.to_thread(refused, impatient, "connection_answer_size_max")
+    await attack(impatient, closed_windows, "stall_seconds")
+    assert await asyncio.to_thread(refused, impatient, "connection_answer_size_max") > before
+
+    def full_socket() -> None:
+        stalled = refused(impatient, "stall_seconds")
+        with attacker(impatient.endpoint, window=frames.WINDOW_MAX) as connection:
+            connection.send(frames.window_update(0, 1 << 30))
+            for number in range(1, 17, 2):
+                connection.send(headers(number, RECEIVE) + message(number, _receive(f"full-{number}")))
+            wait_until_refused(impatient, "stall_seconds", stalled)
+
+    await attack(impatient, full_socket, "stall_seconds")
+
+
+# --- Time ---------------------------------------------------------------------------------------------------
+
+
+_LONG_SETTINGS: Final = frames.frame(frames.SETTINGS, 0, 0, bytes(600))
+
+
+async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
+    """Without a byte, with the first bytes of HTTP/2, a byte at a time, and with half of a TLS handshake."""
+
+    def silent(first: bytes, *, drip: bytes = b"") -> Callable[[], None]:
+        def once() -> None:
+            with socket.create_connection(_address(impatient), timeout=60) as connection:
+                connection.sendall(first)
+                if drip:
+                    _drip(connection, drip)
+                with suppress(ConnectionError):
+                    while connection.recv(1 << 16):
+                        pass
+
+        return once
+
+    half = begin_of_tls()[:100]
+    async with asyncio.TaskGroup() as attacks:
+        for once, bound in (
+            (silent(b""), "handshake_seconds"),
+            (silent(frames.PREFACE[:10]), "handshake_seconds"),
+            (silent(frames.PREFACE, drip=_LONG_SETTINGS), "handshake_seconds"),
+            (silent(half), "tls_handshake"),
+            (silent(begin_of_tls()), "tls_handshake"),
+        ):
+            attacks.create_task(attack(impatient, once, bound))
+
+
+def _drip(connection: socket.socket, data: bytes) -> None:
+    """Send a byte at a time until the server ends the connection."""
+    for byte in data:
+        try:
+            connection.sendall(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(0.2)
+    raise AssertionError("the server takes a byte at a time for ever")
+
+
+async def test_connections_that_say_next_to_nothing(impatient: BrokerProcess) -> None:
+    """Idle ones, frames of which a byte comes at a time, requests of which a byte comes at a time, and dead ones."""
+
+    def idle() -> None:
+        with attacker(impatient.endpoint) as connection:
+            for frame in connection.frames():  # it lives, and answers the end
+                if frame.kind == frames.PING and not frame.flags & frames.ACK:
+                    connection.send(frames.frame(frames.PING, frames.ACK, 0, frame.payload))
+
+    def dripping_frame() -> None:
+        with attacker(impatient.endpoint) as connection:
+            _drip(connection.socket, frames.frame(frames.HEADERS, 0, 1, bytes(1000)))
+
+    def dripping_request() -> None:
+        with attacker(impatient.endpoint) as connection:
+            prefix = b"\0" + (100_000).to_bytes(4, "big")
+            connection.send(headers(1, SEND) + frames.frame(frames.DATA, 0, 1, prefix))
+            before = refused(impatient, "stall_seconds")
+            ends = time.monotonic() + 60
+            while refused(impatient, "stall_seconds") == before:
+                assert time.monotonic() < ends, "the server takes a byte at a time for ever"
+                connection.send(frames.frame(frames.DATA, 0, 1, b"\1"))
+                time.sleep(0.2)
+            assert any(b"grpc-status\x014" in frame.payload for frame in _until_headers(connection))
+
+    def dead() -> None:
+        with attacker(impatient.endpoint) as connection:
+            connection.send(headers(1, TALK))  # a call keeps it from being idle
+            connection.wait_for_end()
+
+    async with asyncio.TaskGroup() as attacks:
+        attacks.create_task(attack(impatient, idle, "idle_seconds"))
+        attacks.create_task(attack(impatient, dripping_frame, "idle_seconds"))
+        attacks.create_task(attack(impatient, dripping_request, "stall_seconds"))
+        attacks.create_task(attack(impatient, dead, "keepalive_seconds"))
+
+
+async def test_who_answers_pings_stays(impatient: BrokerProcess) -> None:
+    """With a call, for several times the keepalive time; and the client's own pings are answered."""
+
+    def talk() -> list[int]:
+        kinds = []
+        with attacker(impatient.endpoint) as connection:
+            connection.send(headers(1, TALK) + frames.frame(frames.PING, 0, 0, b"12345678"))
+            asked = 0
+            for frame in connection.frames():
+                if frame.kind == frames.PING:
+                    kinds.append(frame.flags & frames.ACK)
+                    if not frame.flags & frames.ACK:
+                        asked += 1
+                        connection.send(frames.frame(frames.PING, frames.ACK, 0, frame.payload))
+                if asked == 3:
+                    break
+        return kinds
+
+    assert sorted(await asyncio.to_thread(talk)) == [0, 0, 0, frames.ACK]
