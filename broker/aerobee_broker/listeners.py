@@ -15,9 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import grpc
+from typing import Final, NamedTuple
 
 from aerobee_broker.certificates import Issued, development_certificate
 from aerobee_broker.config import Address, BrokerConfig
@@ -46,8 +44,8 @@ class Listening:
 
 
 def check_ports(config: BrokerConfig) -> None:
-    """Raise ListenError if gRPC could not listen there: before the store recovers, and with the reason, which gRPC
-    keeps to itself."""
+    """Raise ListenError if gRPC could not listen there: before the store recovers, and with the reason, which grpcio
+    does not report."""
     for setting, address in (("listen.grpc", config.listen.grpc), ("listen.tls", config.listen.tls)):
         if address is None:
             continue
@@ -58,6 +56,12 @@ def check_ports(config: BrokerConfig) -> None:
                 probe.bind(name)
         except OSError as error:
             raise ListenError(setting, address, error.strerror or str(error)) from None
+
+
+def check_certificate(config: BrokerConfig) -> None:
+    """Raise ConfigError if the configured certificate cannot be used: before the store recovers."""
+    if config.tls.certificate is not None and config.tls.key is not None:
+        CertificateFiles(config.tls.certificate, config.tls.key).load()
 
 
 def listen_native(front: Front, config: BrokerConfig) -> Listening:
@@ -115,27 +119,11 @@ class TlsContexts:
             self._context.load_cert_chain(file.name)
 
 
-def listen(server: grpc.aio.Server, config: BrokerConfig, credentials: grpc.ServerCredentials | None) -> Listening:
-    """Bind what the configuration names; `credentials` are those of `tls_credentials`. ListenError."""
-    tls = None
-    if config.listen.tls is not None:
-        assert credentials is not None, "tls_credentials has them for every TLS address"
-        address, given = config.listen.tls, credentials
-        tls = _bound("listen.tls", address, lambda: server.add_secure_port(str(address), given))
-    plain = config.listen.grpc
-    return Listening(_bound("listen.grpc", plain, lambda: server.add_insecure_port(str(plain))), tls)
+class CertificatePair(NamedTuple):
+    """PEM: the certificate, with the chain that leads to it, and its key."""
 
-
-def tls_credentials(config: BrokerConfig) -> grpc.ServerCredentials | None:
-    """What the TLS address needs; None without one. ConfigError for a certificate that cannot be used."""
-    if config.listen.tls is None:
-        return None
-    if config.tls.certificate is None or config.tls.key is None:
-        issued = make_certificate(config)
-        return grpc.ssl_server_credentials([(issued.key, issued.certificate)])
-    files = CertificateFiles(config.tls.certificate, config.tls.key)
-    # None from the second is documented for it: no change. Its stub does not know that.
-    return grpc.dynamic_ssl_server_credentials(files.load(), files.load_if_changed)  # type: ignore[arg-type]
+    certificate: bytes
+    key: bytes
 
 
 class CertificateFiles:
@@ -146,7 +134,7 @@ class CertificateFiles:
         self._key = key
         self._seen: object = None
 
-    def load(self) -> grpc.ServerCertificateConfiguration:
+    def load(self) -> CertificatePair:
         """The two as they are now. ConfigError with the file and the cause."""
         self._seen = self._stamp()
         contents = []
@@ -155,7 +143,7 @@ class CertificateFiles:
                 contents.append(path.read_bytes())
             except OSError as error:
                 raise ConfigError(f"{setting}: {path}: {error.strerror}; check the path and its permissions") from None
-        try:  # gRPC itself would only say that it could not listen
+        try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
         except (OSError, ValueError) as error:
@@ -163,16 +151,16 @@ class CertificateFiles:
                 f"tls.certificate, tls.key: {self._certificate} and {self._key} are not a certificate and its key: "
                 f"{error}; give both as PEM, the key without a password"
             ) from None
-        return grpc.ssl_server_certificate_configuration([(contents[1], contents[0])])
+        return CertificatePair(contents[0], contents[1])
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """The two for new connections with this context. They were loaded before, so they fit."""
         context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
 
-    def load_if_changed(self) -> grpc.ServerCertificateConfiguration | None:
+    def load_if_changed(self) -> CertificatePair | None:
         """The two if they have changed since they were read last and can be used; else None: keep what you have.
 
-        gRPC calls it for each connection, from a thread of its own.
+        Called for each connection; by grpcio's server from a thread of its own.
         """
         if self._stamp() == self._seen:
             return None
@@ -210,10 +198,3 @@ def _listening(setting: str, address: Address, bind: Callable[[], int]) -> Addre
         return Address(address.host, bind())
     except OSError as error:
         raise ListenError(setting, address, error.strerror or str(error)) from None
-
-
-def _bound(setting: str, address: Address, bind: Callable[[], int]) -> Address:
-    try:
-        return Address(address.host, bind())
-    except RuntimeError as error:
-        raise ListenError(setting, address, str(error).partition(";")[0]) from None

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
-import grpc
-
 from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import ClientRegistry
@@ -19,13 +17,12 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.calls import Method
 from aerobee_broker.front.front import Front
-from aerobee_broker.front.grpcio_front import GrpcioServer
-from aerobee_broker.listeners import Listening, check_ports, listen, listen_native, tls_credentials
+from aerobee_broker.listeners import Listening, check_certificate, check_ports, listen_native
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.loop_delay import LoopDelay
-from aerobee_broker.metrics.metrics import Metrics
+from aerobee_broker.metrics.metrics import Metrics, MetricSources
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accumulation import Accumulation
@@ -75,25 +72,6 @@ _SERVICES: Final = (
     admin_service.SERVICE,
     aerobee_admin_service.SERVICE,
     record_service.SERVICE,
-)
-_GRPC_OPTIONS: Final = (
-    ("grpc.max_send_message_length", -1),
-    # Clients ping when they like: C++ every 60 s without calls.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # RocketMQ's: a connection without calls is closed after two minutes. A Telemetry stream is a call.
-    ("grpc.max_connection_idle_ms", 120_000),
-    # Who connects has so long to speak HTTP/2 (or TLS); by default 120 s.
-    ("grpc.server_handshake_timeout_ms", 20_000),
-    # Who vanished without a word holds its streams no longer than that.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    # gRPC cancels calls by chance when more than 1,000 begin at once, as when thousands of clients come back together.
-    ("grpc.server.max_pending_requests", 100_000),
-    ("grpc.server.max_pending_requests_hard_limit", 100_000),
-    # Otherwise a second broker on the same port would take half of the connections instead of failing.
-    ("grpc.so_reuseport", 0),
 )
 
 
@@ -146,7 +124,7 @@ async def run(
     config = config.copy()  # runtime settings change it in place
     _warn(config)
     check_ports(config)
-    credentials = tls_credentials(config)
+    check_certificate(config)
     accounts = None if config.auth.accounts is None else Accounts(config.auth.accounts)
     metrics, ready = Metrics(config), _Readiness()
     endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready, ready.note)
@@ -163,7 +141,6 @@ async def run(
             await _serve(
                 config,
                 settings,
-                credentials,
                 accounts,
                 stop,
                 announce,
@@ -186,7 +163,6 @@ async def run(
 async def _serve(
     config: BrokerConfig,
     settings: RuntimeSettings,
-    credentials: grpc.ServerCredentials | None,
     accounts: Accounts | None,
     stop: asyncio.Event,
     announce: Callable[[Listening, Address], None],
@@ -250,17 +226,19 @@ async def _serve(
     )
     registrar = Registrar(config, tables)
     metrics.attach(
-        store=store,
-        tables=tables,
-        clients=clients,
-        deliveries=deliveries,
-        transactions=transactions,
-        timer=timer,
-        counters=counters,
-        loop_delay=loop_delay,
-        requests=requests,
-        answers=answers,
-        clock=clock,
+        MetricSources(
+            store=store,
+            tables=tables,
+            clients=clients,
+            deliveries=deliveries,
+            transactions=transactions,
+            timer=timer,
+            counters=counters,
+            loop_delay=loop_delay,
+            requests=requests,
+            answers=answers,
+            clock=clock,
+        )
     )
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -283,7 +261,6 @@ async def _serve(
             server, draining, listening = await _listen(
                 config,
                 settings,
-                credentials,
                 accounts,
                 clock,
                 store,
@@ -336,7 +313,6 @@ async def _serve(
 async def _listen(
     config: BrokerConfig,
     settings: RuntimeSettings,
-    credentials: grpc.ServerCredentials | None,
     accounts: Accounts | None,
     clock: Clock,
     store: MessageStore,
@@ -367,10 +343,9 @@ async def _listen(
             front.close()
             raise
     else:
-        size_max = ("grpc.max_receive_message_length", limits.request_size_max)
-        grpcio = GrpcioServer(methods, (*_GRPC_OPTIONS, size_max))
-        server = grpcio
-        listening = listen(grpcio.server, config, credentials)
+        from aerobee_broker.grpcio_listeners import listen_grpcio
+
+        server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening = replace(listening, remoting=remoting_address)
     route = RouteProcessor(config, tables, listening)
     send = SendProcessor(config, store, tables, counters, clock, transactions, timer)

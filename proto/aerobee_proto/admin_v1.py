@@ -77,14 +77,25 @@ from aerobee_proto.aerobee.v1.admin_pb2 import (
     UpdateTopicRequest,
     UpdateTopicResponse,
 )
-from aerobee_proto.aerobee.v1.admin_pb2_grpc import (
-    AdminServiceServicer,
-    AdminServiceStub,
-    add_AdminServiceServicer_to_server,
-)
+from aerobee_proto.lazy_names import names_of
 
-if TYPE_CHECKING:  # the stub file has it, the module does not
-    from aerobee_proto.aerobee.v1.admin_pb2_grpc import AdminServiceAsyncStub as AdminServiceAsyncStub
+if TYPE_CHECKING:
+    from aerobee_proto.aerobee.v1.admin_pb2_grpc import (
+        AdminServiceAsyncStub as AdminServiceAsyncStub,
+    )
+    from aerobee_proto.aerobee.v1.admin_pb2_grpc import (
+        AdminServiceServicer as AdminServiceServicer,
+    )
+    from aerobee_proto.aerobee.v1.admin_pb2_grpc import (
+        AdminServiceStub as AdminServiceStub,
+    )
+    from aerobee_proto.aerobee.v1.admin_pb2_grpc import (
+        add_AdminServiceServicer_to_server as add_AdminServiceServicer_to_server,
+    )
+else:  # gRPC is imported when one of these is named
+    __getattr__ = names_of(
+        "aerobee_proto.aerobee.v1.admin_pb2_grpc",
+    )
 
 __all__ = [
     "AdminServiceServicer",

@@ -25,14 +25,25 @@ from aerobee_proto.aerobee.v1.records_pb2 import (
     ReadRecordsRequest,
     ReadRecordsResponse,
 )
-from aerobee_proto.aerobee.v1.records_pb2_grpc import (
-    RecordServiceServicer,
-    RecordServiceStub,
-    add_RecordServiceServicer_to_server,
-)
+from aerobee_proto.lazy_names import names_of
 
-if TYPE_CHECKING:  # the stub file has it, the module does not
-    from aerobee_proto.aerobee.v1.records_pb2_grpc import RecordServiceAsyncStub as RecordServiceAsyncStub
+if TYPE_CHECKING:
+    from aerobee_proto.aerobee.v1.records_pb2_grpc import (
+        RecordServiceAsyncStub as RecordServiceAsyncStub,
+    )
+    from aerobee_proto.aerobee.v1.records_pb2_grpc import (
+        RecordServiceServicer as RecordServiceServicer,
+    )
+    from aerobee_proto.aerobee.v1.records_pb2_grpc import (
+        RecordServiceStub as RecordServiceStub,
+    )
+    from aerobee_proto.aerobee.v1.records_pb2_grpc import (
+        add_RecordServiceServicer_to_server as add_RecordServiceServicer_to_server,
+    )
+else:  # gRPC is imported when one of these is named
+    __getattr__ = names_of(
+        "aerobee_proto.aerobee.v1.records_pb2_grpc",
+    )
 
 __all__ = [
     "AppendRecordsRequest",

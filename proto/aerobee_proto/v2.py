@@ -54,11 +54,6 @@ from aerobee_proto.apache.rocketmq.v2.admin_pb2 import (
     VerifyMessageRequest,
     VerifyMessageResponse,
 )
-from aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc import (
-    AdminServicer,
-    AdminStub,
-    add_AdminServicer_to_server,
-)
 from aerobee_proto.apache.rocketmq.v2.definition_pb2 import (
     UA,
     Address,
@@ -141,16 +136,39 @@ from aerobee_proto.apache.rocketmq.v2.service_pb2 import (
     VerifyMessageCommand,
     VerifyMessageResult,
 )
-from aerobee_proto.apache.rocketmq.v2.service_pb2_grpc import (
-    MessagingServiceServicer,
-    MessagingServiceStub,
-    add_MessagingServiceServicer_to_server,
-)
+from aerobee_proto.lazy_names import names_of
 from aerobee_proto.pool import Duration, Timestamp
 
-if TYPE_CHECKING:  # the stub files have these, the modules do not
-    from aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc import AdminAsyncStub as AdminAsyncStub
-    from aerobee_proto.apache.rocketmq.v2.service_pb2_grpc import MessagingServiceAsyncStub as MessagingServiceAsyncStub
+if TYPE_CHECKING:
+    from aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc import (
+        AdminAsyncStub as AdminAsyncStub,
+    )
+    from aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc import (
+        AdminServicer as AdminServicer,
+    )
+    from aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc import (
+        AdminStub as AdminStub,
+    )
+    from aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc import (
+        add_AdminServicer_to_server as add_AdminServicer_to_server,
+    )
+    from aerobee_proto.apache.rocketmq.v2.service_pb2_grpc import (
+        MessagingServiceAsyncStub as MessagingServiceAsyncStub,
+    )
+    from aerobee_proto.apache.rocketmq.v2.service_pb2_grpc import (
+        MessagingServiceServicer as MessagingServiceServicer,
+    )
+    from aerobee_proto.apache.rocketmq.v2.service_pb2_grpc import (
+        MessagingServiceStub as MessagingServiceStub,
+    )
+    from aerobee_proto.apache.rocketmq.v2.service_pb2_grpc import (
+        add_MessagingServiceServicer_to_server as add_MessagingServiceServicer_to_server,
+    )
+else:  # gRPC is imported when one of these is named
+    __getattr__ = names_of(
+        "aerobee_proto.apache.rocketmq.v2.admin_pb2_grpc",
+        "aerobee_proto.apache.rocketmq.v2.service_pb2_grpc",
+    )
 
 __all__ = [
     "UA",

@@ -179,15 +179,15 @@ async def test_a_flood_of_frames(broker: BrokerProcess, flood: str) -> None:
 
 
 async def test_windows_of_a_byte(broker: BrokerProcess) -> None:
-    """Answers of which the client takes a byte at a time."""
-    request = v2.QueryRouteRequest(topic=v2.Resource(name="wanted")).SerializeToString()
-    route = block("/apache.rocketmq.v2.MessagingService/QueryRoute")
+    """Large answers of which the client takes a byte at a time."""
+    symbol = b"apache.rocketmq.v2.MessagingService"
+    question = b"\x22" + bytes([len(symbol)]) + symbol  # for the file that defines it, with its imports
 
     def once() -> None:
         with attacker(broker.endpoint, window=0) as connection:
-            ids = list(range(1, 401, 2))
+            ids = list(range(1, 101, 2))
             for number in ids:
-                connection.send(headers(number, route) + message(number, request))
+                connection.send(headers(number, TALK) + message(number, question))
             connection.flood(itertools.repeat(b"".join(frames.window_update(number, 1) for number in ids)))
 
     await attack(broker, once, "cheap_frame_count_max")

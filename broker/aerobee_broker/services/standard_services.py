@@ -14,7 +14,6 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.front.calls import (
@@ -68,22 +67,79 @@ def reflection_methods(services: Iterable[str], draining: asyncio.Event) -> dict
 
     A stream ends when its client has asked all, or `draining` is set.
     """
-    servicer = ReflectionServicer((*services, HEALTH, *REFLECTION), pool=reflection_pool())
+    reflection = _Reflection((*services, HEALTH, *REFLECTION))
     reader = RequestReader("ServerReflectionInfo", reflection_pb2.ServerReflectionRequest)
 
-    def method() -> Method:
-        async def info(requests: AsyncIterator[bytes], context: Context) -> None:
-            async def read_ones() -> AsyncIterator[Message]:
-                async for data in _until(draining, requests):
-                    yield _read(reader, data)
+    async def info(requests: AsyncIterator[bytes], context: Context) -> None:
+        with suppress(ClientWentAwayError):
+            async for data in _until(draining, requests):
+                await context.write(reflection.answer(_read(reader, data)).SerializeToString())
 
-            with suppress(ClientWentAwayError):
-                async for response in servicer.ServerReflectionInfo(read_ones(), context):
-                    await context.write(response.SerializeToString())
+    return {f"/{name}/ServerReflectionInfo": BidirectionalStream(info) for name in REFLECTION}
 
-        return BidirectionalStream(info)
 
-    return {f"/{name}/ServerReflectionInfo": method() for name in REFLECTION}
+class _Reflection:
+    """Answers questions about the files that define the services (grpc/reflection/v1/reflection.proto).
+
+    Not grpcio's servicer, which does the same: it imports grpcio's server.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = sorted(services)
+
+    def answer(self, request: Any) -> Any:
+        """A ServerReflectionResponse."""
+        kind = request.WhichOneof("message_request")
+        response = reflection_pb2.ServerReflectionResponse(original_request=request)
+        try:
+            if kind == "list_services":
+                for name in self._services:
+                    response.list_services_response.service.add(name=name)
+            elif kind == "all_extension_numbers_of_type":
+                name = request.all_extension_numbers_of_type
+                numbers = response.all_extension_numbers_response
+                numbers.base_type_name = name
+                message = reflection_pool().FindMessageTypeByName(name)
+                found = reflection_pool().FindAllExtensions(message)
+                numbers.extension_number.extend(sorted(extension.number for extension in found))
+            elif file := self._file(kind, request):
+                response.file_descriptor_response.file_descriptor_proto.extend(_with_imports(file))
+            else:
+                self._fail(response, StatusCode.INVALID_ARGUMENT, "the request asks for nothing that is known")
+        except KeyError:
+            response.ClearField(response.WhichOneof("message_response") or "error_response")
+            self._fail(response, StatusCode.NOT_FOUND, "there is no such name; list the services first")
+        return response
+
+    def _file(self, kind: str | None, request: Any) -> Any:
+        """The file that the request asks for; None if it asks for none. KeyError if there is none of that name."""
+        pool: Any = reflection_pool()
+        match kind:
+            case "file_by_filename":
+                return pool.FindFileByName(request.file_by_filename)
+            case "file_containing_symbol":
+                return pool.FindFileContainingSymbol(request.file_containing_symbol)
+            case "file_containing_extension":
+                asked = request.file_containing_extension
+                message = pool.FindMessageTypeByName(asked.containing_type)
+                return pool.FindExtensionByNumber(message, asked.extension_number).file
+        return None
+
+    def _fail(self, response: Any, code: StatusCode, text: str) -> None:
+        response.error_response.error_code = code
+        response.error_response.error_message = text
+
+
+def _with_imports(file: Any) -> list[bytes]:
+    """The descriptors of a file and of all that it imports, each once, the file first."""
+    found: dict[str, Any] = {}
+    waiting = [file]
+    while waiting:
+        next_file = waiting.pop()
+        if next_file.name not in found:
+            found[next_file.name] = next_file
+            waiting.extend(next_file.dependencies)
+    return [each.serialized_pb for each in found.values()]
 
 
 async def _until(draining: asyncio.Event, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.metrics import metrics as metrics_module
-from aerobee_broker.metrics.metrics import Metrics
+from aerobee_broker.metrics import exposition
+from aerobee_broker.metrics.exposition import Exposition
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
@@ -193,8 +193,8 @@ async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
 
 async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others get their turn between families; a family with too many samples says how many it does not show."""
-    monkeypatch.setattr(metrics_module, "_SAMPLES_MAX", 100)
-    metrics = Metrics(BrokerConfig.tiny(tmp_path))
+    monkeypatch.setattr(exposition, "_SAMPLES_MAX", 100)
+    metrics = Exposition(BrokerConfig.tiny(tmp_path))
 
     class Large(Collector):
         def collect(self) -> Iterator[Metric]:

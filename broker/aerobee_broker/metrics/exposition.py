@@ -1,0 +1,627 @@
+"""The broker's values under RocketMQ's metric names, and under `aerobee_` what RocketMQ has no name for.
+
+Nothing is counted here: stores, tables and counters hold plain numbers, and a scrape reads them all at once, on the
+event loop, which is the only writer of most of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.metrics.counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
+from aerobee_broker.metrics.metrics import MetricSources
+from aerobee_broker.metrics.timer_metrics import TimerCollector
+from aerobee_broker.tables.consumer_groups import is_system_group
+from aerobee_broker.tables.topics import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    dead_letter_topic,
+    is_system_topic,
+    split_light_topic_name,
+)
+from aerobee_proto import v2
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+from aerobee_store.stats import Histogram
+
+_BROKER: Final = ("cluster", "node_type", "node_id")
+_STORE: Final = (*_BROKER, "storage_type", "storage_medium")
+_FAMILY: Final = ("family",)
+_SAMPLES_MAX: Final = 100_000  # of a family: histograms of some 7,000 topics
+_PERMISSION_READ: Final = 4
+_PERMISSION_WRITE: Final = 2
+_CONSUME_MODES: Final = {
+    v2.ClientType.PUSH_CONSUMER: "push",
+    v2.ClientType.SIMPLE_CONSUMER: "simple",
+    v2.ClientType.PULL_CONSUMER: "pull",
+    v2.ClientType.LITE_PUSH_CONSUMER: "lite_push",
+    v2.ClientType.LITE_SIMPLE_CONSUMER: "lite_simple",
+}
+
+_PROCESSORS: Final = {
+    "SendMessage": "send",
+    "RecallMessage": "send",
+    "ReceiveMessage": "pull",
+    "PullMessage": "pull",
+    "AckMessage": "ack",
+    "ChangeInvisibleDuration": "ack",
+    "ForwardMessageToDeadLetterQueue": "ack",
+    "QueryMessage": "query_message",
+    "Heartbeat": "heartbeat",
+    "NotifyClientTermination": "client_manager",
+    "QueryOffset": "consumer_manager",
+    "GetOffset": "consumer_manager",
+    "UpdateOffset": "consumer_manager",
+    "EndTransaction": "transaction",
+}
+"""RocketMQ's name for who answers a method; all others are `admin`."""
+
+
+class Exposition:
+    """The registry of all collectors. Without sources it is the process alone."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._registry = CollectorRegistry()
+        self._rendering = asyncio.Lock()
+        ProcessCollector(registry=self._registry)
+
+    def attach(self, sources: MetricSources) -> None:
+        """Show the broker, too, from now on."""
+        self._registry.register(_BrokerCollector(self._config, sources))
+        self._registry.register(_StoreCollector(self._config, sources.store, sources.clock))
+        self._registry.register(TimerCollector(self._config, sources.timer))
+
+    async def render(self) -> bytes:
+        """The text of /metrics, one family after the other: in between the event loop turns to others.
+
+        Cancelled, it ends with the family that it is at. A family shows so many samples and no more;
+        `aerobee_metrics_left_out` has the number of the others.
+        """
+        async with self._rendering:
+            parts: list[bytes] = []
+            left_out = GaugeMetricFamily(
+                "aerobee_metrics_left_out",
+                "Samples of a family that are not shown.",
+                labels=_FAMILY,
+            )
+            for family in self._registry.collect():
+                if len(family.samples) > _SAMPLES_MAX:
+                    shown = _whole_series(family)
+                    left_out.add_metric((family.name,), len(family.samples) - shown)
+                    del family.samples[shown:]
+                parts.append(_text_of(family))
+                await asyncio.sleep(0)
+            parts.append(_text_of(left_out))
+            return b"".join(parts)
+
+
+class _Only:
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+def _text_of(family: Metric) -> bytes:
+    return generate_latest(_Only(family))
+
+
+def _whole_series(family: Metric) -> int:
+    """How many samples may be shown so that no histogram is cut in the middle; its last sample is the sum."""
+    shown = _SAMPLES_MAX
+    while family.type == "histogram" and shown and not family.samples[shown - 1].name.endswith("_sum"):
+        shown -= 1
+    return shown
+
+
+class _BrokerCollector(Collector):
+    def __init__(self, config: BrokerConfig, sources: MetricSources) -> None:
+        self._base = (config.cluster, "broker", config.name)
+        self._store = sources.store
+        self._tables = sources.tables
+        self._clients = sources.clients
+        self._deliveries = sources.deliveries
+        self._transactions = sources.transactions
+        self._counters = sources.counters
+        self._loop_delay = sources.loop_delay
+        self._requests = sources.requests
+        self._answers = sources.answers
+        self._clock = sources.clock
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._traffic()
+        yield from self._deliveries_out()
+        yield from self._transaction_outcomes()
+        yield from self._rpc()
+        yield self._watermark()
+        yield from self._creations()
+        flags = self._store.running.flags
+        permission = _PERMISSION_READ * flags.readable + _PERMISSION_WRITE * flags.writable
+        yield self._gauge("rocketmq_broker_permission", "What the broker may do: 2 write, 4 read.", permission)
+        topics = sum(1 for topic in self._tables.topics if not is_system_topic(topic.name))
+        yield self._gauge("rocketmq_topic_number", "Topics, without the broker's own.", topics)
+        groups = sum(1 for group in self._tables.groups if not is_system_group(group.name))
+        yield self._gauge("rocketmq_consumer_group_number", "Consumer groups, without the broker's own.", groups)
+        yield from self._connections()
+        yield from self._consumers()
+        yield self._gauge(
+            "aerobee_long_polls", "Receives that wait for a message.", self._deliveries.long_polling.waiting_count
+        )
+        yield from self._front()
+        yield from self._event_loop()
+        yield self._gauge("aerobee_clients", "Clients that were heard of within the expiry time.", len(self._clients))
+
+    def _front(self) -> Iterator[Metric]:
+        front = self._counters.front
+        yield self._gauge("aerobee_front_connections", "Connections that are open.", front.connections)
+        yield self._gauge("aerobee_front_calls", "Calls whose handlers run or wait.", front.calls)
+        yield self._gauge(
+            "aerobee_front_request_bytes", "Requests that are incomplete or were not read.", front.request_size
+        )
+        accepted = CounterMetricFamily("aerobee_front_connections_accepted", "Connections so far.", labels=_BROKER)
+        accepted.add_metric(self._base, front.accepted)
+        yield accepted
+        refused = CounterMetricFamily(
+            "aerobee_front_refused", "Connections and calls that a bound has ended.", labels=(*_BROKER, "bound")
+        )
+        for bound, count in front.refused.items():
+            refused.add_metric((*self._base, bound), count)
+        yield refused
+
+    def _event_loop(self) -> Iterator[Metric]:
+        delay = HistogramMetricFamily(
+            "aerobee_event_loop_delay_seconds", "How late a timer of the event loop fires.", labels=_BROKER
+        )
+        _add_histogram(delay, self._base, self._loop_delay.seconds)
+        yield delay
+        slow = CounterMetricFamily(
+            "aerobee_event_loop_slow_steps", "Steps of the event loop that took more than 0.1 s.", labels=_BROKER
+        )
+        slow.add_metric(self._base, self._loop_delay.slow_steps)
+        yield slow
+        yield self._gauge("aerobee_request_bytes", "Bytes of the requests in progress.", self._requests.used)
+        yield self._gauge(
+            "aerobee_answer_bytes", "Bytes of messages that clients have not taken yet.", self._answers.used
+        )
+        refused = CounterMetricFamily(
+            "aerobee_byte_refusals", "Calls for whose bytes there was no room in time.", labels=(*_BROKER, "of")
+        )
+        refused.add_metric((*self._base, "requests"), self._requests.refused)
+        refused.add_metric((*self._base, "answers"), self._answers.refused)
+        yield refused
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=_BROKER)
+        gauge.add_metric(self._base, value)
+        return gauge
+
+    def _traffic(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "topic", "message_type", "is_system")
+        messages = CounterMetricFamily("rocketmq_messages_in", "Messages that were stored.", labels=labels)
+        size = CounterMetricFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
+        sizes = HistogramMetricFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
+        latency = HistogramMetricFamily(
+            "aerobee_send_seconds", "From a send to its messages being stored, by request.", labels=labels
+        )
+        for (topic, message_type), sent in list(self._counters.sent.items()):
+            if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+                continue  # RocketMQ counts what is new
+            values = (*self._base, topic, message_type, _flag(is_system_topic(topic)))
+            messages.add_metric(values, sent.messages)
+            size.add_metric(values, sent.bytes)
+            sizes.add_metric(values, _buckets(MESSAGE_SIZE_BOUNDS, sent.sizes), sent.bytes)
+            if sent.milliseconds.count:
+                _add_histogram(latency, values, sent.milliseconds, divisor=1000)
+        yield from (messages, size, sizes, latency)
+
+    def _deliveries_out(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "topic", "consumer_group", "is_retry", "is_system")
+        messages = CounterMetricFamily("rocketmq_messages_out", "Messages that were delivered.", labels=labels)
+        size = CounterMetricFamily("rocketmq_throughput_out", "Bytes of messages that were delivered.", labels=labels)
+        acknowledged = CounterMetricFamily(
+            "aerobee_acknowledged_messages", "Messages that the group acknowledged.", labels=labels
+        )
+        changed = CounterMetricFamily(
+            "aerobee_changed_invisible_times", "Messages whose invisible time the group changed.", labels=labels
+        )
+        latency = HistogramMetricFamily(
+            "aerobee_delivery_seconds", "From the storing of a message to a delivery of it.", labels=labels
+        )
+        for (topic, group), received in list(self._counters.received.items()):
+            values = (*self._base, topic, group, _flag(_is_retry(topic)), _flag(_is_system(topic, group)))
+            messages.add_metric(values, received.messages)
+            size.add_metric(values, received.bytes)
+            acknowledged.add_metric(values, received.acknowledged)
+            changed.add_metric(values, received.changed)
+            if received.milliseconds.count:
+                _add_histogram(latency, values, received.milliseconds, divisor=1000)
+        yield from (messages, size, acknowledged, changed, latency)
+
+    def _transaction_outcomes(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "topic")
+        committed = CounterMetricFamily(
+            "rocketmq_commit_messages", "Transactional messages that were committed.", labels=labels
+        )
+        rolled_back = CounterMetricFamily(
+            "rocketmq_rollback_messages", "Transactional messages that were rolled back.", labels=labels
+        )
+        given_up = CounterMetricFamily(
+            "aerobee_transactions_given_up", "Transactional messages that nobody decided about in time.", labels=labels
+        )
+        half = GaugeMetricFamily(
+            "rocketmq_half_messages", "Transactional messages that wait for their decision.", labels=labels
+        )
+        latency = HistogramMetricFamily(
+            "rocketmq_finish_message_latency",
+            "Seconds from a transactional message to its commit; the one duration that RocketMQ has in seconds.",
+            labels=labels,
+        )
+        for topic, count in list(self._transactions.topics.items()):
+            values = (*self._base, topic)
+            committed.add_metric(values, count.committed)
+            rolled_back.add_metric(values, count.rolled_back)
+            given_up.add_metric(values, count.given_up)
+            half.add_metric(values, count.half)
+            if count.finish_seconds.count:
+                _add_histogram(latency, values, count.finish_seconds)
+        yield from (committed, rolled_back, given_up, half, latency)
+
+    def _rpc(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "protocol_type", "request_code", "response_code", "is_long_polling", "result")
+        family = HistogramMetricFamily("rocketmq_rpc_latency", "Milliseconds from a call to its answer.", labels=labels)
+        for (_, method, code), histogram in list(self._counters.rpc_milliseconds.items()):
+            if histogram.count:
+                # A receive that finds nothing is no failure.
+                result = "success" if code in ("OK", "MESSAGE_NOT_FOUND") else "process_request_failed"
+                long_polling = _flag(method in ("ReceiveMessage", "PullMessage"))
+                _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
+        yield family
+
+    def _watermark(self) -> Metric:
+        """RocketMQ's lengths of queues: here every call begins at once, so what has begun and not ended."""
+        family = GaugeMetricFamily(
+            "rocketmq_processor_watermark",
+            "Calls that have begun and not ended, without those that wait for messages.",
+            labels=(*_BROKER, "processor"),
+        )
+        counts = dict.fromkeys((*_PROCESSORS.values(), "admin"), 0)
+        for (_, method), running in self._counters.running_calls.items():
+            counts[_PROCESSORS.get(method, "admin")] += running.count
+        counts["pull"] = max(0, counts["pull"] - self._deliveries.long_polling.waiting_count)
+        for processor, count in counts.items():
+            family.add_metric((*self._base, processor), count)
+        return family
+
+    def _creations(self) -> Iterator[Metric]:
+        for what, times in (
+            ("topic", self._tables.topic_creations),
+            ("consumer_group", self._tables.group_creations),
+        ):
+            yield self._execution_times(what, times)
+
+    def _execution_times(self, what: str, times: ExecutionTimes) -> Metric:
+        family = HistogramMetricFamily(
+            f"rocketmq_{what}_create_execution_time",
+            "Milliseconds that creating one took, until it was on disk.",
+            labels=(*_BROKER, "invocation_status", "is_system"),
+        )
+        for (succeeded, is_system), histogram in times.histograms.items():
+            status = "success" if succeeded else "failure"
+            _add_histogram(family, (*self._base, status, _flag(is_system)), histogram)
+        return family
+
+    def _connections(self) -> Iterator[Metric]:
+        producers: Counter[tuple[str, ...]] = Counter()
+        consumers: Counter[tuple[str, ...]] = Counter()
+        for client in self._clients.all():
+            kind = (client.language.lower(), client.version)
+            if client.is_consumer and client.group is not None:
+                mode = _CONSUME_MODES.get(client.client_type, "unspecified")
+                system = _flag(is_system_group(client.group))
+                consumers[(client.group, *kind, mode, "grpc", system)] += 1
+            elif client.client_type == v2.ClientType.PRODUCER:
+                producers[(*kind, "grpc")] += 1
+        family = GaugeMetricFamily(
+            "rocketmq_producer_connections",
+            "Connected producers.",
+            labels=(*_BROKER, "language", "version", "protocol_type"),
+        )
+        for values, count in producers.items():
+            family.add_metric((*self._base, *values), count)
+        yield family
+        family = GaugeMetricFamily(
+            "rocketmq_consumer_connections",
+            "Connected consumers.",
+            labels=(
+                *_BROKER,
+                *("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
+            ),
+        )
+        for values, count in consumers.items():
+            family.add_metric((*self._base, *values), count)
+        yield family
+
+    def _consumers(self) -> Iterator[Metric]:
+        labels = (*_BROKER, "consumer_group", "topic", "is_retry", "is_system")
+        lag = GaugeMetricFamily(
+            "rocketmq_consumer_lag_messages", "Messages that the group has not acknowledged.", labels=labels
+        )
+        latency = GaugeMetricFamily(
+            "rocketmq_consumer_lag_latency",
+            "Milliseconds since the oldest message that the group has not acknowledged was stored.",
+            labels=labels,
+        )
+        inflight = GaugeMetricFamily(
+            "rocketmq_consumer_inflight_messages", "Messages that were delivered and not acknowledged.", labels=labels
+        )
+        ready = GaugeMetricFamily(
+            "rocketmq_consumer_ready_messages", "Messages that could be delivered now.", labels=labels
+        )
+        queueing = GaugeMetricFamily(
+            "rocketmq_consumer_queueing_latency",
+            "Milliseconds since the oldest message that the group could get and nobody has taken was stored.",
+            labels=labels,
+        )
+        now_ms = self._clock.now_ms()
+        total_inflight = 0
+        for group in self._tables.groups:
+            sums: dict[str, list[int]] = {}
+            for queue in self._deliveries.status(group.name):
+                split = split_light_topic_name(queue.topic)  # thousands of these are no labels
+                values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0, 0])
+                values[0] += queue.lag
+                values[1] += queue.in_flight
+                values[2] += queue.ready
+                if queue.lag:
+                    stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.commit_offset)
+                    if stored is not None:
+                        values[3] = max(values[3], now_ms - stored)
+                if queue.ready_offset is not None:
+                    stored = self._store.store_timestamp_at(queue.topic, queue.queue_id, queue.ready_offset)
+                    if stored is not None:
+                        values[4] = max(values[4], now_ms - stored)
+            for topic, (lag_count, inflight_count, ready_count, age_ms, waiting_ms) in sums.items():
+                key = (*self._base, group.name, topic, _flag(_is_retry(topic)), _flag(_is_system(topic, group.name)))
+                lag.add_metric(key, lag_count)
+                inflight.add_metric(key, inflight_count)
+                total_inflight += inflight_count
+                ready.add_metric(key, ready_count)
+                latency.add_metric(key, age_ms)
+                queueing.add_metric(key, waiting_ms)
+        yield from (lag, latency, inflight, ready, queueing)
+        yield from self._dead_letters()
+        yield from self._revived(total_inflight)
+
+    def _dead_letters(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "rocketmq_send_to_dlq_messages",
+            "Messages that became dead letters of the group.",
+            labels=(*_BROKER, "consumer_group", "topic", "is_system"),
+        )
+        for group in self._tables.groups:
+            # Its dead letters are the only messages of this topic, and their number outlives a restart.
+            topic = dead_letter_topic(group.name)
+            count = self._store.queue_range(topic, 0)[1]
+            if count:
+                family.add_metric((*self._base, group.name, topic, _flag(is_system_group(group.name))), count)
+        yield family
+
+    def _revived(self, in_flight: int) -> Iterator[Metric]:
+        """What became visible again because nobody acknowledged it in time: RocketMQ's revive."""
+        family = CounterMetricFamily(
+            "rocketmq_pop_revive_retry_messages",
+            "Messages that became visible again, their invisible time being over.",
+            labels=(*_BROKER, "consumer_group", "topic", "put_status"),
+        )
+        for (topic, group), count in list(self._deliveries.stats.expired_of.items()):
+            family.add_metric((*self._base, group, topic, "PUT_OK"), count)
+        yield family
+        late = GaugeMetricFamily(
+            "rocketmq_pop_revive_latency",
+            "Milliseconds for which the next such message should have been visible.",
+            labels=(*_BROKER, "queue_id"),
+        )
+        late.add_metric((*self._base, "0"), self._deliveries.expiry_late_ms)
+        yield late
+        yield self._gauge(
+            "rocketmq_pop_checkpoint_buffer_size", "Deliveries in memory that wait for their end.", in_flight
+        )
+
+
+class _StoreCollector(Collector):
+    def __init__(self, config: BrokerConfig, store: MessageStore, clock: Clock) -> None:
+        self._base = (config.cluster, "broker", config.name, "local", "disk")
+        self._store = store
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        status, stats = self._store.status(), self._store.stats
+        oldest = status.oldest_timestamp
+        yield self._gauge("rocketmq_storage_size", "Bytes used on the disk of the store.", status.disk.used)
+        unsynced = status.wrote - status.flushed
+        yield self._gauge("rocketmq_storage_flush_behind_bytes", "Bytes of the log that no sync has covered.", unsynced)
+        behind = status.wrote - status.dispatched
+        yield self._gauge(
+            "rocketmq_storage_dispatch_behind_bytes", "Bytes of the log that consumers cannot see.", behind
+        )
+        yield self._gauge(
+            "aerobee_store_dispatch_waiting_messages",
+            "Messages that were stored and wait for the disk, or for queues and index.",
+            self._store.waiting_count,
+        )
+        yield self._counter(
+            "aerobee_store_busy_refusals", "Appends that were refused because too much waited.", stats.busy_refusals
+        )
+        yield self._gauge(
+            "rocketmq_storage_message_reserve_time",
+            "Milliseconds since the oldest message was stored.",
+            0 if oldest is None else max(0, self._clock.now_ms() - oldest),
+        )
+        yield self._counter("aerobee_store_syncs", "Syncs of the log.", stats.sync_seconds.count)
+        yield self._counter(
+            "aerobee_store_sync_failures", "Syncs that failed; one ends the broker.", stats.sync_failures
+        )
+        family = HistogramMetricFamily("aerobee_store_sync_seconds", "How long a sync of the log took.", labels=_STORE)
+        _add_histogram(family, self._base, stats.sync_seconds)
+        yield family
+        family = HistogramMetricFamily(
+            "aerobee_store_messages_per_sync", "Messages that one sync made durable.", labels=_STORE
+        )
+        _add_histogram(family, self._base, stats.messages_per_sync)
+        yield family
+        yield self._counter(
+            "aerobee_store_appended_messages", "Messages in the log, ours included.", stats.messages_appended
+        )
+        yield self._counter("aerobee_store_appended_bytes", "Bytes in the log, ours included.", stats.bytes_appended)
+        for name, text, histogram in (
+            ("aerobee_store_record_bytes", "Bytes of an appended record.", stats.record_bytes),
+            ("aerobee_store_stored_seconds", "How long a send waited for its records.", stats.stored_seconds),
+            ("aerobee_store_read_seconds", "How long a read of a queue took.", stats.read_seconds),
+        ):
+            family = HistogramMetricFamily(name, text, labels=_STORE)
+            _add_histogram(family, self._base, histogram)
+            yield family
+        reads = CounterMetricFamily(
+            "aerobee_store_reads", "Reads of a queue, that found messages or missed them.", labels=(*_STORE, "result")
+        )
+        reads.add_metric((*self._base, "found"), stats.reads_found)
+        reads.add_metric((*self._base, "missed"), stats.reads_missed)
+        yield reads
+        yield self._counter("aerobee_store_read_messages", "Records read from the log.", stats.messages_read)
+        yield self._counter("aerobee_store_read_bytes", "Bytes of these.", stats.bytes_read)
+        yield self._counter(
+            "aerobee_store_checksum_failures", "Records whose checksum did not match.", stats.checksum_failures
+        )
+        yield self._counter(
+            "aerobee_store_queue_units_repaired",
+            "Units of queues that named another place than their message's.",
+            stats.units_repaired,
+        )
+        yield self._counter(
+            "aerobee_store_tables_changed",
+            "Configuration files that were edited or damaged since they were saved.",
+            stats.tables_changed,
+        )
+        yield self._gauge(
+            "aerobee_store_unsynced_seconds",
+            "How long ago the oldest byte was answered that a power cut could take.",
+            status.unsynced_seconds,
+        )
+        yield self._gauge("aerobee_store_recovery_seconds", "How long opening the store took.", stats.recovery_seconds)
+        yield self._gauge("aerobee_store_segments", "Files of the commit log.", status.segments)
+        yield self._gauge(
+            "aerobee_store_segments_prepared", "Files of the commit log made in advance.", status.segments_prepared
+        )
+        if status.pool_buffers_free is not None:
+            yield self._gauge(
+                "aerobee_store_pool_buffers_free", "Write buffers that no segment uses.", status.pool_buffers_free
+            )
+        family = HistogramMetricFamily(
+            "aerobee_store_allocation_seconds", "How long it took to make one of them.", labels=_STORE
+        )
+        _add_histogram(family, self._base, stats.allocation_seconds)
+        yield family
+        yield self._counter(
+            "aerobee_store_allocation_failures",
+            "Files of the commit log that could not be made in advance.",
+            stats.allocation_failures,
+        )
+        yield self._gauge("aerobee_store_damaged_ranges", "Damaged stretches of the log.", status.damaged_ranges)
+        yield self._gauge(
+            "aerobee_store_running_flags",
+            "What the store must not do, as bits: 1 not readable, 2 not writeable, 4 queue error, 8 index error, "
+            "16 disk full, 32 fenced.",
+            status.running_flags.value,
+        )
+        yield self._counter(
+            "aerobee_store_segments_expired", "Files of the commit log that retention removed.", stats.segments_expired
+        )
+        yield self._counter(
+            "aerobee_store_segments_forced",
+            "Of these the ones that were not old enough: the disk was filling up.",
+            stats.segments_forced,
+        )
+        yield self._counter(
+            "aerobee_store_derived_files_expired",
+            "Files of queues and index that retention removed.",
+            stats.derived_files_expired,
+        )
+        yield self._counter(
+            "aerobee_store_retention_failures",
+            "Removals that were put off to the next round.",
+            stats.retention_failures,
+        )
+        yield self._counter(
+            "aerobee_store_scrubbed_bytes", "Bytes of old segments read again to find damage.", stats.scrubbed_bytes
+        )
+        yield self._counter(
+            "aerobee_store_scrubbed_segments", "Old segments read again from end to end.", stats.scrubbed_segments
+        )
+        yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
+        labels = (*_STORE, "path")
+        total = GaugeMetricFamily(
+            "aerobee_store_log_disk_bytes", "Size of the disk of a directory of the log.", labels=labels
+        )
+        used = GaugeMetricFamily("aerobee_store_log_disk_used_bytes", "Used of it, by anybody.", labels=labels)
+        for path, disk in status.log_disks.items():
+            total.add_metric((*self._base, str(path)), disk.total)
+            used.add_metric((*self._base, str(path)), disk.used)
+        yield from (total, used)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=_STORE)
+        gauge.add_metric(self._base, value)
+        return gauge
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        counter = CounterMetricFamily(name, text, labels=_STORE)
+        counter.add_metric(self._base, value)
+        return counter
+
+
+def _add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram, *, divisor: int = 1
+) -> None:
+    """`divisor`: how many of the histogram's units are one of the family's."""
+    bounds = histogram.bounds if divisor == 1 else [bound / divisor for bound in histogram.bounds]
+    family.add_metric(labels, _buckets(bounds, histogram.counts), histogram.sum / divisor)
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative, as Prometheus has them."""
+    buckets = []
+    total = 0
+    for bound, count in zip((*bounds, float("inf")), counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
+    return buckets
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _is_retry(topic: str) -> bool:
+    return topic.startswith(RETRY_PREFIX)
+
+
+def _is_system(topic: str, group: str) -> bool:
+    return is_system_topic(topic) or is_system_group(group)

@@ -1,0 +1,42 @@
+"""What a broker at rest has in memory, and has not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+_UNUSED: Final = ("grpc", "grpc_tools", "prometheus_client", "cryptography", "aerobee_client", "pyspark")
+_PROGRAM: Final = """
+import argparse, asyncio, sys
+from aerobee_broker.commands import serve
+
+commands = argparse.ArgumentParser().add_subparsers()
+serve.add_parser(commands)
+arguments = commands.choices["serve"].parse_args(sys.argv[1:])
+stop = asyncio.Event()
+
+async def main() -> None:
+    running = asyncio.create_task(serve.serve(serve.load_config(arguments), stop))
+    await ready.wait()
+    print("modules", *sorted({name.partition(".")[0] for name in sys.modules}), flush=True)
+    stop.set()
+    assert await running == 0
+
+ready = asyncio.Event()
+announce = serve._announce
+serve._announce = lambda *arguments: (announce(*arguments), ready.set())
+asyncio.run(main())
+"""
+
+
+def test_what_a_broker_at_rest_does_not_use_is_not_imported(tmp_path: Path) -> None:
+    """grpcio above all: the native front needs none of it. Nor what metrics and certificates need."""
+    arguments = ["--store", str(tmp_path), "--dev", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    output = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *arguments], capture_output=True, text=True, timeout=100, check=True
+    ).stdout
+    [modules] = [line.split()[1:] for line in output.splitlines() if line.startswith("modules")]
+    assert "aerobee_broker" in modules
+    assert not set(_UNUSED) & set(modules)
