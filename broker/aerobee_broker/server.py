@@ -295,7 +295,7 @@ async def _serve(
                 await timer.close()
                 await deliveries.close()
                 await transactions.close()
-                await tables.save()
+                await tables.save_all()
             finally:
                 ready.reason = ready.reason or "stopping: a service of the broker died"
                 with suppress(asyncio.CancelledError):

@@ -18,6 +18,7 @@ from tests.benchmarks import (
     broker_end_to_end,
     broker_latency,
     broker_long_polls,
+    broker_topic_creation,
     broker_topics,
     disk,
     startup,
@@ -32,6 +33,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "delays": (broker_delays.run, {"pending": 400, "near": 20, "near_seconds": 0.2}),
     "topics": (broker_topics.run, {"topics": 20, "clients": 10, "hold_seconds": 0.2}),
     "long-polls": (broker_long_polls.run, {"polls": 100, "messages": 5, "idle_seconds": 0.2}),
+    "topic-creation": (broker_topic_creation.run, {"topics": 40, "parts": 2}),
     "startup": (startup.run, {"starts": 1}),
 }
 """Each part, and what it is given for the short form."""

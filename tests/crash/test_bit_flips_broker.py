@@ -23,6 +23,7 @@ from aerobee_store import MessageStore, StoreError
 from aerobee_store.stats import StoreStats
 from aerobee_store.tables.java_json import IntegerMap, dumps
 from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.tables.logged_table import FIELDS, LoggedTable
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.bit_flips import SEED, Damage, Done, Table, WrongError
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
@@ -245,7 +246,10 @@ TABLES: dict[str, Callable[[object | None], object]] = {
 
 
 def tables() -> MemoryFileSystem:
-    """A disk on which each table was saved three times, so that it has a copy and two checksums."""
+    """A disk on which each table was saved three times, so that it has a copy and two checksums.
+
+    Topics and groups have changes in a log besides.
+    """
     topics, groups, offsets = TopicTable(CLOCK), GroupTable(CLOCK), OffsetTable(CLOCK)
     levels: dict[int, int] = {}
     disk = MemoryFileSystem()
@@ -263,7 +267,25 @@ def tables() -> MemoryFileSystem:
         files["consumerOffset.json"].save(offsets.snapshot())
         files["delayOffset.json"].save({"offsetTable": IntegerMap.of(levels)})
         files["aerobeeSettings.json"].save({"settings": {"store.retention_hours": str(24 * (number + 1))}})
+    for name, table in (("topics.json", topics), ("subscriptionGroup.json", groups)):
+        changing = table_file(disk, name)
+        assert isinstance(changing, LoggedTable)
+        changing.load()
+        changing.save(table.content())
+        for number in range(3):
+            revision = table.revision
+            if isinstance(table, TopicTable):
+                table.create(TopicConfig.of_type(f"late-{number}"))
+            else:
+                table.create(GroupConfig(name=f"late-{number}"))
+            change = table.unsaved_change()
+            changing.append(changing.encode(change.after, change.data_version, change.items))
+            table.mark_saved(revision + 1)
     return disk
+
+
+def table_file(disk: MemoryFileSystem, name: str, stats: StoreStats | None = None) -> JsonTable | LoggedTable:
+    return (LoggedTable if name in FIELDS else JsonTable)(disk, CONFIG / name, stats=stats)
 
 
 def judge_table(disk: MemoryFileSystem, name: str, before: bytes) -> str:
@@ -271,7 +293,7 @@ def judge_table(disk: MemoryFileSystem, name: str, before: bytes) -> str:
     stats = StoreStats()
     with listening() as heard:
         try:
-            after = dumps(TABLES[name](JsonTable(disk, CONFIG / name, stats=stats).load()))
+            after = dumps(TABLES[name](table_file(disk, name, stats).load()))
         except (StoreError, BrokerError):
             return "refused"
     if stats.tables_changed and not heard:
@@ -287,13 +309,13 @@ def test_flipped_bits_of_the_tables() -> None:
     """What is not what was saved is never believed without a word; damage of copy or checksums changes nothing."""
     source = random.Random(f"{SEED} tables")
     disk = tables()
-    contents = {name: dumps(TABLES[name](JsonTable(disk, CONFIG / name).load())) for name in TABLES}
+    contents = {name: dumps(TABLES[name](table_file(disk, name).load())) for name in TABLES}
     damage = Damage(disk, source)
     table = Table()
     for _ in range(TABLE_COUNT):
         damaged = disk.kill()
         done = damage.do(damaged)
-        name = done.path.name.removesuffix(".bak").removesuffix(".crc")
+        name = done.path.name.removesuffix(".bak").removesuffix(".crc").removesuffix(".log")
         try:
             verdict = judge_table(damaged, name, contents[name])
             if done.path.name != name and verdict == "refused":
@@ -302,7 +324,8 @@ def test_flipped_bits_of_the_tables() -> None:
             verdict = table.wrong(done, error)
         table.add(done, verdict)
     table.show("tables")
-    assert table.kinds().keys() == {f"config/{name}{suffix}" for name in TABLES for suffix in ("", ".bak", ".crc")}
+    files = {f"config/{name}{suffix}" for name in TABLES for suffix in ("", ".bak", ".crc")}
+    assert table.kinds().keys() == files | {f"config/{name}.log" for name in FIELDS}
     assert not table.wrongs, "\n".join(table.wrongs[:20])
 
 

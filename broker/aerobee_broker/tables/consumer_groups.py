@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from aerobee_broker.errors import GroupExistsError, GroupNotFoundError, IllegalGroupError, TableFormatError
 from aerobee_broker.tables.data_version import DataVersion, NamedTable
@@ -178,6 +178,9 @@ def _policy_to_json(policy: CustomizedRetry | ExponentialRetry, raw: dict[str, o
 class GroupTable(NamedTable[GroupConfig]):
     """All consumer groups, by stored name."""
 
+    _ITEMS_FIELD = "subscriptionGroupTable"
+    _OTHER_FIELDS: ClassVar[Mapping[str, object]] = {"forbiddenTable": {}}
+
     @classmethod
     def from_json(cls, value: object | None, clock: Clock) -> GroupTable:
         """The table that a subscriptionGroup.json holds; empty for None. Raises TableFormatError."""
@@ -190,14 +193,6 @@ class GroupTable(NamedTable[GroupConfig]):
             table._items[name] = GroupConfig.from_json(name, item)
         table._extra = fields.rest()
         return table
-
-    def snapshot(self) -> Bean:
-        """The content of subscriptionGroup.json as it is now, independent of later changes."""
-        return Bean(
-            {"forbiddenTable": {}, **self._extra},
-            dataVersion=self._version.to_json(),
-            subscriptionGroupTable={name: group.to_json() for name, group in self._items.items()},
-        )
 
     def require(self, name: str) -> GroupConfig:
         """Return the group with this stored name, or raise GroupNotFoundError."""

@@ -3,9 +3,9 @@ on disk yet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields
 from aerobee_store.clock import Clock
@@ -58,6 +58,11 @@ class Revision:
         self._saved = max(self._saved, revision)
 
     @property
+    def unsaved(self) -> int:
+        """How many changes `mark_saved` has not confirmed."""
+        return self.current - self._saved
+
+    @property
     def dirty(self) -> bool:
         return self.current != self._saved
 
@@ -101,18 +106,32 @@ class VersionedTable:
 class _Named(Protocol):
     @property
     def name(self) -> str: ...
+    def to_json(self) -> Bean: ...
 
 
 _Item = TypeVar("_Item", bound=_Named)
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """What changed in a table since its last save, as `LoggedTable.encode` takes it."""
+
+    after: int
+    data_version: Bean
+    items: Bean
 
 
 class NamedTable(VersionedTable, Generic[_Item]):
     """Topics or groups, by stored name. Every change is a new version; whoever makes one has it saved before it is
     answered."""
 
+    _ITEMS_FIELD: ClassVar[str]  # of the file
+    _OTHER_FIELDS: ClassVar[Mapping[str, object]] = {}  # that a new file has
+
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._items: dict[str, _Item] = {}
+        self._unsaved: dict[str, int] = {}  # the names of changed items, with the revision of their last change
 
     def __len__(self) -> int:
         return len(self._items)
@@ -126,14 +145,39 @@ class NamedTable(VersionedTable, Generic[_Item]):
     def get(self, name: str) -> _Item | None:
         return self._items.get(name)
 
+    def mark_saved(self, revision: int) -> None:
+        super().mark_saved(revision)
+        for name in [name for name, changed in self._unsaved.items() if changed <= revision]:
+            del self._unsaved[name]
+
+    def unsaved_change(self) -> TableChange:
+        """What `mark_saved` has not confirmed."""
+        items = {name: self._items[name].to_json() if name in self._items else None for name in self._unsaved}
+        return TableChange(self._version.counter - self._revision.unsaved, self._version.to_json(), Bean(items))
+
+    def content(self) -> Callable[[], Bean]:
+        """What returns the content of the file as it is now; it may be called in another thread."""
+        version, extra, items = self._version, self._extra, tuple(self)
+
+        def content() -> Bean:
+            table = {item.name: item.to_json() for item in items}
+            return Bean({**self._OTHER_FIELDS, **extra, "dataVersion": version.to_json(), self._ITEMS_FIELD: table})
+
+        return content
+
+    def snapshot(self) -> Bean:
+        """The content of the file as it is now, independent of later changes."""
+        return self.content()()
+
     def _put(self, item: _Item) -> None:
         self._items[item.name] = item
-        self._changed()
+        self._changed(item.name)
 
     def _remove(self, name: str) -> None:
         del self._items[name]
-        self._changed()
+        self._changed(name)
 
-    def _changed(self) -> None:
+    def _changed(self, name: str) -> None:
         self._note_version()
         self._revision.advance()
+        self._unsaved[name] = self._revision.current

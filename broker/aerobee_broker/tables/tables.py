@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
 from aerobee_broker.metrics.counters import ExecutionTimes
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
 from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.data_version import NamedTable, VersionedTable
 from aerobee_broker.tables.topics import (
     TopicConfig,
     TopicMessageType,
@@ -20,29 +22,20 @@ from aerobee_broker.tables.topics import (
     is_system_topic,
 )
 from aerobee_store.clock import Clock
-from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
 from aerobee_store.stats import StoreStats
-from aerobee_store.tables.json_table import JsonTable, TableFiles
+from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.tables.logged_table import LoggedTable
 
 SAVE_INTERVAL_SECONDS: Final = 5.0  # as RocketMQ saves consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
 
 
-class _Table(Protocol):
-    @property
-    def revision(self) -> int: ...
-    @property
-    def dirty(self) -> bool: ...
-    def snapshot(self) -> object: ...
-    def mark_saved(self, revision: int) -> None: ...
-
-
-class SavedTable:
+class SavedTable(ABC):
     """One table and its file."""
 
-    def __init__(self, table: _Table, file: JsonTable, in_disk_thread: InDiskThread) -> None:
+    def __init__(self, table: VersionedTable, in_disk_thread: InDiskThread) -> None:
         self._table = table
-        self._file = file
         self._in_disk_thread = in_disk_thread
         self._saving = asyncio.Lock()
         self._saved = 0
@@ -53,10 +46,59 @@ class SavedTable:
         async with self._saving:
             if not self._table.dirty or self._saved >= wanted:  # the save that was under way had it
                 return
-            revision = self._table.revision
-            await self._in_disk_thread(self._file.save, self._table.snapshot())
-            self._table.mark_saved(revision)
-            self._saved = revision
+            await self._save(self._write)
+
+    async def _save(self, write: Callable[[], Awaitable[object]]) -> None:
+        revision = self._table.revision
+        await write()
+        self._table.mark_saved(revision)
+        self._saved = revision
+
+    @abstractmethod
+    def _write(self) -> Awaitable[object]:
+        """Write what the table has now."""
+
+
+class SavedOffsets(SavedTable):
+    """The table of offsets: every save writes all of it."""
+
+    def __init__(self, table: OffsetTable, file: JsonTable, in_disk_thread: InDiskThread) -> None:
+        super().__init__(table, in_disk_thread)
+        self._offsets = table
+        self._file = file
+
+    def _write(self) -> Awaitable[object]:
+        return self._in_disk_thread(self._file.save, self._offsets.snapshot())
+
+
+class SavedNames(SavedTable):
+    """Topics or groups: a save writes what changed."""
+
+    def __init__(
+        self, table: NamedTable[TopicConfig] | NamedTable[GroupConfig], file: LoggedTable, in_disk_thread: InDiskThread
+    ) -> None:
+        super().__init__(table, in_disk_thread)
+        self._names = table
+        self._file = file
+
+    def _write(self) -> Awaitable[object]:
+        change = self._names.unsaved_change()
+        line = self._file.encode(change.after, change.data_version, change.items)
+        if self._file.has_room(line):
+            return self._in_disk_thread(self._file.append, line)
+        return self._write_all()
+
+    def _write_all(self) -> Awaitable[object]:
+        return self._in_disk_thread(self._file.save, self._names.content())
+
+    async def save_all(self, *, only_if_needed: bool = False) -> None:
+        """Save every change to the file itself, which then needs no log. OSError.
+
+        `only_if_needed`: only if a start found a log, or an append failed.
+        """
+        async with self._saving:
+            if self._file.needs_save if only_if_needed else self._file.has_changes or self._table.dirty:
+                await self._save(self._write_all)
 
 
 class BatchTopics:
@@ -68,7 +110,7 @@ class BatchTopics:
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         """`directory`: the store's."""
-        self._file = JsonTable(DiskFileSystem(), directory / "config" / "topics.json")
+        self._file = LoggedTable(DiskFileSystem(), directory / "config" / "topics.json")
         self._clock = clock
         self._topics: TopicTable | None = None
 
@@ -90,33 +132,45 @@ class Tables:
     name: Final = "tables"
 
     def __init__(
-        self, config: BrokerConfig, clock: Clock, files: dict[str, JsonTable], in_disk_thread: InDiskThread
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        topics: LoggedTable,
+        groups: LoggedTable,
+        offsets: JsonTable,
+        in_disk_thread: InDiskThread,
     ) -> None:
         self._config = config
-        self.topics = TopicTable.from_json(files["topics"].load(), clock)
-        self.groups = GroupTable.from_json(files["subscriptionGroup"].load(), clock)
-        self.offsets = OffsetTable.from_json(files["consumerOffset"].load(), clock)
+        self.topics = TopicTable.from_json(topics.load(), clock)
+        self.groups = GroupTable.from_json(groups.load(), clock)
+        self.offsets = OffsetTable.from_json(offsets.load(), clock)
         self.topic_creations = ExecutionTimes()
         self.group_creations = ExecutionTimes()
-        self._saved_topics = SavedTable(self.topics, files["topics"], in_disk_thread)
-        self._saved_groups = SavedTable(self.groups, files["subscriptionGroup"], in_disk_thread)
-        self._saved_offsets = SavedTable(self.offsets, files["consumerOffset"], in_disk_thread)
+        self._saved_topics = SavedNames(self.topics, topics, in_disk_thread)
+        self._saved_groups = SavedNames(self.groups, groups, in_disk_thread)
+        self._saved_offsets = SavedOffsets(self.offsets, offsets, in_disk_thread)
 
     @classmethod
     def load(
         cls,
         config: BrokerConfig,
         clock: Clock,
-        file_system: TableFiles,
+        file_system: FileSystem,
         in_disk_thread: InDiskThread,
         stats: StoreStats | None = None,
     ) -> Self:
         """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
         directory: Path = config.store.directory / "config"
-        directory.mkdir(mode=0o700, exist_ok=True)
-        names = ("topics", "subscriptionGroup", "consumerOffset")
-        files = {name: JsonTable(file_system, directory / f"{name}.json", stats=stats) for name in names}
-        return cls(config, clock, files, in_disk_thread)
+        file_system.make_directory(directory)
+        return cls(
+            config,
+            clock,
+            topics=LoggedTable(file_system, directory / "topics.json", stats=stats),
+            groups=LoggedTable(file_system, directory / "subscriptionGroup.json", stats=stats),
+            offsets=JsonTable(file_system, directory / "consumerOffset.json", stats=stats),
+            in_disk_thread=in_disk_thread,
+        )
 
     async def topic_in_use(self, stored_name: str, *, queue_count: int | None = None) -> TopicConfig:
         """The topic; with auto-creation one that did not exist does now. TopicNotFoundError, IllegalTopicError.
@@ -182,8 +236,16 @@ class Tables:
         await self._saved_groups.save()
         await self._saved_offsets.save()
 
+    async def save_all(self) -> None:
+        """Save everything to RocketMQ's files themselves, at an orderly stop. OSError."""
+        await self._saved_topics.save_all()
+        await self._saved_groups.save_all()
+        await self._saved_offsets.save()
+
     async def run(self) -> None:
         """Save what need not be on disk at once, until cancelled: offsets that the delivery journal has, too."""
         while True:
             await asyncio.sleep(SAVE_INTERVAL_SECONDS)
+            await self._saved_topics.save_all(only_if_needed=True)
+            await self._saved_groups.save_all(only_if_needed=True)
             await self.save()

@@ -274,6 +274,8 @@ class TopicConfig:
 class TopicTable(NamedTable[TopicConfig]):
     """All topics, by stored name."""
 
+    _ITEMS_FIELD = "topicConfigTable"
+
     @classmethod
     def from_json(cls, value: object | None, clock: Clock) -> TopicTable:
         """The table that a topics.json holds; empty for None. Raises TableFormatError."""
@@ -286,14 +288,6 @@ class TopicTable(NamedTable[TopicConfig]):
             table._items[name] = TopicConfig.from_json(name, item)
         table._extra = fields.rest()
         return table
-
-    def snapshot(self) -> Bean:
-        """The content of topics.json as it is now, independent of later changes."""
-        return Bean(
-            self._extra,
-            dataVersion=self._version.to_json(),
-            topicConfigTable={name: topic.to_json() for name, topic in self._items.items()},
-        )
 
     def require(self, name: str) -> TopicConfig:
         """Return the topic with this stored name, or raise TopicNotFoundError."""

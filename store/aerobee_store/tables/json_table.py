@@ -91,6 +91,8 @@ class JsonTable:
         self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
         self._is_changed = False  # the main file was read, but is not what was saved
         self._present: Content | None = None  # what load gave, or the last save made
+        self.is_from_copy = False
+        """Whether the last `load` returned the content of .bak."""
 
     def load(self, *, report: bool = True) -> object | None:
         """Return the content of the main file or, where that is missing, empty or no valid JSON, that of its .bak.
@@ -102,6 +104,7 @@ class JsonTable:
         """
         if self._checksums is not None:
             self._checksums.load()
+        self.is_from_copy = False
         main = self._read(self.path)
         self._main_state, self._present = main.state, main.content
         if main.state == "good":
@@ -109,7 +112,7 @@ class JsonTable:
             return main.value
         backup = self._read(self._backup)
         if backup.state == "good" and (self._old_content_helps or main.state == "absent"):
-            self._present = backup.content
+            self._present, self.is_from_copy = backup.content, True
             if report:
                 _log.warning("configuration file replaced by its copy path=%s cause=%r", self._backup, main.cause)
             self._check(self._backup, backup, report)
@@ -122,6 +125,11 @@ class JsonTable:
             # What a crash leaves of RocketMQ's very first save: there never was any content.
             _log.warning("configuration file is empty and has no copy, the table starts empty path=%s", self.path)
         return None
+
+    @property
+    def content_size(self) -> int:
+        """Bytes of the content that was last loaded or saved; 0 without one."""
+        return self._present.size if self._present is not None else 0
 
     def save(self, value: object) -> None:
         """Make `value` the content; when this returns it is durable. The previous content becomes .bak.

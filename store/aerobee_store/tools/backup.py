@@ -217,8 +217,9 @@ class _Backup:
     # --- one in use -------------------------------------------------------------------------------------------
 
     def _copy_live(self) -> tuple[int, int, bool]:
-        suffixes = ("", ".bak", SUFFIX)
-        later = {self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in suffixes}
+        # The changes before the table: it then has all of them that were saved as a whole meanwhile.
+        suffixes = (".log.bak", ".log", "", ".bak", SUFFIX)
+        later = [self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in suffixes]
         for path in _paths_below(self._source):
             name = path.relative_to(self._source).parts[0]
             elsewhere = name in _COPIED_ELSEWHERE | _NOT_COPIED or path.parent in self._files.log_paths.all
@@ -234,7 +235,7 @@ class _Backup:
         for name in _DERIVED:
             for path in _paths_below(self._source / name):
                 self._copy(path)
-        for path in sorted(later):
+        for path in later:
             self._copy(path)
         self._match_checksums()
         if self._deleted_topics() != deleted and not whole:

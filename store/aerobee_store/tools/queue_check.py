@@ -19,11 +19,11 @@ from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.records import properties
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.records.record_batch import RecordBatch
-from aerobee_store.tables import java_json
 from aerobee_store.tools.checkpoint_check import load_checkpoint
 from aerobee_store.tools.damage import Damage
 from aerobee_store.tools.findings import Finding, Findings
 from aerobee_store.tools.store_files import QueueFiles, QueueKey, StoreFiles
+from aerobee_store.tools.table_check import topics_of
 
 _CHUNK: Final = 1 << 16  # units read at once
 _SYSTEM_PREFIX: Final = "rmq_sys_"
@@ -62,7 +62,7 @@ class QueueCheck:
         self._damage = damage
         self._findings = findings
         self._queues: dict[QueueKey, _Queue] = {}
-        self._topics = _known_topics(files)
+        self._topics = topics_of(files)
         self._deleted = DeletedTopics(files.disk, files.directory)
         try:
             self._deleted.load()
@@ -534,16 +534,3 @@ def _dispatched(files: StoreFiles) -> int:
             if unit["size"] != FILLER_SIZE:
                 end = max(end, int(unit["physical_offset"]) + int(unit["size"]))
     return end
-
-
-def _known_topics(files: StoreFiles) -> set[str] | None:
-    """The topics of the broker's table; None if it cannot be told."""
-    for name in ("topics.json", "topics.json.bak"):
-        try:
-            content = java_json.loads(files.disk.read_bytes(files.directory / "config" / name))
-        except (OSError, java_json.JsonFormatError):
-            continue
-        table = content.get("topicConfigTable") if isinstance(content, dict) else None
-        if isinstance(table, dict):
-            return set(table)
-    return None

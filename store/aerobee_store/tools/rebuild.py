@@ -38,12 +38,12 @@ from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
 from aerobee_store.records.record_batch import RecordBatch
-from aerobee_store.tables import java_json
 from aerobee_store.tools.actions import Action, GivenSizes, Sizes, locked, sizes_of
 from aerobee_store.tools.damage import finding_of
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
 from aerobee_store.tools.store_files import Progress, QueueFiles, QueueKey, StoreFiles, StoreState
+from aerobee_store.tools.table_check import topics_of
 from aerobee_store.tools.trial_disk import TrialDisk
 
 NEW: Final = "rebuild.new"
@@ -127,15 +127,10 @@ def rebuild(
 def batch_topics(files: StoreFiles) -> set[str]:
     """The topics of batch consume queues: those that have some, and those with the attribute in the broker's table."""
     found = {topic for topic, _ in files.batch_queues}
-    for name in ("topics.json", "topics.json.bak"):
-        with suppress(OSError, java_json.JsonFormatError):
-            content = java_json.loads(files.disk.read_bytes(files.directory / "config" / name))
-            table = content.get("topicConfigTable") if isinstance(content, dict) else None
-            for topic, entry in table.items() if isinstance(table, dict) else ():
-                attributes = entry.get("attributes") if isinstance(entry, dict) else None
-                if isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ":
-                    found.add(str(topic))
-            break
+    for topic, entry in (topics_of(files) or {}).items():
+        attributes = entry.get("attributes") if isinstance(entry, dict) else None
+        if isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ":
+            found.add(topic)
     return found
 
 

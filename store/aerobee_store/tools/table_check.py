@@ -1,13 +1,17 @@
-"""The configuration files against the checksums beside them."""
+"""The configuration files against the checksums beside them, and the logs of their changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from aerobee_store.disk.file_system import FileSystem
-from aerobee_store.tables import java_json
+from aerobee_store.tables import change_log, java_json
+from aerobee_store.tables.change_log import decode_changes
+from aerobee_store.tables.json_table import UnreadableTableError
+from aerobee_store.tables.logged_table import FIELDS, LoggedTable
 from aerobee_store.tables.table_checksums import SUFFIX, Content, TableChecksums
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.store_files import StoreFiles
@@ -21,6 +25,8 @@ def check_tables(files: StoreFiles) -> Iterator[Finding]:
     if not files.disk.is_directory(directory):
         return
     for name in sorted(files.disk.list(directory)):
+        if name.removesuffix(change_log.SUFFIX) in FIELDS and name not in FIELDS:
+            yield from _check_changes(files.disk, directory / name)
         if not name.endswith(SUFFIX):
             continue
         path = directory / name.removesuffix(SUFFIX)
@@ -37,6 +43,25 @@ def check_tables(files: StoreFiles) -> Iterator[Finding]:
         if problem is not None:
             detail = f"not what was saved ({problem}): edited, or damaged; a start takes it as it is, and says so"
             yield Finding(kind="configuration-changed", severity="warning", path=relative, detail=detail)
+
+
+def _check_changes(disk: FileSystem, path: Path) -> Iterator[Finding]:
+    with suppress(FileNotFoundError):  # the broker has saved the table as a whole meanwhile
+        problem = decode_changes(disk.read_bytes(path)).problem
+        if problem is not None:
+            detail = f"{problem}: a start applies the changes that can be read, logs a warning, and keeps the file"
+            yield Finding(kind="configuration-file", path=f"config/{path.name}", detail=detail)
+
+
+def topics_of(files: StoreFiles) -> dict[str, object] | None:
+    """The JSON of each topic in the broker's table, by name; None if the table cannot be read or there is none."""
+    name = "topics.json"
+    try:
+        content = LoggedTable(files.disk, files.directory / "config" / name).load(report=False)
+    except (OSError, UnreadableTableError):
+        return None
+    table = content.get(FIELDS[name]) if isinstance(content, dict) else None
+    return table if isinstance(table, dict) else None
 
 
 def table_problem(disk: FileSystem, path: Path) -> tuple[bytes | None, str | None]:

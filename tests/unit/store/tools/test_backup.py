@@ -12,7 +12,9 @@ import pytest
 
 from aerobee_store import MessageStore, StoreDirectoryError, StoreFullError
 from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.tables.java_json import Bean
 from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.tables.logged_table import LoggedTable
 from aerobee_store.tools import backup as module
 from aerobee_store.tools.backup import PARTIAL, backup
 from aerobee_store.tools.verify import verify
@@ -218,6 +220,46 @@ class TestStoreInUse:
         assert changed
         assert (tmp_path / "copy" / "config" / "consumerOffset.json").read_text() == "before"
         assert (tmp_path / "copy" / "config" / "topics.json").read_text() == "after"
+
+    @pytest.mark.parametrize(
+        "saved_after", ["topics.json.log.bak", "topics.json.log", "topics.json", "topics.json.bak"]
+    )
+    def test_a_table_whose_log_is_folded_meanwhile(
+        self, stored: Stored, tmp_path: Path, saved_after: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whichever file was copied last when the broker saved the table as a whole: the copy has every topic."""
+        config = stored.directory / "config"
+        config.mkdir()
+        table = LoggedTable(DiskFileSystem(), config / "topics.json")
+        topics: dict[str, object] = {}
+
+        def create(name: str, *, whole: bool = False) -> None:
+            topics[name] = Bean(topicName=name)
+            if whole:
+                table.save(lambda: Bean(dataVersion=Bean(counter=len(topics)), topicConfigTable=dict(topics)))
+            else:
+                table.append(table.encode(len(topics) - 1, Bean(counter=len(topics)), Bean({name: topics[name]})))
+
+        create("a", whole=True)
+        create("b")
+        create("c", whole=True)
+        create("d")
+        real = module._Backup._copy
+
+        def copy(self: module._Backup, source: Path, *, link: bool = False) -> bool:
+            there = real(self, source, link=link)
+            if source.name == saved_after and len(topics) == 4:
+                create("e", whole=True)
+                create("f")
+            return there
+
+        monkeypatch.setattr(module._Backup, "_copy", copy)
+        with MessageStore.open(stored.config):
+            backup(stored.directory, tmp_path / "copy")
+        assert len(topics) == 6
+        content = LoggedTable(DiskFileSystem(), tmp_path / "copy" / "config" / "topics.json").load()
+        assert isinstance(content, dict)
+        assert set(content["topicConfigTable"]) >= set("abcd")
 
     @pytest.mark.parametrize("name", ["consumerOffset.json", "topics.json"])
     @pytest.mark.parametrize("times", [1, 2, 5])

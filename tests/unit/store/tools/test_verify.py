@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,8 +19,12 @@ from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.queues.index_file import IndexService, file_size
 from aerobee_store.records import record
 from aerobee_store.records.properties import index_hash
+from aerobee_store.tables.java_json import Bean
 from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.tables.logged_table import LoggedTable
+from aerobee_store.tools.rebuild import batch_topics
 from aerobee_store.tools.repair import repair
+from aerobee_store.tools.store_files import StoreFiles
 from aerobee_store.tools.verify import VerifyReport, verify
 from tests.unit.store.tools.conftest import COUNT, Stored, message, snapshot
 
@@ -234,6 +239,26 @@ class TestQueues:
         assert report.findings == []
         assert report.records_of_deleted_topics == COUNT // 2
         assert report.not_looked_at == ["config"]
+
+    def test_topics_in_the_log_of_the_table(self, stored: Stored) -> None:
+        """A topic that was created or deleted since the table was last saved as a whole; damage of that log."""
+        shutil.rmtree(stored.directory / "consumequeue" / "B")
+        (stored.directory / "config").mkdir()
+        table = LoggedTable(DiskFileSystem(), stored.directory / "config" / "topics.json")
+        version = Bean(counter=1)
+        table.save(lambda: Bean(dataVersion=version, topicConfigTable={"A": Bean(), "B": Bean()}))
+        assert kinds(verify(stored.directory)) == ["unit-missing", "unit-missing"]
+        table.append(table.encode(1, Bean(counter=2), Bean(B=None)))
+        assert verify(stored.directory).findings == []
+        assert batch_topics(StoreFiles.find(stored.directory)) == set()
+        table.append(table.encode(2, Bean(counter=3), Bean(C=Bean(attributes=Bean({"queue.type": "BatchCQ"})))))
+        assert batch_topics(StoreFiles.find(stored.directory)) == {"C"}
+        assert verify(stored.directory).findings == []
+        log = stored.directory / "config" / "topics.json.log"
+        log.write_bytes(log.read_bytes().replace(b'"B"', b'"D"'))
+        assert [finding.path for finding in verify(stored.directory).findings if "configuration" in finding.kind] == [
+            "config/topics.json.log"
+        ]
 
     def test_a_topic_that_was_deleted_and_made_again(self, stored: Stored) -> None:
         """Records before the deletion need no units; those of the later topic do."""
