@@ -386,7 +386,9 @@ async def _listen(
         ),
         accumulation=accumulation,
         messages=MessageAdministration(store=store, tables=tables, deliveries=deliveries, send=send, clock=clock),
-        dead_letters=DeadLetterAdministration(store=store, tables=tables, counters=counters),
+        dead_letters=DeadLetterAdministration(
+            store=store, tables=tables, counters=counters, loop_share=deliveries.loop_share
+        ),
         configuration=ConfigurationAdministration(settings),
         status=StatusAdministration(
             config=config,
@@ -417,7 +419,7 @@ async def _listen(
         limits=limits,
         append=AppendProcessor(config, store, tables, counters),
         read=ReadProcessor(config, store, tables, deliveries.long_polling),
-        query=RecordQueryProcessor(store, tables),
+        query=RecordQueryProcessor(store, tables, deliveries.loop_share),
         offsets=OffsetsProcessor(store, tables),
         draining=draining,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Literal
@@ -230,30 +230,37 @@ class MessageReader:
         """As MessageStore.query."""
         found: list[Record] = []
         size = 0
-        seen: set[int] = set()
-        deleted_before = self._deleted.end_of(topic)
-        for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
-            if physical_offset in seen:
+        for physical_offset in self.places_of_key(topic, key, begin, end):
+            candidate = self.record_with_key(topic, key, physical_offset, begin, end)
+            if candidate is None:
                 continue
-            seen.add(physical_offset)
-            try:
-                candidate = self.record_at(physical_offset)
-            except (RecordNotFoundError, CorruptRecordError):
-                continue
-            if physical_offset < deleted_before or candidate.topic != topic:
-                continue
-            if not begin <= candidate.store_timestamp <= end:
-                continue
-            if candidate.transaction_type is TransactionType.ROLLBACK:
-                continue
-            if key == candidate.unique_key or key in candidate.keys:
-                size += candidate.size
-                if found and size > max_bytes:
-                    break
-                found.append(candidate)
-                if len(found) >= max_count:
-                    break
+            size += candidate.size
+            if found and size > max_bytes:
+                break
+            found.append(candidate)
+            if len(found) >= max_count:
+                break
         return sorted(found, key=lambda item: item.physical_offset)
+
+    def places_of_key(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+        """As MessageStore.places_of_key, for as long as the index is not changed."""
+        seen: set[int] = set()
+        for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
+            if physical_offset not in seen:
+                seen.add(physical_offset)
+                yield physical_offset
+
+    def record_with_key(self, topic: str, key: str, physical_offset: int, begin: int, end: int) -> Record | None:
+        """As MessageStore.record_with_key."""
+        try:
+            candidate = self.record_at(physical_offset)
+        except (RecordNotFoundError, CorruptRecordError):
+            return None
+        if physical_offset < self._deleted.end_of(topic) or candidate.topic != topic:
+            return None
+        if not begin <= candidate.store_timestamp <= end or candidate.transaction_type is TransactionType.ROLLBACK:
+            return None
+        return candidate if key == candidate.unique_key or key in candidate.keys else None
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Literal["lower", "upper"] = "lower"

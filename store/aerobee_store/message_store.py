@@ -508,9 +508,23 @@ class MessageStore:
         """The newest `max_count` messages of a topic that carry the key (or have it as message id), oldest first.
 
         Fewer if their records have more than `max_bytes`, but at least one.
-        `begin` and `end`: store times, inclusive. The key itself is compared, so hash collisions never show.
+        `begin` and `end`: store times, inclusive. The key itself is compared, so hash collisions never show; but of
+        a slot of the index at most the newest `index_file.LOOKED_MAX` entries are looked at, whatever their keys.
         """
         return self._reader.query(topic, key, max_count=max_count, max_bytes=max_bytes, begin=begin, end=end)
+
+    def places_of_key(self, topic: str, key: str, *, begin: int = 0, end: int = TIMESTAMP_MAX) -> list[int]:
+        """The physical offsets of the messages that `query` would look at, newest first: each for `record_with_key`.
+
+        Both are for who looks in several steps of the event loop. At most as many as `index_file.LOOKED_MAX`.
+        """
+        return list(self._reader.places_of_key(topic, key, begin, end))
+
+    def record_with_key(
+        self, topic: str, key: str, physical_offset: int, *, begin: int = 0, end: int = TIMESTAMP_MAX
+    ) -> Record | None:
+        """The message there, if `query` would bring it."""
+        return self._reader.record_with_key(topic, key, physical_offset, begin, end)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(first offset, offset behind the last message); (0, 0) for a queue that does not exist."""

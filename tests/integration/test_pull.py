@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.delivery import property_search
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.processors.pull import PullProcessor
 from aerobee_proto import v2
@@ -310,8 +311,9 @@ async def test_an_offset_that_expired(tmp_path: Path) -> None:
         await harness.stop()
 
 
-async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> None:
+async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many that do not pass: MESSAGE_NOT_FOUND in time, and the next pull goes on behind what was looked at."""
+    monkeypatch.setattr(property_search, "_WORK_MAX", 2 * 128)  # one property, one condition
     delivery = DeliveryConfig(poll_reserve_seconds=10)
     async with in_process_broker(tmp_path / "store", delivery=delivery) as broker:
         client = RawClient(broker.channel)
@@ -323,7 +325,7 @@ async def test_looking_for_what_passes_ends_with_the_call(tmp_path: Path) -> Non
             batch_size=2,
             filter_expression=v2.FilterExpression(type=SQL, expression="n = 149"),
         )
-        # Less than the reserve is left: one step of four reads, and an answer.
+        # Less than the reserve is left: one step, and an answer.
         call = client.stub.PullMessage(request, metadata=client.metadata, timeout=delivery.poll_reserve_seconds * 0.9)
         answers = [response async for response in call]
         assert [each.WhichOneof("content") for each in answers] == ["status", "next_offset"]

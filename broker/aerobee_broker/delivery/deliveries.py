@@ -49,6 +49,7 @@ from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueSt
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
+from aerobee_broker.loop_share import LoopShare, step_started
 from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicMessageType, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock
@@ -86,6 +87,8 @@ class Deliveries:
         self.long_polling = LongPolling(
             waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
         )
+        self.loop_share = LoopShare()
+        """For everything that searches, here and elsewhere."""
         self.stats = DeliveryStats()
         self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, config)
@@ -238,6 +241,7 @@ class Deliveries:
                     order=MessageGroupOrder if orderly else Priorities if by_priority else None,
                 )
                 is_last = loop.time() >= look_until
+                step = step_started()
                 queues = queue_set.queues(attempt)
                 received = self._receiving.take(queues, request, is_last=is_last)
                 more = queue_set.looked(queues) or received.more
@@ -260,7 +264,7 @@ class Deliveries:
                 if more:
                     if is_last:
                         return []  # somebody else was woken above
-                    await asyncio.sleep(0)
+                    await self.loop_share.pause(step, until=look_until)
                     continue
             if not await queue_set.wait(deadline - loop.time(), again=again):
                 return []

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from aerobee_broker.delivery.property_search import search
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_proto import v2
 from aerobee_store import MessageStore, ReadResult, Record
 
 if TYPE_CHECKING:
-    from aerobee_broker.delivery.sql_filter import Condition
+    from aerobee_broker.delivery.sql_filter import Expression
 
 _SQL = v2.FilterType.SQL
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
@@ -26,26 +27,27 @@ _CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: m
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """What is wanted. Both None: everything.
+    """What is wanted: messages with one of these tags, or those that fulfil the condition. Both None: everything.
 
     `tags` are for the store, which finds most of them in the queue without the log; `condition` needs the record.
     """
 
     tags: frozenset[str] | None = None
-    condition: Condition | None = None
+    condition: Expression | None = None
 
     @property
     def reads_per_step(self) -> int:
-        """How often a queue may be read before others get their turn: tags skip 800 messages a read, and cheaply."""
-        return 16 if self.condition is None else 4
+        """How often queues may be read in vain before others get their turn: tags skip 800 messages a read, and
+        cheaply; an expression skips so many that one read is a step."""
+        return 16 if self.condition is None else 1
 
     def passes(self, record: Record, group: str) -> bool:
         """Whether the consumer wants the message, and its group may have it."""
         return is_for(record, group) and self._passes(record)
 
     def _passes(self, record: Record) -> bool:
-        if self.condition is not None and self.condition(record.properties) is not True:
-            return False
+        if self.condition is not None:
+            return self.condition(record.properties) is True
         return self.tags is None or record.tag in self.tags
 
     def read(
@@ -69,12 +71,17 @@ class MessageFilter:
             if any(_ONLY_GROUP_BYTES in record.raw_properties for record in result.records):
                 return replace(result, records=[record for record in result.records if is_for(record, group)])
             return result
+        found = search(store, topic, queue_id, queue_offset, self.condition, count, max_bytes)
+        if found is not None:
+            return replace(found, records=[record for record in found.records if self.passes(record, group)])
         wider = max(count, _CONDITIONS_MIN)
-        result = store.read(topic, queue_id, queue_offset, max_count=wider, max_bytes=max_bytes, tags=self.tags)
+        result = store.read(topic, queue_id, queue_offset, max_count=wider, max_bytes=max_bytes)
         passing = [record for record in result.records if self.passes(record, group)]
         if len(passing) <= count:
             return replace(result, records=passing)
-        return replace(result, records=passing[:count], next_offset=passing[count].queue_offset)
+        end = passing[count].queue_offset
+        lost = end - queue_offset - sum(record.queue_offset < end for record in result.records)
+        return replace(result, records=passing[:count], next_offset=end, lost=lost)
 
 
 EVERYTHING: Final = MessageFilter()

@@ -76,6 +76,7 @@ class Received:
     needs_dead_letter_topic: bool = False
     more: bool = False  # stopped before the end: look again
     bytes_left: int = 0  # of records; below 0 by less than one of them
+    vain_reads_left: int = 0  # of new messages, of which the filter leaves all out
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class Receiving:
 
     def _take_any(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
         now_ms = self._clock.now_ms()
-        received = Received(bytes_left=request.bytes_max)
+        received = Received(bytes_left=request.bytes_max, vain_reads_left=request.wanted.reads_per_step)
         readings: dict[Queue, _Reading] = {}
         count = request.count
         for queue in queues:
@@ -154,6 +155,9 @@ class Receiving:
             if count <= 0 or received.bytes_left <= 0:
                 break
             if queue.delivery.cursor < self._subscriptions.end_of(queue):
+                if not received.vain_reads_left:
+                    received.more = True
+                    break
                 reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
                 before = len(reading.records)
                 received.more |= self._read_new(queue, reading, count, request.wanted, received)
@@ -410,7 +414,7 @@ class Receiving:
 
     def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter, received: Received) -> bool:
         """Read up to `count` messages that were never delivered; True if there may be more of them."""
-        for _ in range(wanted.reads_per_step):
+        while received.vain_reads_left:
             key, left = queue.key, min(received.bytes_left, READ_BYTES_MAX)
             offset = reading.cursor
             result = wanted.read(self._store, key.topic, key.queue_id, offset, count, key.group, max_bytes=left)
@@ -422,6 +426,7 @@ class Receiving:
             reading.records.extend(result.records)
             reading.cursor = result.next_offset
             count -= len(result.records)
+            received.vain_reads_left -= not result.records
             received.bytes_left -= sum(record.size for record in result.records)
             if result.next_offset >= result.max_offset:
                 return False

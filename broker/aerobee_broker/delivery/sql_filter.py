@@ -117,7 +117,20 @@ _TEXT_TESTS: Final[dict[str, Callable[[str, str], bool]]] = {
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 
 
-def compile_expression(expression: str) -> Condition:
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A compiled expression. Called with the properties of a message, it returns True, False, or None for unknown."""
+
+    evaluate: Condition
+    names: tuple[str, ...]
+    """Every property that the expression names: no other one decides."""
+    condition_count: int
+
+    def __call__(self, properties: Properties) -> bool | None:
+        return self.evaluate(properties)
+
+
+def compile_expression(expression: str) -> Expression:
     """What the expression says, as a function of the properties of a message.
 
     Raises InvalidRequestError with ILLEGAL_FILTER_EXPRESSION, which names the place and what is expected there.
@@ -128,7 +141,7 @@ def compile_expression(expression: str) -> Condition:
 
 
 @lru_cache(maxsize=128)
-def _compile(expression: str) -> Condition:
+def _compile(expression: str) -> Expression:
     if not expression.strip():
         _refuse(None, "it is empty; write a condition such as: price > 5, or choose FilterType TAG and `*` for all")
     try:
@@ -138,7 +151,9 @@ def _compile(expression: str) -> Condition:
     except UnexpectedToken as error:
         found = "the end" if error.token.type == "$END" else _quoted(str(error.token))
         _refuse(_end_of(expression) if error.token.type == "$END" else error, f"found {found}, expected {_told(error)}")
-    return _as_condition(result).evaluate
+    compiled = _as_condition(result)
+    names = {str(token) for token in _PARSER.lex(expression) if token.type == "NAME"}
+    return Expression(compiled.evaluate, tuple(sorted(names)), compiled.count)
 
 
 # --- What stands in an expression ---------------------------------------------------------------------------

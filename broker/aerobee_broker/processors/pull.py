@@ -21,6 +21,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import READ_BYTES_MAX, MessageFilter, filter_of
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
+from aerobee_broker.loop_share import step_started
 from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.processors.receive import duration_ms
 from aerobee_broker.tables.tables import Tables
@@ -123,6 +124,7 @@ class PullProcessor:
             if memory is not None and not memory.has_room():
                 await memory.room(max(0.0, reading.wait_until - loop.time()) + _ROOM_SECONDS)
             self._tables.topics.require(topic)  # it may have been deleted meanwhile
+            step = step_started()
             for _ in range(wanted.reads_per_step):
                 offset, size_max = reading.offset, self._bytes_max
                 result = wanted.read(self._store, topic, queue_id, offset, count, reading.group, max_bytes=size_max)
@@ -140,7 +142,7 @@ class PullProcessor:
                 if not await polling.wait(topic, reading.line, reading.client_id, seconds, queue_id=queue_id):
                     return []
             elif loop.time() < reading.look_until:
-                await asyncio.sleep(0)
+                await self._deliveries.loop_share.pause(step, until=reading.look_until)
             else:
                 return []
 

@@ -11,21 +11,20 @@ from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.loop_share import Steps
 from aerobee_broker.message_mapping import message_keys, timestamp_ms, to_wire_message
+from aerobee_broker.processors.key_query import ANSWER_SIZE_MAX, COUNT_MAX, find_by_key, find_by_message_id
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import light_topic_name
 from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
-from aerobee_store.errors import CorruptRecordError, InvalidMessageError, RecordNotFoundError
-from aerobee_store.records.properties import parse_offset_message_id
 from aerobee_store.records.record import Record
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 COUNT_DEFAULT: Final = 32
-COUNT_MAX: Final = 64  # as many as RocketMQ's index gives
-ANSWER_SIZE_MAX: Final = 4 << 20  # bytes of records: what clients take by default, and 30 ms of the event loop
 _TIME_MAX: Final = (1 << 63) - 1
+_STEP_SIZE: Final = 256 << 10  # bytes of records of one read
 _LOOKED_MAX: Final = 1000  # messages of a backlog that one answer looks at: a time range may fit none of them
 
 
@@ -36,8 +35,9 @@ class QueryProcessor:
         self._store = store
         self._tables = tables
         self._deliveries = deliveries
+        self._loop_share = deliveries.loop_share
 
-    def process(self, request: v2.ListMessageRequest, client: Client) -> v2.ListMessageResponse:
+    async def process(self, request: v2.ListMessageRequest, client: Client) -> v2.ListMessageResponse:
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
         count = min(max(request.max_message_nums or request.page_size or COUNT_DEFAULT, 1), COUNT_MAX)
         begin = timestamp_ms(request.begin_timestamp) if request.HasField("begin_timestamp") else 0
@@ -47,36 +47,49 @@ class QueryProcessor:
         scroll_id = ""
         match request.WhichOneof("search_key"):
             case "message_id":
-                records = by_message_id(self._store, topic, request.message_id)[:count]
+                found = await find_by_message_id(self._store, self._loop_share, topic, request.message_id)
+                records = found[:count]
             case "message_key":
-                found = self._store.query(
-                    topic, request.message_key, max_count=count, max_bytes=ANSWER_SIZE_MAX, begin=begin, end=end
+                found = await find_by_key(
+                    self._store,
+                    self._loop_share,
+                    topic,
+                    request.message_key,
+                    count_max=count,
+                    size_max=ANSWER_SIZE_MAX,
+                    begin=begin,
+                    end=end,
                 )
                 records = [record for record in found if request.message_key in message_keys(record.properties)]
             case None:
-                records, scroll_id = self._by_time(topic, request, count, begin, end)
+                records, scroll_id = await self._by_time(topic, request, count, begin, end)
             case "lite_topic":
                 check_lite_topic(request.lite_topic)
                 light = light_topic_name(topic, request.lite_topic)
-                records, scroll_id = self._by_time(light, request, count, begin, end)
+                records, scroll_id = await self._by_time(light, request, count, begin, end)
             case "subscription":
                 group = group_name(v2.Resource(name=request.subscription), client)
                 group = self._tables.groups.require(group).name
-                records, scroll_id = self._unfinished(topic, group, request, count, begin, end)
+                records, scroll_id = await self._unfinished(topic, group, request, count, begin, end)
             case other:
                 assert_never(other)
         if request.WhichOneof("search_key") in ("message_id", "message_key"):
             records = _newest(records)
-        messages = [to_wire_message(record, request.topic) for record in records]
-        return v2.ListMessageResponse(status=_OK, messages=messages, scroll_id=scroll_id)
+        response = v2.ListMessageResponse(status=_OK, scroll_id=scroll_id)
+        steps = Steps(self._loop_share)
+        for record in records:
+            response.messages.append(to_wire_message(record, request.topic))
+            await steps.did(record.size)
+        return response
 
-    def _unfinished(
+    async def _unfinished(
         self, topic: str, group: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
         """What the group has in flight or ready, queue after queue, and a scroll id as that of `_by_time`."""
         first_queue, first_offset = parse_scroll_id(request.scroll_id)
         records: list[Record] = []
         size, looked = 0, _LOOKED_MAX
+        steps = Steps(self._loop_share)
         for status in sorted(self._deliveries.status(group), key=lambda status: status.queue_id):
             queue_id = status.queue_id
             if status.topic != topic or queue_id < first_queue:
@@ -93,13 +106,15 @@ class QueryProcessor:
                 if not looked or len(records) >= count or size >= ANSWER_SIZE_MAX:
                     return records, f"{queue_id}-{offset}"
                 looked -= 1
-                for record in self._store.read(topic, queue_id, offset, max_count=1).records:
+                read = self._store.read(topic, queue_id, offset, max_count=1).records
+                for record in read:
                     if record.queue_offset == offset and begin <= record.store_timestamp <= end:
                         records.append(record)
                         size += record.size
+                await steps.did(sum(record.size for record in read))
         return records, ""
 
-    def _by_time(
+    async def _by_time(
         self, topic: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
         """Records queue after queue, and the scroll id to go on with: `<queue id>-<queue offset>`, empty at the end."""
@@ -109,14 +124,16 @@ class QueryProcessor:
         first_queue, first_offset = parse_scroll_id(request.scroll_id)
         records: list[Record] = []
         size = 0
+        steps = Steps(self._loop_share)
         for queue_id in queue_ids:
             if queue_id < first_queue:
                 continue
+            await steps.did(0)
             offset = self._store.offset_by_time(topic, queue_id, begin) if begin else 0
             if queue_id == first_queue:
                 offset = max(offset, first_offset)
             while len(records) < count and size < ANSWER_SIZE_MAX:
-                left = ANSWER_SIZE_MAX - size
+                left = min(ANSWER_SIZE_MAX - size, _STEP_SIZE)
                 result = self._store.read(topic, queue_id, offset, max_count=count - len(records), max_bytes=left)
                 if offset < result.min_offset:
                     offset = result.min_offset
@@ -127,25 +144,10 @@ class QueryProcessor:
                 if result.next_offset <= offset or len(in_time) < len(result.records):
                     break  # the end of the queue, or of the time range
                 offset = result.next_offset
+                await steps.did(sum(record.size for record in result.records))
             else:
                 return records, f"{queue_id}-{offset}"
         return records, ""
-
-
-def by_message_id(store: MessageStore, topic: str, message_id: str) -> list[Record]:
-    """What the topic has of this id, the producer's or the server's. Raises InvalidRequestError if it is blank."""
-    if not message_id.strip():
-        raise InvalidRequestError(v2.Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the id of a message")
-    found = store.query(topic, message_id, max_count=COUNT_MAX, max_bytes=ANSWER_SIZE_MAX)
-    records = [record for record in found if record.unique_key == message_id]
-    if not records:
-        try:  # RocketMQ's consoles show the server's id, which says where the record lies
-            _, physical_offset = parse_offset_message_id(message_id)
-            record = store.record_at(physical_offset)
-        except (InvalidMessageError, RecordNotFoundError, CorruptRecordError):
-            return []
-        records = [record] if record.topic == topic else []
-    return records
 
 
 def _newest(records: list[Record]) -> list[Record]:

@@ -12,6 +12,7 @@ from typing import Final
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
+from aerobee_broker.loop_share import step_started
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.remoting.clients import RemotingClients, Subscription
 from aerobee_broker.remoting.codes import Answer
@@ -93,6 +94,7 @@ class PullRequests:
         begin = offset
         first = True
         while True:
+            step = step_started()
             result = self._look(group, topic, queue_id, offset, count, size_max, wanted)
             low, high = result.min_offset, result.max_offset
             status = result.status if result.records or result.status != "found" else "no-match"
@@ -100,6 +102,7 @@ class PullRequests:
                 case "found":
                     return self._found(group, topic, result)
                 case "no-match":
+                    await self._deliveries.loop_share.pause(step)  # the client asks again at once
                     if first or not held.seconds_left:
                         return self._answer(Answer.PULL_RETRY_IMMEDIATELY, result.next_offset, low, high, status)
                     offset = result.next_offset

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
-from aerobee_broker.processors.query import COUNT_MAX
+from aerobee_broker.loop_share import LoopShare, Steps
+from aerobee_broker.processors.key_query import COUNT_MAX, find_by_key
 from aerobee_broker.remoting.codes import Answer
 from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.errors import RemotingError
@@ -19,8 +21,9 @@ _ANSWER_SIZE_MAX: Final = 12 << 20  # bytes of records: less than a frame
 class QueryRequests:
     """Answers QUERY_MESSAGE and VIEW_MESSAGE_BY_ID."""
 
-    def __init__(self, store: MessageStore, tables: Tables) -> None:
+    def __init__(self, store: MessageStore, tables: Tables, loop_share: LoopShare) -> None:
         self._store = store
+        self._loop_share = loop_share
         self._tables = tables
 
     async def by_key(self, request: Command, _: Connection) -> Command:
@@ -28,14 +31,26 @@ class QueryRequests:
         topic, key = text(request, "topic"), text(request, "key")
         count = min(max(integer(request, "maxNum", bits=32), 1), COUNT_MAX)
         begin, end = max(integer(request, "beginTimestamp"), 0), integer(request, "endTimestamp")
-        records = self._store.query(topic, key, max_count=count, max_bytes=_ANSWER_SIZE_MAX, begin=begin, end=end)
+        records = await find_by_key(
+            self._store,
+            self._loop_share,
+            topic,
+            key,
+            count_max=count,
+            size_max=_ANSWER_SIZE_MAX,
+            begin=begin,
+            end=end,
+        )
+        steps = Steps(self._loop_share)
         parts: list[bytes] = []
         size = 0
         for record in reversed(records):
             size += record.size
             if parts and size > _ANSWER_SIZE_MAX:
                 break
-            parts.append(self._store.record_bytes(record))
+            with suppress(RecordNotFoundError):  # retention was faster
+                parts.append(self._store.record_bytes(record))
+            await steps.did(record.size)
         if not parts:
             raise RemotingError(Answer.QUERY_NOT_FOUND, f"topic {topic!r} has no message with key {key[:80]!r}")
         fields = {

@@ -84,7 +84,7 @@ class RemotingService:
         send = SendRequests(config, store, tables, counters, clock, transactions, timer, level_delay)
         retry = RetryRequests(store, tables, send, level_delay)
         decisions = TransactionRequests(store, transactions, self.clients, counters)
-        queries = QueryRequests(store, tables)
+        queries = QueryRequests(store, tables, deliveries.loop_share)
         replies = ReplyRequests(config, self.clients, send, clock)
         name_server = NameServerRequests(
             self._routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": config.name}

@@ -70,7 +70,7 @@ class AdminService:
         )
 
     async def _query_message(self, request: v2.ListMessageRequest, client: Client) -> v2.ListMessageResponse:
-        return self._query.process(request, client)
+        return await self._query.process(request, client)
 
     async def _change_log_level(self, request: v2.ChangeLogLevelRequest, client: Client) -> v2.ChangeLogLevelResponse:
         level = _LEVELS[request.level] if 0 <= request.level < len(_LEVELS) else "INFO"

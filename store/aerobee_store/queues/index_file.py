@@ -28,7 +28,7 @@ target first, and a header of zeros says that the file is empty.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,9 @@ ENTRY_DTYPE: Final = np.dtype(
 _SLOT: Final = struct.Struct(">i")
 _SECONDS_MAX: Final = 0x7FFFFFFF
 _RESERVE_ENTRIES: Final = 1 << 20  # 20 MiB of entries at once
+LOOKED_MAX: Final = 1 << 16
+"""Entries that one search looks at: about 30 ms. A sound slot has a few; keys that were made to share one can be more.
+"""
 # Below this many keys a loop over `struct` calls is faster than the fixed cost of numpy's (measured: about 40 keys).
 _VECTOR_MIN: Final = 48
 
@@ -123,18 +126,20 @@ class IndexFile:
         self.dirty = True
         return count
 
-    def find(self, key_hash: int, begin: int, end: int) -> Iterator[int]:
+    def find(self, key_hash: int, begin: int, end: int, looked_max: int) -> Generator[int, None, int]:
         """The physical offsets of entries with this hash, newest first, stored in [begin, end] as far as seconds tell.
+
+        Looks at up to `looked_max` entries, and returns at how many it has looked.
 
         Other keys may have the same hash: whoever asks compares the key. The times are exact to a second, and two more
         for the file whose first entry is dated by its predecessor; so nothing that lies in the range is left out.
         """
         if self.is_empty or end < self.begin_timestamp - 2000 or begin > self.end_timestamp + 1000:
-            return
+            return 0
         number = int(self._slots[key_hash % self.slot_count])
-        for _ in range(self.next_entry):  # a damaged chain cannot run for ever
+        for looked in range(looked_max):
             if not 0 < number < self.next_entry:
-                return
+                return looked
             found, physical_offset, seconds, previous = ENTRY.unpack_from(
                 self._view, self._entries_position + ENTRY_SIZE * number
             )
@@ -143,8 +148,9 @@ class IndexFile:
                 if begin - 1000 <= stored <= end + 2000 or seconds == 0:
                     yield physical_offset
             if previous >= number:
-                return
+                return looked + 1  # damaged: a chain leads back
             number = previous
+        return looked_max
 
     def synced_before(self, timestamp: int) -> int:
         """Physical offset of the first entry that may be younger than `timestamp`; 0 if that is the first of all."""
@@ -368,9 +374,12 @@ class IndexService:
                 begin += self.files[-1].put(key_hashes, physical_offsets, timestamps)
 
     def find(self, key_hash: int, begin: int, end: int) -> Iterator[int]:
-        """The physical offsets of entries with this hash, newest first."""
+        """The physical offsets of entries with this hash, newest first, of at most LOOKED_MAX entries in its slots."""
+        left = LOOKED_MAX
         for file in reversed(self.files):
-            yield from file.find(key_hash, begin, end)
+            left -= yield from file.find(key_hash, begin, end, left)
+            if left <= 0:
+                return
 
     def truncate(self, end: int) -> None:
         """Drop everything about records at or behind physical offset `end`."""

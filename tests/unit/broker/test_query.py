@@ -48,11 +48,11 @@ async def test_a_query_by_key_keeps_the_newest_that_fit(
 ) -> None:
     """Above the size of an answer the older messages are left out; one is always given."""
     request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), message_key="k", max_message_nums=64)
-    assert numbers(processor.process(request, Client("test"))) == list(range(COUNT))
+    assert numbers(await processor.process(request, Client("test"))) == list(range(COUNT))
     monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 5000)
-    assert numbers(processor.process(request, Client("test"))) == [16, 17, 18, 19]
+    assert numbers(await processor.process(request, Client("test"))) == [16, 17, 18, 19]
     monkeypatch.setattr(query, "ANSWER_SIZE_MAX", 10)
-    assert numbers(processor.process(request, Client("test"))) == [19]
+    assert numbers(await processor.process(request, Client("test"))) == [19]
 
 
 async def test_a_query_by_time_goes_on_where_the_answer_was_full(
@@ -63,7 +63,7 @@ async def test_a_query_by_time_goes_on_where_the_answer_was_full(
     request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), max_message_nums=64)
     found: list[int] = []
     for _ in range(COUNT):
-        response = processor.process(request, Client("test"))
+        response = await processor.process(request, Client("test"))
         assert len(response.messages) <= 4
         found += numbers(response)
         if not response.scroll_id:
@@ -84,5 +84,5 @@ async def test_no_more_is_read_than_an_answer_holds(processor: QueryProcessor, m
 
     monkeypatch.setattr(MessageReader, "record_at", counted)
     request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), message_key="k", max_message_nums=64)
-    assert numbers(processor.process(request, Client("test"))) == [17, 18, 19]
+    assert numbers(await processor.process(request, Client("test"))) == [17, 18, 19]
     assert len(read) <= 4

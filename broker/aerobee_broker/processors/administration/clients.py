@@ -18,7 +18,7 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
 from aerobee_broker.message_mapping import to_wire_message
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
-from aerobee_broker.processors.query import by_message_id
+from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import split_light_topic_name
@@ -181,7 +181,7 @@ class ClientAdministration:
         """Admin.VerifyMessage: the listener of a push consumer gets the message; nothing is acknowledged or counted."""
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
         found = self._connected(request.client_id, group_name(request.group, client))
-        records = by_message_id(self._store, topic, request.message_id)
+        records = await find_by_message_id(self._store, self._deliveries.loop_share, topic, request.message_id)
         if not records:
             raise InvalidRequestError(
                 v2.Code.MESSAGE_NOT_FOUND, f"no message {request.message_id[:200]!r} in topic {topic!r}; check the id"

@@ -14,10 +14,11 @@ from typing import Final
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.delivery.filters import ONLY_GROUP
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
+from aerobee_broker.loop_share import LoopShare
 from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
-from aerobee_broker.processors.query import by_message_id
+from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
 from aerobee_broker.timer.timer import TIMER_ORIGIN
@@ -47,8 +48,9 @@ _ENDED: Final = (
 class DeadLetterAdministration:
     """One method an RPC."""
 
-    def __init__(self, *, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
+    def __init__(self, *, store: MessageStore, tables: Tables, counters: BrokerCounters, loop_share: LoopShare) -> None:
         self._store = store
+        self._loop_share = loop_share
         self._tables = tables
         self._counters = counters
         self._turns = 0
@@ -85,11 +87,8 @@ class DeadLetterAdministration:
         if begin > end:
             raise InvalidRequestError(v2.Code.BAD_REQUEST, "begin_timestamp is after end_timestamp; swap them")
         if request.message_id:
-            found = [
-                record
-                for record in by_message_id(self._store, topic, request.message_id)
-                if begin <= record.store_timestamp <= end
-            ]
+            found = await find_by_message_id(self._store, self._loop_share, topic, request.message_id)
+            found = [record for record in found if begin <= record.store_timestamp <= end]
             token = ""
         else:
             found, token = self._page(topic, begin, end, page_count(request.page_size, default=_PAGE_COUNT), request)

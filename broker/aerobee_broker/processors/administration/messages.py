@@ -26,7 +26,7 @@ from aerobee_broker.errors import InvalidRequestError, JournalFormatError
 from aerobee_broker.message_mapping import LITE_TOPIC, TRANSACTION, to_wire_message
 from aerobee_broker.processors.administration.dead_letters import find_resent
 from aerobee_broker.processors.administration.wire import OK, resource, timestamp
-from aerobee_broker.processors.query import by_message_id
+from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables
@@ -103,7 +103,7 @@ class MessageAdministration:
         if request.group:
             self._tables.groups.require(request.group)
         timelines = []
-        for record in self._records(request, topic):
+        for record in await self._records(request, topic):
             if record.topic == topic:
                 timelines.append(await self._timeline(record, request))
             else:
@@ -116,7 +116,7 @@ class MessageAdministration:
             )
         return admin_v1.DescribeMessageResponse(status=OK, timelines=timelines)
 
-    def _records(self, request: admin_v1.DescribeMessageRequest, topic: str) -> list[Record]:
+    async def _records(self, request: admin_v1.DescribeMessageRequest, topic: str) -> list[Record]:
         """In the topic; or else where the message waits to get there, or ended before it did."""
         if request.HasField("queue_id") and request.HasField("queue_offset"):
             found = self._store.read(topic, request.queue_id, request.queue_offset, max_count=1).records
@@ -125,7 +125,7 @@ class MessageAdministration:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST, "no message is named; give message_id, or queue_id and queue_offset"
             )
-        if found := by_message_id(self._store, topic, request.message_id):
+        if found := await find_by_message_id(self._store, self._deliveries.loop_share, topic, request.message_id):
             return found[-_COPIES_MAX:]
         for system_topic in (TIMER_TOPIC, HALF_TOPIC):
             if found := self._waiting(system_topic, topic, request.message_id):

@@ -9,8 +9,10 @@ import numpy as np
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.loop_share import LoopShare
 from aerobee_broker.message_mapping import timestamp_ms
-from aerobee_broker.processors.query import by_message_id, parse_scroll_id
+from aerobee_broker.processors.key_query import find_by_key, find_by_message_id
+from aerobee_broker.processors.query import parse_scroll_id
 from aerobee_broker.processors.records.read import FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX, SIZE_DTYPE, check_readable
 from aerobee_broker.tables.tables import Tables
 from aerobee_proto import records_v1, v2
@@ -26,8 +28,9 @@ _TIME_MAX: Final = (1 << 63) - 1
 class QueryProcessor:
     """Answers QueryRecords. Raises what `services.errors` knows as status codes."""
 
-    def __init__(self, store: MessageStore, tables: Tables) -> None:
+    def __init__(self, store: MessageStore, tables: Tables, loop_share: LoopShare) -> None:
         self._store = store
+        self._loop_share = loop_share
         self._tables = tables
 
     async def process(self, request: records_v1.QueryRecordsRequest, client: Client) -> records_v1.QueryRecordsResponse:
@@ -43,10 +46,18 @@ class QueryProcessor:
         size_max = min(max(request.bytes_max, 0) or FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX)
         token = ""
         if request.message_id:
-            pieces = self._bytes_of(by_message_id(self._store, topic.name, request.message_id)[-count:], size_max)
+            found = await find_by_message_id(self._store, self._loop_share, topic.name, request.message_id)
+            pieces = self._bytes_of(found[-count:], size_max)
         elif request.key:
-            found = self._store.query(
-                topic.name, request.key, max_count=count, max_bytes=size_max, begin=begin, end=end
+            found = await find_by_key(
+                self._store,
+                self._loop_share,
+                topic.name,
+                request.key,
+                count_max=count,
+                size_max=size_max,
+                begin=begin,
+                end=end,
             )
             pieces = self._bytes_of(found, size_max)
         elif request.HasField("begin") or request.HasField("end"):

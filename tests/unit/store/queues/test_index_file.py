@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from aerobee_store import StoreDirectoryError
+from aerobee_store.queues import index_file
 from aerobee_store.queues.index_file import HEADER_SIZE, IndexService, file_size
 from aerobee_store.testing import MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY
@@ -60,6 +61,20 @@ def test_keys_that_share_a_slot_are_kept_apart() -> None:
     index = service(MemoryFileSystem())
     index.put([3, 3 + SLOTS, 3, 3 + 2 * SLOTS], [0, 100, 200, 300], [NOW] * 4, NOW)
     assert (found(index, 3), found(index, 3 + SLOTS), found(index, 3 + 3 * SLOTS)) == ([2, 0], [1], [])
+
+
+def test_a_search_looks_at_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that were made to share a slot cost a search no more than the bound, over all files; the newest come."""
+    index = service(MemoryFileSystem())
+    count = 3 * ENTRIES
+    index.put([3] * count, [100 * n for n in range(count)], [NOW] * count, NOW)
+    assert found(index, 3) == list(range(count))[::-1]
+    for bound in (1, ENTRIES - 1, ENTRIES + 5):
+        monkeypatch.setattr(index_file, "LOOKED_MAX", bound)
+        assert found(index, 3) == list(range(count - bound, count))[::-1]
+    monkeypatch.setattr(index_file, "LOOKED_MAX", 2)
+    index.put([3 + SLOTS, 3 + SLOTS], [100 * count, 100 * count], [NOW, NOW], NOW)
+    assert found(index, 3) == [], "entries of other keys count, too"
 
 
 def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> None:

@@ -1,0 +1,64 @@
+"""Finds messages by key or id, in steps of the event loop."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.loop_share import LoopShare, Steps
+from aerobee_proto import v2
+from aerobee_store import MessageStore
+from aerobee_store.errors import CorruptRecordError, InvalidMessageError, RecordNotFoundError
+from aerobee_store.records.properties import parse_offset_message_id
+from aerobee_store.records.record import Record
+
+COUNT_MAX: Final = 64  # as many as RocketMQ's index gives
+ANSWER_SIZE_MAX: Final = 4 << 20  # bytes of records: what clients take by default
+_TIME_MAX: Final = (1 << 63) - 1
+
+
+async def find_by_key(
+    store: MessageStore,
+    loop_share: LoopShare,
+    topic: str,
+    key: str,
+    *,
+    count_max: int,
+    size_max: int,
+    begin: int = 0,
+    end: int = _TIME_MAX,
+) -> list[Record]:
+    """What `MessageStore.query` brings: the newest messages with the key, oldest first.
+
+    Many may share a slot of the index with the key, and one answer may have megabytes. So others get their turn.
+    """
+    steps = Steps(loop_share)
+    found: list[Record] = []
+    size = 0
+    for physical_offset in store.places_of_key(topic, key, begin=begin, end=end):
+        record = store.record_with_key(topic, key, physical_offset, begin=begin, end=end)
+        if record is not None:
+            size += record.size
+            if found and size > size_max:
+                break
+            found.append(record)
+            if len(found) >= count_max:
+                break
+        await steps.did(0 if record is None else record.size)
+    return sorted(found, key=lambda record: record.physical_offset)
+
+
+async def find_by_message_id(store: MessageStore, loop_share: LoopShare, topic: str, message_id: str) -> list[Record]:
+    """What the topic has of this id, the producer's or the server's. Raises InvalidRequestError if it is blank."""
+    if not message_id.strip():
+        raise InvalidRequestError(v2.Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the id of a message")
+    found = await find_by_key(store, loop_share, topic, message_id, count_max=COUNT_MAX, size_max=ANSWER_SIZE_MAX)
+    records = [record for record in found if record.unique_key == message_id]
+    if not records:
+        try:  # RocketMQ's consoles show the server's id, which says where the record lies
+            _, physical_offset = parse_offset_message_id(message_id)
+            record = store.record_at(physical_offset)
+        except (InvalidMessageError, RecordNotFoundError, CorruptRecordError):
+            return []
+        records = [record] if record.topic == topic else []
+    return records

@@ -1,0 +1,56 @@
+"""The share of the event loop that long work may use."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aerobee_broker.loop_share import LoopShare, step_started
+
+
+def test_long_work_of_many_has_one_share() -> None:
+    """Whether one client makes the steps or ten take turns: with a share of a quarter, a second takes four."""
+    for clients in (1, 10):
+        share = LoopShare(0.25)
+        ready = [0.0] * clients  # when each may make its next step
+        used = 0.0
+        while used < 1.0:
+            now = min(ready)
+            used += 0.005
+            ready[ready.index(now)] = now + 0.005 + max(0.0, share.wait_after(0.005, now + 0.005))
+        assert min(ready) == pytest.approx(4.0, rel=0.1), clients
+
+
+def test_short_work_after_a_quiet_time_does_not_wait() -> None:
+    """A step or two of some milliseconds cost nobody a pause; more of them do."""
+    share = LoopShare(0.25)
+    now = 1000.0
+    assert share.wait_after(0.005, now) <= 0
+    assert share.wait_after(0.005, now) <= 0
+    assert share.wait_after(0.1, now) > 0.3
+    assert share.wait_after(0.005, now + 10) <= 0, "a quiet time pays for what was used"
+
+
+def test_a_quiet_time_is_not_saved_up() -> None:
+    """After an hour without long work its first second is shared as always."""
+    share = LoopShare(0.25)
+    assert share.wait_after(1.0, 3600.0) > 3.8
+
+
+async def test_a_pause_lets_others_run_and_ends_at_the_given_time() -> None:
+    """Others get their turn in each pause; one that would be too long ends at `until`."""
+    share = LoopShare(0.25)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        turns += 1
+
+    task = asyncio.create_task(other())
+    await share.pause(step_started())
+    assert turns == 1
+    await task
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(60):
+        await share.pause(step_started() - 1000.0, until=loop.time() + 0.01)
