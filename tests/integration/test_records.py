@@ -186,10 +186,10 @@ REFUSED: dict[str, tuple[list[Message], int, str]] = {
 
 
 async def test_what_is_refused(records: Records) -> None:
-    """Each with its reason, also behind good records, and nothing is stored."""
+    """Each with its reason, also behind good records and several times alike, and nothing is stored."""
     for kind, (messages, code, text) in REFUSED.items():
-        for before in (0, 5) if messages else (0,):
-            answer = await records.append(b"".join(packed([*some(before), *messages])))
+        for before, times in ((0, 1), (5, 1), (0, 9)) if messages else ((0, 1),):
+            answer = await records.append(b"".join(packed([*some(before), *messages * times])))
             assert (kind, answer.status.code) == (kind, code), answer.status.message
             assert text in answer.status.message, kind
             if messages:

@@ -158,8 +158,27 @@ class MessageReader:
             self.size += len(data)
             if self.size < self._missing:
                 return []
+            if self._missing > PREFIX_SIZE and len(self._parts[0]) >= PREFIX_SIZE and not self._parts[0][0]:
+                return self._joined(data)
             data = b"".join(self._parts)
             self._parts.clear()
+        return self._split(data)
+
+    def _joined(self, data: bytes) -> list[bytes]:
+        """The message that is complete with `data`, its last part, and those behind it. It is copied once."""
+        rest = self.size - self._missing
+        parts: list[bytes | memoryview] = [*self._parts]
+        parts[0] = memoryview(self._parts[0])[PREFIX_SIZE:]
+        if rest:
+            parts[-1] = memoryview(data)[: len(data) - rest]
+        self._parts.clear()
+        self.size = 0
+        self._missing = PREFIX_SIZE
+        message = b"".join(parts)
+        return [message, *self._split(data[len(data) - rest :])] if rest else [message]
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """The messages in `data`, which begins with one; what is left is kept."""
         messages: list[bytes] = []
         begin, size = 0, len(data)
         missing = PREFIX_SIZE

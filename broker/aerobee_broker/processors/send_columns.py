@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from aerobee_broker.message_mapping import LAST_MS, RESERVED_NAMES
-from aerobee_broker.processors.wire_columns import Field, Wire, varint, varints_of_run
+from aerobee_broker.processors.wire_columns import Field, Wire, read_varint, varint, varints_of_run
 from aerobee_proto import v2
 from aerobee_store.records.record_columns import Booleans, Integers, all_true
 
@@ -30,6 +30,7 @@ _MESSAGES: Final = 0x0A
 _TOPIC, _USER_PROPERTIES, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
 _TAG, _KEYS, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST = 0x0A, 0x12, 0x1A, 0x28, 0x30, 0x3A, 0x42
 _SECONDS, _NANOS = 0x08, 0x10
+_HEAD_SIZE: Final = 3  # tag and size of a message of up to 16 KiB; of a smaller one also its first byte
 _NAME, _VALUE = 0x0A, 0x12
 _OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTIES, _SYSTEM, _BODY})
 _OF_SYSTEM: Final = frozenset({_TAG, _KEYS, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST})
@@ -130,28 +131,25 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
     begins: list[int] = []
     ends: list[int] = []
     position = 0
+    known: dict[bytes, tuple[int, int]] = {}  # messages have few sizes, so few heads
     try:
         while position < size:
-            if data[position] != _MESSAGES or len(ends) == COUNT_MAX:
-                return None
-            length = data[position + 1]
-            position += 2
-            if length > 0x7F:
-                length &= 0x7F
-                shift = 7
-                while True:
-                    byte = data[position]
-                    position += 1
-                    length |= (byte & 0x7F) << shift
-                    if byte < 0x80 or shift > 28:
-                        break
-                    shift += 7
+            head = data[position : position + _HEAD_SIZE]
+            found = known.get(head)
+            if found is None:
+                if head[0] != _MESSAGES or len(ends) == COUNT_MAX:
+                    return None
+                length, begin = read_varint(data, position + 1)
+                found = begin - position, length
+                if found[0] <= _HEAD_SIZE:
+                    known[head] = found
+            position += found[0]
             begins.append(position)
-            position += length
+            position += found[1]
             ends.append(position)
     except IndexError:
         return None
-    if position != size or len(ends) < COUNT_MIN:
+    if position != size or not COUNT_MIN <= len(ends) <= COUNT_MAX:
         return None
     return np.array(begins, np.int64), np.array(ends, np.int64)
 

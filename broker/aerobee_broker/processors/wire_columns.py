@@ -131,6 +131,19 @@ def varint(value: int) -> bytes:
     return bytes(parts)
 
 
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A number of at most five bytes, and where it ends; a larger one is too large for whatever it stands for.
+    IndexError if the bytes end before it does."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift > 28:
+            return value, position
+        shift += 7
+
+
 def varints_of_run(first: int, count: int) -> list[bytes]:
     """`first` and the numbers that follow it, each on the wire."""
     found: list[bytes] = []

@@ -153,9 +153,12 @@ def may_name_queues(message: Message) -> bool:
 
 def names_queues(batch: RecordBatch) -> bool:
     """Whether a record of the batch names queues, or has offsets in them. Nearly always one search is enough."""
+    names = (properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET)
+    common = batch.common_property_names()
+    if common is not None:
+        return any(name.encode() in common for name in names)
     if not (batch.properties_contain(_RARE_BYTE) and batch.properties_contain(_BYTES_NAME)):
         return False
-    names = (properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET)
     return any(value is not None for name in names for value in batch.property_bytes(name))
 
 

@@ -7,6 +7,7 @@ three numbers. Values are hashed as a matrix of bytes, a row a value.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, Final
 
@@ -28,7 +29,6 @@ _NOT_ASCII: Final = np.uint64(0x8080808080808080)
 _WORD: Final = 8
 # The last three bytes of a name, of the eight that are taken: no property has a shorter name that is of interest.
 _SUFFIX: Final = np.uint64(int.from_bytes(bytes(_WORD - 3) + b"\xff" * 3, sys.byteorder))
-_ORDINARY: Final = bytes(byte for byte in range(0x20, 0x100) if byte != 0x7F)
 _PADDING: Final = bytes(_HASH_WIDTH_MAX)
 _ASSIGN: Final = property_codec.NAME_SEPARATOR.encode()
 _CLOSE: Final = property_codec.PROPERTY_SEPARATOR.encode()
@@ -195,7 +195,7 @@ class PropertyPairs:
             pairs = first.split(_CLOSE)
             if pairs[-1] == b"" and all(all(pair.partition(_ASSIGN)) for pair in pairs[:-1]):
                 separators = (2 * len(pairs) - 1) * len(self._sizes)
-                if len(text.translate(None, _ORDINARY)) == len(_PADDING) + len(_CLOSE) + separators:
+                if np.count_nonzero(data - np.uint8(0x20) > 0x7E - 0x20) == separators:  # below 0x20 wraps around
                     return None
         places = (data < 0x20).nonzero()[0]
         values = data[places]
@@ -246,6 +246,10 @@ class PropertyPairs:
             if name in names:
                 return row, name
         return None
+
+    def common_names(self) -> Collection[bytes] | None:
+        """The names of the properties, if all strings have the same names at the same places."""
+        return self._common_places()
 
     def counts(self) -> Integers:
         """How many properties each string has."""

@@ -10,6 +10,7 @@ How they are found is told in record_columns.py, how their properties are read i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -324,6 +325,14 @@ class RecordBatch:
     def properties_contain(self, part: bytes) -> bool:
         """Whether these bytes are anywhere in the property strings: one fast search in all of them."""
         return part in self._property_pairs().text
+
+    def common_property_names(self) -> Collection[bytes] | None:
+        """The names of the properties, if all records have the same names at the same places. None for no records."""
+        return self._property_pairs().common_names() if len(self) else None
+
+    def common_value(self, name: str) -> bytes | None:
+        """The value of a property that all records have, at the same place and with this value; else None."""
+        return self._property_pairs().value_of_all(name) if len(self) else None
 
     def first_malformed_properties(self) -> int | None:
         """The number of the first record whose properties no sender may have: see PropertyPairs.first_malformed."""

@@ -17,6 +17,7 @@ from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.records.checks import check_records
 from aerobee_broker.processors.records.read import SIZE_DTYPE
+from aerobee_broker.processors.wire_columns import read_varint
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import records_v1, v2
@@ -64,11 +65,11 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
         while position < end:
             tag = data[position]
             if tag == _QUEUE_ID:
-                queue_id, position = _varint(data, position + 1)
+                queue_id, position = read_varint(data, position + 1)
                 if queue_id > 0x7FFFFFFF:
                     return None  # negative, or too large
             elif tag in _BYTES and tag not in found:
-                size, position = _varint(data, position + 1)
+                size, position = read_varint(data, position + 1)
                 found[tag] = view[position : position + size]
                 position += size
             else:
@@ -82,18 +83,6 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
     except DecodeError:
         return None
     return AppendRequest(topic, queue_id, found[_RECORDS], found.get(_SIZES, b""))
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of at most five bytes, and where it ends; a larger one is too large for whatever it stands for."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 28:
-            return value, position
-        shift += 7
 
 
 class AppendProcessor:

@@ -112,6 +112,9 @@ def _check_sizes(batch: RecordBatch, limits: LimitsConfig) -> None:
 
 
 def _check_tags(batch: RecordBatch) -> None:
+    common = batch.common_value(p.TAGS)
+    if common is not None and b"|" not in common and not common.startswith(b" ") and common.isascii():
+        return
     if not batch.properties_contain(b"|") and not batch.properties_contain(b"TAGS\x01 "):
         return
     for row, tag in enumerate(batch.property_strings(p.TAGS)):
