@@ -16,22 +16,33 @@ broker.conf are forgiven: those that we do not honour are kept in `ignored_rocke
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin
+
+from msgspec import Meta
 
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.tables.topics import QUEUE_COUNT_MAX
 from aerobee_broker.timer.config import PRECISIONS_MS, TimerConfig
 from aerobee_broker.transactions.config import TransactionsConfig
-from aerobee_store.config import BATCH_UNIT_SIZE, UNIT_SIZE, StoreConfig
+from aerobee_store.config import (
+    BATCH_UNIT_SIZE,
+    UNIT_SIZE,
+    Positive,
+    Seconds,
+    SecondsOrZero,
+    Section,
+    StoreConfig,
+    checked,
+    settings_of,
+)
 from aerobee_store.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "AEROBEE_"
@@ -82,8 +93,10 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListenConfig:
+class ListenConfig(Section):
     """Where the broker can be reached."""
+
+    section: ClassVar[str] = "listen"
 
     grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and TLS where there is a certificate
     tls: Address | None = None  # TLS and nothing else; None: nowhere
@@ -93,56 +106,68 @@ class ListenConfig:
     advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
     advertise_remoting: Address | None = None  # what name servers are told; None: where the broker listens
     advertise_tls: Address | None = None  # the same for clients that came with TLS
-    drain_seconds: float = 5.0  # how long a stop waits for calls in progress
+    drain_seconds: SecondsOrZero = 5.0  # how long a stop waits for calls in progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
+class TlsConfig(Section):
     """The certificate for TLS, and its key: PEM files. Read again when they change."""
+
+    section: ClassVar[str] = "tls"
 
     certificate: Path | None = None  # with the chain that leads to it; None: made when needed, with broker.dev only
     key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuthConfig:
+class AuthConfig(Section):
     """Who may call."""
+
+    section: ClassVar[str] = "auth"
 
     accounts: Path | None = None  # a file of accounts, see accounts.py; read again when it changes. None: everybody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsConfig:
+class TopicsConfig(Section):
     """Topics that are used before anyone created them."""
 
+    section: ClassVar[str] = "topics"
+
     auto_create: bool | None = None  # autoCreateTopicEnable; None: only with broker.dev
-    queue_count: int = 8  # defaultTopicQueueNums
+    queue_count: Annotated[int, Meta(ge=1, le=QUEUE_COUNT_MAX)] = 8  # defaultTopicQueueNums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsConfig:
+class GroupsConfig(Section):
     """Consumer groups that are used before anyone created them."""
+
+    section: ClassVar[str] = "groups"
 
     auto_create: bool | None = None  # autoCreateSubscriptionGroup; None: only with broker.dev
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsConfig:
+class LimitsConfig(Section):
     """What is refused, or given up on. The defaults are RocketMQ's."""
 
-    user_property_count_max: int = 128
-    properties_size_max: int = 16384  # bytes: user properties, tag and keys of one message
-    delay_seconds_max: float = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
-    client_expiry_seconds: float = 120.0  # a client that is silent for longer is gone
-    request_bytes_max: int = 128 << 20  # of all requests in progress; reading goes on when some have been answered
-    request_bytes_per_client_max: int = 32 << 20  # of these, of one connection, and of all of one account
-    answer_bytes_max: int = 128 << 20  # of messages that were read for receives and pulls, and not taken by clients
-    answer_bytes_per_client_max: int = 32 << 20  # of these, of one connection, and of all of one account
+    section: ClassVar[str] = "limits"
+
+    user_property_count_max: Positive = 128
+    properties_size_max: Positive = 16384  # bytes: user properties, tag and keys of one message
+    delay_seconds_max: Seconds = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
+    client_expiry_seconds: Seconds = 120.0  # a client that is silent for longer is gone
+    request_bytes_max: Positive = 128 << 20  # of all requests in progress; reading goes on when some have been answered
+    request_bytes_per_client_max: Positive = 32 << 20  # of these, of one connection, and of all of one account
+    answer_bytes_max: Positive = 128 << 20  # of messages read for receives and pulls, and not taken by clients
+    answer_bytes_per_client_max: Positive = 32 << 20  # of these, of one connection, and of all of one account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
+class BrokerConfig(Section):
     """Everything that a broker is told. Sizes in bytes, durations in seconds."""
+
+    section: ClassVar[str] = "broker"
 
     store: StoreConfig
     name: str = "aerobee"  # brokerName: part of a queue's identity for clients
@@ -160,22 +185,16 @@ class BrokerConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
-    sources: Mapping[str, Source] = field(default_factory=dict)  # by full name, of what is not a default
+    sources: dict[str, Source] = field(default_factory=dict)  # by full name, of what is not a default
 
     def __post_init__(self) -> None:
+        Section.__post_init__(self)
         for key in ("name", "cluster"):
             if not re.fullmatch(r"[a-zA-Z0-9_.-]{1,127}", getattr(self, key)):
                 raise ConfigError(f"broker.{key}: {getattr(self, key)!r} may only have letters, digits, '_', '-', '.'")
         if self.namesrv and self.listen.remoting is None:
             raise ConfigError("broker.namesrv: clients would find nothing; set listen.remoting, as 0.0.0.0:10911")
         _ = self.name_servers  # checked with all else
-        if not 1 <= self.topics.queue_count <= QUEUE_COUNT_MAX:
-            raise ConfigError(f"topics.queue_count: {self.topics.queue_count} is outside 1..{QUEUE_COUNT_MAX}")
-        for key in (item.name for item in dataclasses.fields(LimitsConfig)):
-            if not getattr(self.limits, key) > 0:
-                raise ConfigError(f"limits.{key}: {getattr(self.limits, key)} is not above 0")
-        if self.listen.drain_seconds < 0:
-            raise ConfigError(f"listen.drain_seconds: {self.listen.drain_seconds} is below 0")
         for key, advertised in (
             ("advertise", self.listen.advertise),
             ("advertise_tls", self.listen.advertise_tls),
@@ -261,32 +280,14 @@ class BrokerConfig:
         take("environment", _from_environment(environment or {}))
         take("flag", {name: value for name, value in (flags or {}).items() if value is not None})
 
-        sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+        given: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
         for name, value in values.items():
             section, _, key = name.partition(".")
-            converted = setting_of_text(name, value)
-            sections[section][key] = converted
-
-        listen = ListenConfig(**sections["listen"])
-        store = sections["store"]
-        store.setdefault("directory", DIRECTORY_DEFAULT)
-        store["store_host"] = _store_host(listen)
-        return cls(
-            **sections["broker"],
-            store=StoreConfig(**store),
-            listen=listen,
-            tls=TlsConfig(**sections["tls"]),
-            auth=AuthConfig(**sections["auth"]),
-            topics=TopicsConfig(**sections["topics"]),
-            groups=GroupsConfig(**sections["groups"]),
-            delivery=DeliveryConfig(**sections["delivery"]),
-            timer=TimerConfig(**sections["timer"]),
-            transactions=TransactionsConfig(**sections["transactions"]),
-            limits=LimitsConfig(**sections["limits"]),
-            front=FrontConfig(**sections["front"]),
-            ignored_rocketmq_keys=ignored,
-            sources=sources,
-        )
+            given.setdefault(section, {})[key] = setting_of_text(name, value)
+        own, listen = given.pop("broker"), ListenConfig(**given["listen"])
+        given["store"] = {"directory": DIRECTORY_DEFAULT, "store_host": _store_host(listen), **given["store"]}
+        sections: dict[str, Any] = {name: _SECTION_TYPES[name](**found) for name, found in given.items()}
+        return cls(**own, **sections, ignored_rocketmq_keys=ignored, sources=sources)
 
     def setting(self, name: str) -> object:
         """The value of a setting by its full name."""
@@ -300,13 +301,21 @@ class BrokerConfig:
             section, _, key = name.partition(".")
             changes.setdefault(section, {})[key] = value
         own = changes.pop("broker", {})
-        sections = {name: dataclasses.replace(getattr(self, name), **found) for name, found in changes.items()}
-        return dataclasses.replace(self, **own, **sections)
+        sections = {name: replace(getattr(self, name), **found) for name, found in changes.items()}
+        return replace(self, **own, **sections)
 
-    def copy(self) -> Self:
-        """An equal configuration that shares no section with this one."""
-        sections = {name: dataclasses.replace(getattr(self, name)) for name in _SECTIONS if name != "broker"}
-        return dataclasses.replace(self, **sections)
+
+class Settings:
+    """The configuration in force: one frozen snapshot after another.
+
+    RuntimeSettings replaces `current` when an operator changes a setting. A part of the broker that reads a setting
+    that can change keeps this object and reads `current` at each use.
+    """
+
+    __slots__ = ("current",)
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.current = config
 
 
 def setting_names() -> list[str]:
@@ -361,25 +370,16 @@ def _store_host(listen: ListenConfig) -> tuple[str, int]:
 # --- Where values come from ---------------------------------------------------------------------------------
 
 
-def _settings_of(section: type, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
-    hints = get_type_hints(section)
-    return {item.name: hints[item.name] for item in dataclasses.fields(section) if item.name not in but}
-
-
-_SECTIONS: Final[dict[str, dict[str, Any]]] = {
-    "broker": {"name": str, "cluster": str, "namesrv": tuple[str, ...], "dev": bool},
-    "store": _settings_of(StoreConfig, but=frozenset({"store_host"})),
-    "listen": _settings_of(ListenConfig),
-    "tls": _settings_of(TlsConfig),
-    "auth": _settings_of(AuthConfig),
-    "topics": _settings_of(TopicsConfig),
-    "groups": _settings_of(GroupsConfig),
-    "delivery": _settings_of(DeliveryConfig),
-    "timer": _settings_of(TimerConfig),
-    "transactions": _settings_of(TransactionsConfig),
-    "limits": _settings_of(LimitsConfig),
-    "front": _settings_of(FrontConfig),
+_SECTION_TYPES: Final[dict[str, type[Section]]] = {
+    name: kind
+    for name, kind in settings_of(BrokerConfig).items()
+    if isinstance(kind, type) and issubclass(kind, Section)
 }
+_SECTIONS: Final[dict[str, dict[str, Any]]] = {
+    "broker": {name: settings_of(BrokerConfig)[name] for name in ("name", "cluster", "namesrv", "dev")},
+    **{name: dict(settings_of(kind)) for name, kind in _SECTION_TYPES.items()},
+}
+del _SECTIONS["store"]["store_host"]  # follows from the addresses
 
 
 def _from_toml(path: Path) -> dict[str, object]:
@@ -423,51 +423,29 @@ def _converted(name: str, kind: Any, value: object) -> object:
     """`value`, from TOML or as text, as the type of the setting."""
     if get_origin(kind) is UnionType:  # every optional setting is `kind | None`, and None cannot be written
         kind = next(part for part in get_args(kind) if part is not type(None))
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value in choices:
-            return value
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(choices)}")
-    if get_origin(kind) is tuple:  # of whole numbers or paths; as text with ";" or ",", as RocketMQ has them
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(plain) is tuple:  # as text with ";" or ",", as RocketMQ has them
+        part_kind = get_args(plain)[0]
         parts = re.split("[;,]", value) if isinstance(value, str) else value
-        if isinstance(parts, list | tuple):
-            return tuple(_converted(name, get_args(kind)[0], part) for part in parts if part != "")
-        what = "paths, as ['/a', '/b']" if get_args(kind)[0] is Path else "whole numbers, as [4, 16]"
-        raise ConfigError(f"{name}: {value!r} is not a list of {what}")
-    if kind is Address:
-        if isinstance(value, Address):
-            return value
+        if not isinstance(parts, list | tuple):
+            what = "paths, as ['/a', '/b']" if part_kind is Path else "whole numbers, as [4, 16]"
+            raise ConfigError(f"{name}: {value!r} is not a list of {what}")
+        value = tuple(_converted(name, part_kind, part) for part in parts if part != "")
+    elif plain is Address and not isinstance(value, Address):
         try:
-            return Address.parse(value if isinstance(value, str) else "")
+            value = Address.parse(value if isinstance(value, str) else "")
         except ValueError as error:
             raise ConfigError(f"{name}: {value!r} is not an address: {error}, as 127.0.0.1:8081") from None
-    if kind is Path and isinstance(value, str | Path):
+    elif plain is Path and isinstance(value, str | Path):
         if not str(value):
             raise ConfigError(f"{name}: the path is empty; name a directory")
-        return Path(value).expanduser()
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        raise ConfigError(f"{name}: {value!r} is neither true nor false")
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is int and not isinstance(value, bool):
-        if isinstance(value, int):
-            return value
-        if isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
-            return int(size[1]) * _SIZE_UNITS[(size[2] or "").lower()]
-        raise ConfigError(f"{name}: {value!r} is not a whole number; for sizes, units as in 64MiB are fine")
-    if kind is float and not isinstance(value, bool):
-        try:
-            number = float(value) if isinstance(value, int | float | str) else float("nan")
-        except ValueError:
-            number = float("nan")
-        if 0 <= number < 1e9:
-            return number
-        raise ConfigError(f"{name}: {value!r} is not a number from 0 to 1e9")
-    raise ConfigError(f"{name}: {value!r} is not a valid {kind.__name__}")
+        value = Path(value).expanduser()
+    elif plain is int and isinstance(value, str):
+        size = _SIZE.fullmatch(value.strip())
+        if size is None:
+            raise ConfigError(f"{name}: {value!r} is not a whole number; for sizes, units as in 64MiB are fine")
+        value = int(size[1]) * _SIZE_UNITS[(size[2] or "").lower()]
+    return checked(name, value, kind, from_text=True)
 
 
 # --- RocketMQ's broker.conf ---------------------------------------------------------------------------------

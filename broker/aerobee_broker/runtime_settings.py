@@ -1,9 +1,8 @@
 """Settings that are changed while the broker runs, and kept over restarts.
 
-Everybody else takes the configuration for frozen. Here alone values of it change, in place, so that whoever holds a
-section sees them at the next use; and only those in CHANGEABLE, each of which is read at every use. What a person sets
-is in `config/aerobeeSettings.json` of the store before it takes effect. At a start it overrules the files, and yields
-to the environment and to flags: who wrote those at this start meant this start.
+Configurations are frozen: a change publishes another snapshot as `Settings.current`. Only settings in CHANGEABLE can
+change; each of them is read at every use. A change is in `config/aerobeeSettings.json` of the store before it takes
+effect. At a start, saved settings override the files; the environment and flags override saved settings.
 
     {"settings": {"store.retention_hours": "24"}}
 """
@@ -14,17 +13,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from aerobee_broker.config import (
     ENVIRONMENT_PREFIX,
     BrokerConfig,
+    Settings,
     Source,
     setting_names,
     setting_of_text,
     setting_text,
 )
 from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_store.config import StoreConfig
 from aerobee_store.errors import ConfigError
 from aerobee_store.stats import StoreStats
 from aerobee_store.tables import java_json
@@ -63,43 +64,54 @@ class Setting:
     changeable: bool
 
 
-class RuntimeSettings:
-    """The settings of a running broker. `config` is the one that it runs with, and changes in place."""
+class ConfiguredStore(Protocol):
+    """The store as its settings need it."""
 
-    def __init__(self, config: BrokerConfig, file: JsonTable, in_disk_thread: Callable[..., Awaitable[object]]) -> None:
-        self._config = config
+    @property
+    def file_system(self) -> TableFiles:
+        """Where settings are saved."""
+
+    @property
+    def stats(self) -> StoreStats:
+        """What counts unreadable tables."""
+
+    def in_disk_thread(self, function: Callable[[object], None], content: object, /) -> Awaitable[None]:
+        """Run what blocks."""
+
+    def reconfigure(self, config: StoreConfig) -> None:
+        """Use these settings from now on."""
+
+
+class RuntimeSettings:
+    """Changes the settings of a running broker, and saves them in its store."""
+
+    def __init__(self, settings: Settings, store: ConfiguredStore, file: JsonTable) -> None:
+        self._settings = settings
+        self._store = store
         self._file = file
-        self._in_disk_thread = in_disk_thread
-        self._at_start = {name: config.setting(name) for name in CHANGEABLE}
+        self._at_start = settings.current
         self._saved: dict[str, str] = {}
         self._changing = asyncio.Lock()
         self._defaults = BrokerConfig.load()
 
     @classmethod
-    def load(
-        cls,
-        config: BrokerConfig,
-        file_system: TableFiles,
-        in_disk_thread: Callable[..., Awaitable[object]],
-        stats: StoreStats | None = None,
-    ) -> Self:
-        """Bring what was saved into `config`. Raises ConfigError, TableFormatError, UnreadableTableError, OSError."""
+    def load(cls, settings: Settings, store: ConfiguredStore) -> Self:
+        """Publish what was saved. Raises ConfigError, TableFormatError, UnreadableTableError, OSError."""
+        config = settings.current
         path = config.store.directory / "config" / FILE_NAME
-        file = JsonTable(file_system, path, stats=stats)
-        settings = cls(config, file, in_disk_thread)
-        content = file.load()
+        runtime = cls(settings, store, JsonTable(store.file_system, path, stats=store.stats))
+        content = runtime._file.load()
         if content is not None:
             saved = JsonFields(FILE_NAME, content).texts("settings")
             try:
-                values = settings._values(saved)
+                changed = runtime._with_saved(saved)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}; correct the file, or remove the entry from it") from None
-            settings._saved = dict(saved)
-            settings._apply(values)
+            runtime._publish(changed, saved)
             for name in saved:
                 if config.sources.get(name) in _DECIDED_AT_START:
                     _log.warning("saved setting without effect name=%s decided_by=%s", name, config.sources[name])
-        return settings
+        return runtime
 
     def all(self, prefix: str = "") -> list[Setting]:
         """In order of names; those whose names begin with `prefix`."""
@@ -117,12 +129,11 @@ class RuntimeSettings:
             self._check_changeable(name)
         async with self._changing:
             saved = {name: value for name, value in self._saved.items() if name not in unset} | dict(values)
-            found = self._values(saved)
+            changed = self._with_saved(saved)
             if saved != self._saved:
                 content = java_json.Bean(settings={name: saved[name] for name in sorted(saved)})
-                await self._in_disk_thread(self._file.save, content)
-            self._saved = saved
-            self._apply(found)
+                await self._store.in_disk_thread(self._file.save, content)
+            self._publish(changed, saved)
         return [self._setting(name) for name in sorted({*values, *unset})]
 
     def _check_changeable(self, name: str) -> None:
@@ -130,36 +141,36 @@ class RuntimeSettings:
             setting_of_text(name, "")  # raises, with the names that there are
         if name not in CHANGEABLE:
             raise ConfigError(f"{name}: fixed while the broker runs; change it in the configuration file and restart")
-        source = self._config.sources.get(name)
+        source = self._at_start.sources.get(name)
         if source in _DECIDED_AT_START:
             variable = ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
             where = f"the environment ({variable})" if source == "environment" else "a flag of `aerobee serve`"
             raise ConfigError(f"{name}: {where} overrides it; change it there and restart the broker")
 
-    def _values(self, saved: Mapping[str, str]) -> dict[str, object]:
-        """What every changeable setting is with these; checked together, as at a start."""
-        values = dict(self._at_start)
+    def _with_saved(self, saved: Mapping[str, str]) -> BrokerConfig:
+        """The configuration of the start with these settings; checked as a whole, as at a start."""
+        values = {}
         for name, text in saved.items():
             if name not in CHANGEABLE:
                 raise ConfigError(f"{name}: not a setting that can be changed while the broker runs")
             value = setting_of_text(name, text)
-            if self._config.sources.get(name) not in _DECIDED_AT_START:
+            if self._at_start.sources.get(name) not in _DECIDED_AT_START:
                 values[name] = value
-        self._config.with_settings(values)
-        return values
+        return self._at_start.with_settings(values)
 
-    def _apply(self, values: Mapping[str, object]) -> None:
-        for name, value in values.items():
-            before = self._config.setting(name)
-            if value != before:
-                section, _, key = name.partition(".")
-                object.__setattr__(getattr(self._config, section), key, value)
-                _log.info("setting changed name=%s value=%s before=%s", name, setting_text(value), setting_text(before))
+    def _publish(self, config: BrokerConfig, saved: Mapping[str, str]) -> None:
+        before, self._settings.current = self._settings.current, config
+        self._saved = dict(saved)
+        self._store.reconfigure(config.store)
+        for name in sorted(CHANGEABLE):
+            old, new = before.setting(name), config.setting(name)
+            if old != new:
+                _log.info("setting changed name=%s value=%s before=%s", name, setting_text(new), setting_text(old))
 
     def _setting(self, name: str) -> Setting:
-        source = self._config.sources.get(name, "default")
+        source = self._at_start.sources.get(name, "default")
         if name in self._saved and source not in _DECIDED_AT_START:
             source = "saved"
         changeable = name in CHANGEABLE and source not in _DECIDED_AT_START
-        value, default = self._config.setting(name), self._defaults.setting(name)
+        value, default = self._settings.current.setting(name), self._defaults.setting(name)
         return Setting(name, setting_text(value), setting_text(default), source, changeable)

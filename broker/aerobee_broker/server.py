@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import ClientRegistry
-from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.calls import Method
@@ -121,7 +121,6 @@ async def run(
     of, after logging its traceback: a half-alive broker is worse than a restart.
     """
     clock = clock or SystemClock()
-    config = config.copy()  # runtime settings change it in place
     _warn(config)
     check_ports(config)
     check_certificate(config)
@@ -137,10 +136,11 @@ async def run(
         store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
         ready.store = store
         try:
-            settings = RuntimeSettings.load(config, store.file_system, store.in_disk_thread, store.stats)
+            settings = Settings(config)
+            runtime_settings = RuntimeSettings.load(settings, store)
             await _serve(
-                config,
                 settings,
+                runtime_settings,
                 accounts,
                 stop,
                 announce,
@@ -161,8 +161,8 @@ async def run(
 
 
 async def _serve(
-    config: BrokerConfig,
-    settings: RuntimeSettings,
+    settings: Settings,
+    runtime_settings: RuntimeSettings,
     accounts: Accounts | None,
     stop: asyncio.Event,
     announce: Callable[[Listening, Address], None],
@@ -173,7 +173,8 @@ async def _serve(
     metrics_address: Address,
     ready: _Readiness,
 ) -> None:
-    tables = Tables.load(config, clock, store.file_system, store.in_disk_thread, store.stats)
+    config = settings.current
+    tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
         _log.info("there are no topics yet; create one with: aerobee topic create NAME")
@@ -182,7 +183,7 @@ async def _serve(
         store,
         tables,
         clock,
-        config.delivery,
+        settings,
         connected=lambda client_id: clients.get(client_id) is not None,
     )
     if accounts is not None:
@@ -192,7 +193,7 @@ async def _serve(
     await asyncio.to_thread(deliveries.open)
     timer = Timer(store, clock, config.timer, topics=lambda: (topic.name for topic in tables.topics))
     producers = Producers(clients)
-    transactions = Transactions(store, tables, clock, config.transactions, producers, timer.delayed)
+    transactions = Transactions(store, tables, clock, settings, producers, timer.delayed)
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)
     await asyncio.to_thread(timer.open)
@@ -201,7 +202,7 @@ async def _serve(
     counters = BrokerCounters()
     broker_stats = BrokerStats(counters, tables, store, clock)
     remoting = RemotingService(
-        config=config,
+        settings=settings,
         store=store,
         tables=tables,
         deliveries=deliveries,
@@ -224,7 +225,7 @@ async def _serve(
         total_max=config.limits.answer_bytes_max,
         holder_max=config.limits.answer_bytes_per_client_max,
     )
-    registrar = Registrar(config, tables)
+    registrar = Registrar(settings, tables)
     metrics.attach(
         MetricSources(
             store=store,
@@ -259,8 +260,8 @@ async def _serve(
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
             server, draining, listening = await _listen(
-                config,
                 settings,
+                runtime_settings,
                 accounts,
                 clock,
                 store,
@@ -289,9 +290,8 @@ async def _serve(
                 await registrar.unregister()
                 deliveries.long_polling.drain()
                 clients.close_streams()
-                await asyncio.gather(
-                    server.stop(config.listen.drain_seconds), remoting.server.stop(config.listen.drain_seconds)
-                )
+                drain_seconds = settings.current.listen.drain_seconds
+                await asyncio.gather(server.stop(drain_seconds), remoting.server.stop(drain_seconds))
                 await timer.close()
                 await deliveries.close()
                 await transactions.close()
@@ -311,8 +311,8 @@ async def _serve(
 
 
 async def _listen(
-    config: BrokerConfig,
-    settings: RuntimeSettings,
+    settings: Settings,
+    runtime_settings: RuntimeSettings,
     accounts: Accounts | None,
     clock: Clock,
     store: MessageStore,
@@ -331,6 +331,7 @@ async def _listen(
 
     Raises ListenError.
     """
+    config = settings.current
     limits = RequestLimits(requests, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
     methods: dict[str, Method] = {}  # complete before the loop turns to the first connection
@@ -347,8 +348,8 @@ async def _listen(
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening = replace(listening, remoting=remoting_address)
-    route = RouteProcessor(config, tables, listening)
-    send = SendProcessor(config, store, tables, counters, clock, transactions, timer)
+    route = RouteProcessor(settings, tables, listening)
+    send = SendProcessor(settings, store, tables, counters, clock, transactions, timer)
     messaging = MessagingService(
         accounts=accounts,
         clients=clients,
@@ -357,20 +358,20 @@ async def _listen(
         answers=answers,
         route=route,
         heartbeat=HeartbeatProcessor(clients),
-        telemetry=TelemetryProcessor(config, tables, clients),
+        telemetry=TelemetryProcessor(settings, tables, clients),
         send=send,
-        receive=ReceiveProcessor(config, tables, deliveries, clock),
-        pull=PullProcessor(config, store, tables, deliveries),
+        receive=ReceiveProcessor(settings, tables, deliveries, clock),
+        pull=PullProcessor(settings, store, tables, deliveries),
         lite=LiteProcessor(tables, deliveries),
         recall=RecallProcessor(tables, timer),
-        acknowledge=AcknowledgeProcessor(config, deliveries, counters),
+        acknowledge=AcknowledgeProcessor(settings, deliveries, counters),
         transaction=TransactionProcessor(transactions, counters),
         clock=clock,
     )
     accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
     administration = Administration(
         topics=TopicAdministration(
-            config=config, store=store, tables=tables, clients=clients, deliveries=deliveries, route=route
+            settings=settings, store=store, tables=tables, clients=clients, deliveries=deliveries, route=route
         ),
         groups=GroupAdministration(
             store=store,
@@ -389,7 +390,7 @@ async def _listen(
         dead_letters=DeadLetterAdministration(
             store=store, tables=tables, counters=counters, loop_share=deliveries.loop_share
         ),
-        configuration=ConfigurationAdministration(settings),
+        configuration=ConfigurationAdministration(runtime_settings),
         status=StatusAdministration(
             config=config,
             store=store,
@@ -403,7 +404,7 @@ async def _listen(
             listening=listening,
         ),
     )
-    remoting.administer(administration.topics, administration.groups, settings, broker_stats)
+    remoting.administer(administration.topics, administration.groups, runtime_settings, broker_stats)
     admin = AdminService(
         accounts=accounts,
         counters=counters,
@@ -417,8 +418,8 @@ async def _listen(
         clients=clients,
         counters=counters,
         limits=limits,
-        append=AppendProcessor(config, store, tables, counters),
-        read=ReadProcessor(config, store, tables, deliveries.long_polling),
+        append=AppendProcessor(settings, store, tables, counters),
+        read=ReadProcessor(settings, store, tables, deliveries.long_polling),
         query=RecordQueryProcessor(store, tables, deliveries.loop_share),
         offsets=OffsetsProcessor(store, tables),
         draining=draining,

@@ -328,6 +328,11 @@ class MessageStore:
 
     # --- writing ----------------------------------------------------------------------------------------------
 
+    def reconfigure(self, config: StoreConfig) -> None:
+        """Publish a new configuration. Only what Retention reads at every use takes effect before the next opening."""
+        self.config = config
+        self.retention.reconfigure(config)
+
     def append(
         self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
     ) -> list[Appended]:

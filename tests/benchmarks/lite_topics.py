@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import Action, Change
@@ -41,8 +41,8 @@ class Broker:
     def __init__(self, directory: Path, clock: MovableClock) -> None:
         config = BrokerConfig(store=StoreConfig(directory=directory, segment_size=64 << 20), delivery=DeliveryConfig())
         self.store = MessageStore.open(config.store, clock=clock)
-        self.tables = Tables.load(config, clock, self.store.file_system, self.store.in_disk_thread)
-        self.deliveries = Deliveries(self.store, self.tables, clock, config.delivery)
+        self.tables = Tables.load(Settings(config), clock, self.store.file_system, self.store.in_disk_thread)
+        self.deliveries = Deliveries(self.store, self.tables, clock, Settings(config))
         self.deliveries.open()
 
     @asynccontextmanager

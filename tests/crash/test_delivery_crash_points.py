@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import Action, Change
@@ -61,8 +61,8 @@ class Harness:
         self.store = MessageStore.open(config.store, file_system=self.disk, clock=clock)
         if not self.disk.exists(directory / "config"):
             self.disk.make_directory(directory / "config")
-        self.tables = Tables.load(config, clock, self.disk, self.store.in_disk_thread)
-        self.deliveries = Deliveries(self.store, self.tables, clock, config.delivery)
+        self.tables = Tables.load(Settings(config), clock, self.disk, self.store.in_disk_thread)
+        self.deliveries = Deliveries(self.store, self.tables, clock, Settings(config))
         self._services: list[asyncio.Task[None]] = []
 
     async def start(self) -> Harness:

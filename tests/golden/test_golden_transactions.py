@@ -8,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from aerobee_broker.clients.clients import ClientRegistry
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.timer.timer import Timer
-from aerobee_broker.transactions.config import TransactionsConfig
 from aerobee_broker.transactions.half_messages import HALF_TOPIC, OP_TOPIC, Outcome
 from aerobee_broker.transactions.producers import Producers
 from aerobee_broker.transactions.transactions import Transactions
@@ -32,11 +31,11 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
     clock = ManualClock(now_ms=last.store_timestamp + 1000)
     config = BrokerConfig(store=dataclasses.replace(config_of(case), disk_full_ratio=1.0))
     with MessageStore.open(config.store, clock=clock) as store:
-        tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+        tables = Tables.load(Settings(config), clock, store.file_system, store.in_disk_thread)
         topic, queue_id = last.properties["REAL_TOPIC"], int(last.properties["REAL_QID"])
         tables.topics.create(TopicConfig.of_type(topic, queue_count=queue_id + 1))
         producers, timer = Producers(ClientRegistry(clock)), Timer(store, clock, config.timer)
-        transactions = Transactions(store, tables, clock, TransactionsConfig(), producers, timer.delayed)
+        transactions = Transactions(store, tables, clock, Settings(config), producers, timer.delayed)
         transactions.open()
         assert transactions.pending_count == 1
         services = [asyncio.create_task(service.run()) for service in (store, transactions)]

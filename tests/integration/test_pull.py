@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery import property_search
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.processors.pull import PullProcessor
@@ -293,7 +294,7 @@ async def test_an_offset_that_was_set_outlives_replays(tmp_path: Path) -> None:
 async def test_an_offset_that_expired(tmp_path: Path) -> None:
     """ILLEGAL_OFFSET, and the new beginning of the queue, which is what QueryOffset says."""
     harness = await Harness.start(tmp_path / "store", MovableClock())
-    processor = PullProcessor(harness.config, harness.store, harness.tables, harness.deliveries)
+    processor = PullProcessor(Settings(harness.config), harness.store, harness.tables, harness.deliveries)
     client = Client("c")
     try:
         await harness.send("old")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.clients.clients import Client
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter
@@ -71,12 +71,12 @@ class Harness:
             delivery=DeliveryConfig(**{"client_return_seconds": 30.0, **delivery}),
         )
         self.store = MessageStore.open(self.config.store, clock=clock)
-        self.tables = Tables.load(self.config, clock, self.store.file_system, self.store.in_disk_thread)
+        self.tables = Tables.load(Settings(self.config), clock, self.store.file_system, self.store.in_disk_thread)
         self.deliveries = Deliveries(
-            self.store, self.tables, clock, self.config.delivery, connected=self.connected.__contains__
+            self.store, self.tables, clock, Settings(self.config), connected=self.connected.__contains__
         )
-        self.receive_processor = ReceiveProcessor(self.config, self.tables, self.deliveries, clock)
-        self.acknowledge_processor = AcknowledgeProcessor(self.config, self.deliveries, BrokerCounters())
+        self.receive_processor = ReceiveProcessor(Settings(self.config), self.tables, self.deliveries, clock)
+        self.acknowledge_processor = AcknowledgeProcessor(Settings(self.config), self.deliveries, BrokerCounters())
         self._services: list[asyncio.Task[None]] = []
         self._message_count = 0
 

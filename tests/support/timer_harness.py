@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from contextlib import suppress
@@ -158,4 +159,4 @@ class TimerHarness:
 
 
 def _fields(settings: TimerConfig) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    return {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}

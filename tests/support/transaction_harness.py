@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
-from aerobee_broker.config import BrokerConfig, TopicsConfig
+from aerobee_broker.config import BrokerConfig, Settings, TopicsConfig
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
@@ -57,17 +57,17 @@ class TransactionHarness:
         self.store = MessageStore.open(self.config.store, file_system=self.disk, clock=self.clock)
         if not self.disk.exists(directory / "config"):
             self.disk.make_directory(directory / "config")
-        self.tables = Tables.load(self.config, self.clock, self.disk, self.store.in_disk_thread)
+        self.tables = Tables.load(Settings(self.config), self.clock, self.disk, self.store.in_disk_thread)
         self.clients = ClientRegistry(self.clock)
         self.counters = BrokerCounters()
         timer = Timer(self.store, self.clock, self.config.timer)
         producers = Producers(self.clients)
         self.transactions = Transactions(
-            self.store, self.tables, self.clock, self.config.transactions, producers, timer.delayed
+            self.store, self.tables, self.clock, Settings(self.config), producers, timer.delayed
         )
         self.clients.producer_listeners.append(self.transactions.producer_ready)
         self._send = SendProcessor(
-            self.config, self.store, self.tables, self.counters, self.clock, self.transactions, timer
+            Settings(self.config), self.store, self.tables, self.counters, self.clock, self.transactions, timer
         )
         self._end = TransactionProcessor(self.transactions, self.counters)
         self._services: list[asyncio.Task[None]] = []

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.subscriptions import Queue
 from aerobee_store.clock import Clock
 
@@ -17,9 +17,9 @@ _ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers of which a client may say that t
 class AutoRenewals:
     """All such clients, by id."""
 
-    def __init__(self, clock: Clock, config: DeliveryConfig, connected: Callable[[str], bool]) -> None:
+    def __init__(self, clock: Clock, settings: Settings, connected: Callable[[str], bool]) -> None:
         self._clock = clock
-        self._config = config
+        self._settings = settings
         self._connected = connected
         self._queues: dict[str, set[Queue]] = {}  # of a client
         # Of each client the attempts (their nonces) that brought something, latest last.
@@ -36,7 +36,7 @@ class AutoRenewals:
                     attempts = self._attempts.setdefault(flight.client_id, OrderedDict())
                     attempts[flight.nonce ^ queue.key.queue_id] = None  # all: which is the latest is not known
         self._returning = set(self._queues)
-        self._returning_until = self._clock.monotonic() + self._config.client_return_seconds
+        self._returning_until = self._clock.monotonic() + self._settings.current.delivery.client_return_seconds
 
     def note(self, client_id: str, queue: Queue, attempt: int | None) -> None:
         """The client has messages of this queue, brought by this attempt if it named one."""
@@ -66,7 +66,7 @@ class AutoRenewals:
 
     def gone(self, client_id: str) -> list[Queue]:
         """The client does not live any more: its messages are soon visible. Returns the queues that changed."""
-        until_ms = self._clock.now_ms() + int(self._config.client_gone_seconds * 1000)
+        until_ms = self._clock.now_ms() + int(self._settings.current.delivery.client_gone_seconds * 1000)
         self._returning.discard(client_id)
         self._attempts.pop(client_id, None)
         queues = list(self._queues.pop(client_id, ()))

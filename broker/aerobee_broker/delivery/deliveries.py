@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.byte_budget import Share
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.delivery.auto_renewals import AutoRenewals, attempt_nonce
-from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Changed
 from aerobee_broker.delivery.exhausted import ExhaustedMessages
@@ -73,7 +73,7 @@ class Deliveries:
         store: MessageStore,
         tables: DeliveryTables,
         clock: Clock,
-        config: DeliveryConfig,
+        settings: Settings,
         *,
         connected: Callable[[str], bool] | None = None,
     ) -> None:
@@ -82,7 +82,8 @@ class Deliveries:
         self._tables = tables
         clock = SteadyClock(clock)  # a message must not stay invisible because the machine's clock was set back
         self._clock = clock
-        self._config = config
+        self._settings = settings
+        config = settings.current.delivery
         self._connected = connected or (lambda client_id: True)
         self.long_polling = LongPolling(
             waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
@@ -91,15 +92,15 @@ class Deliveries:
         """For everything that searches, here and elsewhere."""
         self.stats = DeliveryStats()
         self._run_number = secrets.randbits(32)
-        self._subscriptions = Subscriptions(store, tables, config)
-        self._auto_renewals = AutoRenewals(clock, config, self._connected)
+        self._subscriptions = Subscriptions(store, tables, settings)
+        self._auto_renewals = AutoRenewals(clock, settings, self._connected)
         self._visibility = Visibility(clock, self.stats, self)
         self._dead_letters = DeadLetters(store, tables, self.stats)
-        self._history = History(store, tables, clock, config, self._subscriptions, self.stats)
+        self._history = History(store, tables, clock, settings, self._subscriptions, self.stats)
         self._receiving = Receiving(
             store,
             clock,
-            config,
+            settings,
             self._subscriptions,
             self._visibility,
             self._auto_renewals,
@@ -111,7 +112,7 @@ class Deliveries:
         self._exhausted = ExhaustedMessages(
             self._dead_letters, self._subscriptions, self._history, clock, self.stats, self
         )
-        self.lite = LiteConsumers(store, config, self._subscriptions, self._history, self.long_polling)
+        self.lite = LiteConsumers(store, settings, self._subscriptions, self._history, self.long_polling)
         self._recent: OrderedDict[tuple[int, int], Queue] = OrderedDict()  # (nonce, offset) of acknowledged messages
         store.arrival_listeners.append(self.long_polling.arrived)
         store.arrival_listeners.append(self.lite.arrived)
@@ -123,7 +124,7 @@ class Deliveries:
         """Replay the journal over the committed offsets. Blocking. Raises JournalFormatError."""
         count = self._history.replay()
         now_ms = self._clock.now_ms()
-        latest_ms = now_ms + int(self._config.invisible_seconds_max * 1000)
+        latest_ms = now_ms + int(self._settings.current.delivery.invisible_seconds_max * 1000)
         queues = list(self._subscriptions)
         for queue in queues:
             queue.delivery.limit_invisible(latest_ms)
@@ -233,7 +234,7 @@ class Deliveries:
                     group=group,
                     client_id=client_id,
                     count=count,
-                    bytes_max=self._config.receive_bytes_max,
+                    bytes_max=self._settings.current.delivery.receive_bytes_max,
                     invisible_ms=invisible_ms,
                     wanted=wanted,
                     attempt=attempt,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.events import Delivered, Reset, State
 from aerobee_broker.delivery.journal import (
     JOURNAL_GROUP,
@@ -38,14 +38,14 @@ class History:
         store: MessageStore,
         tables: DeliveryTables,
         clock: Clock,
-        config: DeliveryConfig,
+        settings: Settings,
         subscriptions: Subscriptions,
         stats: DeliveryStats,
     ) -> None:
         self._store = store
         self._tables = tables
         self._clock = clock
-        self._config = config
+        self._settings = settings
         self._subscriptions = subscriptions
         self._stats = stats
         self._journal = Journal(store, store.config.body_size_max)
@@ -57,7 +57,7 @@ class History:
     def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> None:
         """Append events of one kind, in the step that changes the state. Raises StoreError."""
         self._journal.append(kind, events, now_ms, version=version)
-        if self._journal.event_count - self._events_at_snapshot >= self._config.snapshot_event_count:
+        if self._journal.event_count - self._events_at_snapshot >= self._settings.current.delivery.snapshot_event_count:
             self._snapshot_wake.set()
 
     def begin(self, keys: Iterable[QueueKey]) -> bool:

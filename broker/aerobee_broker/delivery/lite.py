@@ -19,7 +19,7 @@ from enum import Enum
 from itertools import islice
 from typing import Final
 
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
@@ -79,13 +79,13 @@ class LiteConsumers:
     def __init__(
         self,
         store: MessageStore,
-        config: DeliveryConfig,
+        settings: Settings,
         subscriptions: Subscriptions,
         history: History,
         long_polling: LongPolling,
     ) -> None:
         self._store = store
-        self._config = config
+        self._settings = settings
         self._subscriptions = subscriptions
         self._history = history
         self._long_polling = long_polling
@@ -121,7 +121,7 @@ class LiteConsumers:
         removed = named & present if change.action is Action.REMOVE else set()
         if change.action is Action.REPLACE:
             removed = present - named
-        quota = self._config.lite_subscriptions_max
+        quota = self._settings.current.delivery.lite_subscriptions_max
         others = sum(len(each.subscribed) for each in self._of_client.get(client_id, ()) if each is not consumer)
         count = others + len(present) + len(added) - len(removed)
         if added and count > quota:

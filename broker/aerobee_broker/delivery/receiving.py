@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery import receipt_handle
 from aerobee_broker.delivery.auto_renewals import AutoRenewals
-from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Delivered
 from aerobee_broker.delivery.filters import READ_BYTES_MAX, MessageFilter
@@ -95,7 +95,7 @@ class Receiving:
         self,
         store: MessageStore,
         clock: Clock,
-        config: DeliveryConfig,
+        settings: Settings,
         subscriptions: Subscriptions,
         visibility: Visibility,
         auto_renewals: AutoRenewals,
@@ -107,7 +107,7 @@ class Receiving:
         """`run` stands for this process in receipt handles."""
         self._store = store
         self._clock = clock
-        self._config = config
+        self._settings = settings
         self._subscriptions = subscriptions
         self._visibility = visibility
         self._auto_renewals = auto_renewals
@@ -121,10 +121,11 @@ class Receiving:
 
         `is_last`: there is no time to look again, so the best of what has been seen has to do.
         """
-        room = self._config.in_flight_per_group_max - self._subscriptions.in_flight_count(request.group)
+        in_flight_max = self._settings.current.delivery.in_flight_per_group_max
+        room = in_flight_max - self._subscriptions.in_flight_count(request.group)
         if room <= 0:
             raise TooManyRequestsError(
-                f"consumer group {request.group!r} has {self._config.in_flight_per_group_max} messages in flight, the "
+                f"consumer group {request.group!r} has {in_flight_max} messages in flight, the "
                 "limit (delivery.in_flight_per_group_max); acknowledge some before receiving more"
             )
         if request.count > room:
@@ -243,7 +244,7 @@ class Receiving:
     def _invisible_until(self, request: ReceiveRequest, now_ms: int) -> tuple[int, str | None]:
         if request.invisible_ms is not None:
             return now_ms + request.invisible_ms, None
-        return now_ms + int(self._config.auto_renew_seconds_max * 1000), request.client_id
+        return now_ms + int(self._settings.current.delivery.auto_renew_seconds_max * 1000), request.client_id
 
     def _repeat(
         self, queues: Sequence[Queue], received: Received, attempt: int, request: ReceiveRequest, now_ms: int
@@ -311,7 +312,7 @@ class Receiving:
         budget = size = _SEEN_PER_STEP_MAX
         for turn in range(wanted.reads_per_step):
             missing = count - len(delivery.take_ready(count))
-            room = self._config.fifo_waiting_max - len(delivery.ready)
+            room = self._settings.current.delivery.fifo_waiting_max - len(delivery.ready)
             if missing <= 0 or room <= 0:
                 return False
             # As many as are missing first; when these had to wait there may be a long row of them.
@@ -329,7 +330,7 @@ class Receiving:
         """See new messages until so many wait as may, to know which goes first; True if there are more of them."""
         budget = _SEEN_PER_STEP_MAX
         for _ in range(wanted.reads_per_step):
-            room = self._config.priority_waiting_max - len(queue.delivery.ready)
+            room = self._settings.current.delivery.priority_waiting_max - len(queue.delivery.ready)
             if room <= 0:
                 return False
             looked = self._see_next(queue, Priorities, min(budget, room), wanted, seen)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aerobee_broker.delivery.config import DeliveryConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.queue_delivery import QueueDelivery
 from aerobee_broker.delivery.receipt_handle import owner_of
@@ -87,10 +87,10 @@ class QueueStatus:
 class Subscriptions:
     """All of them."""
 
-    def __init__(self, store: MessageStore, tables: DeliveryTables, config: DeliveryConfig) -> None:
+    def __init__(self, store: MessageStore, tables: DeliveryTables, settings: Settings) -> None:
         self._store = store
         self._offsets = tables.offsets
-        self._config = config
+        self._settings = settings
         self._groups: dict[str, dict[str, Subscription]] = {}  # group -> topic
         self._busy: dict[str, set[Queue]] = {}  # group -> where something may be in flight
 
@@ -146,7 +146,7 @@ class Subscriptions:
         low, high = self._store.queue_range(key.topic, key.queue_id)
         commit_offset = self._offsets.get(key.topic, key.group, key.queue_id)
         if commit_offset is None:
-            policy = self._config.initial_position
+            policy = self._settings.current.delivery.initial_position
             earliest = policy == "earliest" or (policy == "auto" and low == 0)
             commit_offset = low if earliest else high
         elif commit_offset > high:

@@ -13,7 +13,7 @@ from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
-from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData
 from aerobee_broker.remoting.codes import Answer, Request
@@ -55,10 +55,10 @@ class Registrar:
 
     name: Final = "registrar"
 
-    def __init__(self, config: BrokerConfig, tables: Tables) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, tables: Tables) -> None:
+        self._settings = settings
         self._tables = tables
-        self._servers: Sequence[Address] = config.name_servers
+        self._servers: Sequence[Address] = settings.current.name_servers
         self._bound: Address | None = None
         self._connections: dict[Address, Connection] = {}
         self._leaving = False
@@ -141,8 +141,8 @@ class Registrar:
 
     def _identity(self, connection: Connection) -> dict[str, str]:
         return {
-            "brokerName": self._config.name,
-            "clusterName": self._config.cluster,
+            "brokerName": self._settings.current.name,
+            "clusterName": self._settings.current.cluster,
             "brokerId": str(MASTER_ID),
             "brokerAddr": self._address(connection),
         }
@@ -151,13 +151,13 @@ class Registrar:
         """Where clients reach the broker: as it is told, or where it listens; where it listens everywhere, at the
         address from which it reaches the name server."""
         assert self._bound is not None, "the broker listens before it registers"
-        advertised = self._config.listen.advertise_remoting
+        advertised = self._settings.current.listen.advertise_remoting
         if advertised is not None:
             return str(advertised)
         return str(Address(connection.local.host, self._bound.port) if self._bound.is_wildcard else self._bound)
 
     def _body(self) -> bytes:
-        topics = own_topics(self._config, self._tables)
+        topics = own_topics(self._settings.current, self._tables)
         for name in _ALWAYS_THERE:
             topics.setdefault(name, QueueData(1, 1, 0))
         table = {

@@ -6,7 +6,7 @@ from typing import Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
@@ -20,8 +20,8 @@ _MULTIPLE: Final = v2.Status(code=v2.Code.MULTIPLE_RESULTS, message="the entries
 class AcknowledgeProcessor:
     """Push consumers repeat these calls for ever, unless the answer is OK or INVALID_RECEIPT_HANDLE."""
 
-    def __init__(self, config: BrokerConfig, deliveries: Deliveries, counters: BrokerCounters) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, deliveries: Deliveries, counters: BrokerCounters) -> None:
+        self._settings = settings
         self._deliveries = deliveries
         self._counters = counters
 
@@ -56,7 +56,7 @@ class AcknowledgeProcessor:
         topic = topic_name(request.topic, client)
         group = group_name(request.group, client)
         milliseconds = duration_ms(request.invisible_duration)
-        longest = self._config.delivery.invisible_seconds_max
+        longest = self._settings.current.delivery.invisible_seconds_max
         if not 0 <= milliseconds <= longest * 1000:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_INVISIBLE_TIME,

@@ -16,7 +16,7 @@ from typing import Final
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import READ_BYTES_MAX, MessageFilter, filter_of
 from aerobee_broker.errors import InvalidRequestError
@@ -53,9 +53,9 @@ class _Reading:
 class PullProcessor:
     """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises what `services.errors` knows as codes."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
-        self._config = config
-        self._bytes_max = min(config.delivery.receive_bytes_max, READ_BYTES_MAX)
+    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
+        self._settings = settings
+        self._bytes_max = min(settings.current.delivery.receive_bytes_max, READ_BYTES_MAX)
         self._store = store
         self._tables = tables
         self._deliveries = deliveries
@@ -91,7 +91,7 @@ class PullProcessor:
             yield v2.PullMessageResponse(status=v2.Status(code=v2.Code.ILLEGAL_OFFSET, message=text))
             yield v2.PullMessageResponse(next_offset=min(max(request.offset, low), high))
             return
-        count = max(1, min(request.batch_size, self._config.delivery.receive_count_max))
+        count = max(1, min(request.batch_size, self._settings.current.delivery.receive_count_max))
         polling = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
         now = asyncio.get_running_loop().time()
         reading = _Reading(
@@ -113,7 +113,7 @@ class PullProcessor:
         yield v2.PullMessageResponse(next_offset=reading.offset)
 
     def _poll_seconds(self, requested: float | None, remaining: float | None) -> float:
-        config = self._config.delivery
+        config = self._settings.current.delivery
         return poll_seconds(requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max)
 
     async def _read(self, reading: _Reading, wanted: MessageFilter, count: int, memory: Share | None) -> list[Record]:

@@ -8,7 +8,7 @@ from typing import Final
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.errors import InvalidRequestError
@@ -28,8 +28,8 @@ _NOTHING: Final = v2.ReceiveMessageResponse(
 class ReceiveProcessor:
     """Answers ReceiveMessage: a status, the messages, the time of delivery."""
 
-    def __init__(self, config: BrokerConfig, tables: Tables, deliveries: Deliveries, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, tables: Tables, deliveries: Deliveries, clock: Clock) -> None:
+        self._settings = settings
         self._tables = tables
         self._deliveries = deliveries
         self._clock = clock
@@ -61,7 +61,7 @@ class ReceiveProcessor:
             )
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
-        config = self._config.delivery
+        config = self._settings.current.delivery
 
         asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
         reserve = config.poll_reserve_seconds if asked is not None else self._reserve_seconds(client)
@@ -107,11 +107,14 @@ class ReceiveProcessor:
         if settings is not None:
             timeout_ms = duration_ms(settings.request_timeout)
         half = timeout_ms / 2000 if timeout_ms > 0 else _REQUEST_TIMEOUT_SECONDS / 2
-        return max(self._config.delivery.poll_reserve_seconds, half)
+        return max(self._settings.current.delivery.poll_reserve_seconds, half)
 
     def _invisible_ms(self, request: v2.ReceiveMessageRequest) -> int:
         milliseconds = duration_ms(request.invisible_duration)
-        shortest, longest = self._config.delivery.invisible_seconds_min, self._config.delivery.invisible_seconds_max
+        shortest, longest = (
+            self._settings.current.delivery.invisible_seconds_min,
+            self._settings.current.delivery.invisible_seconds_max,
+        )
         if not request.HasField("invisible_duration") or not shortest * 1000 <= milliseconds <= longest * 1000:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_INVISIBLE_TIME,

@@ -12,7 +12,7 @@ from typing import Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
-from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.config import Address, Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listeners import Listening
 from aerobee_broker.tables.tables import Tables
@@ -44,8 +44,8 @@ ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...
 class RouteProcessor:
     """Answers QueryRoute and QueryAssignment; `listening` are the addresses that were bound."""
 
-    def __init__(self, config: BrokerConfig, tables: Tables, listening: Listening) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, tables: Tables, listening: Listening) -> None:
+        self._settings = settings
         self._tables = tables
         self._listening = listening
 
@@ -81,11 +81,11 @@ class RouteProcessor:
 
     def _broker(self, dialled: v2.Endpoints, client: Client) -> v2.Broker:
         # Clients keep only queues of brokers with id 0, RocketMQ's number for a master.
-        return v2.Broker(name=self._config.name, id=0, endpoints=self.endpoints(dialled, client))
+        return v2.Broker(name=self._settings.current.name, id=0, endpoints=self.endpoints(dialled, client))
 
     def endpoints(self, dialled: v2.Endpoints, client: Client) -> v2.Endpoints:
         """Where the broker is reached by a client that dialled so."""
-        listen = self._config.listen
+        listen = self._settings.current.listen
         advertised = listen.advertise_tls if client.secure else listen.advertise
         if advertised is not None:
             return _endpoints_of([advertised])

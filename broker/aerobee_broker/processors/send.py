@@ -13,7 +13,7 @@ from typing import Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import (
     DELAY,
@@ -71,7 +71,7 @@ class SendProcessor:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         counters: BrokerCounters,
@@ -79,7 +79,8 @@ class SendProcessor:
         transactions: Transactions,
         timer: Timer,
     ) -> None:
-        self._limits = config.limits
+        self._settings = settings
+        config = settings.current
         self._body_size_max = config.store.body_size_max
         self._light_queues = config.store.light_queues
         self._store = store
@@ -127,7 +128,7 @@ class SendProcessor:
                 raise InvalidRequestError(
                     v2.Code.BAD_REQUEST, "some messages of the request are transactional, and some not; send them apart"
                 )
-            check_message(message, self._limits, self._body_size_max, now_ms)
+            check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
         if destination is None or self._topics_revision != self._tables.topics.revision:  # a large batch took its time
             destination = _Destination(await self._tables.topic_in_use(stored_name))
             self._destinations[key] = destination
@@ -192,7 +193,7 @@ class SendProcessor:
             queue_id,
             client.peer,
             self._clock.now_ms(),
-            self._limits,
+            self._settings.current.limits,
             self._store.config,
         )
         if packed is None:

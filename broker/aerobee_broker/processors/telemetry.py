@@ -10,7 +10,7 @@ from typing import Final
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import group_name, topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
 from aerobee_broker.tables.tables import Tables
@@ -30,8 +30,8 @@ _CUSTOMIZED_MAX: Final = 64  # entries; Python clients take the last for all lat
 class TelemetryProcessor:
     """Answers what clients write into their Telemetry streams."""
 
-    def __init__(self, config: BrokerConfig, tables: Tables, clients: ClientRegistry) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, tables: Tables, clients: ClientRegistry) -> None:
+        self._settings = settings
         self._tables = tables
         self._clients = clients
 
@@ -74,7 +74,7 @@ class TelemetryProcessor:
         return reply
 
     def _publishing(self, reply: v2.Settings) -> None:
-        reply.publishing.max_body_size = self._config.store.body_size_max
+        reply.publishing.max_body_size = self._settings.current.store.body_size_max
         reply.publishing.validate_message_type = True
         policy = v2.RetryPolicy(max_attempts=PRODUCER_MAX_ATTEMPTS)
         policy.exponential_backoff.initial.FromMilliseconds(10)
@@ -93,12 +93,12 @@ class TelemetryProcessor:
         # Go's client goes on with the rest of a batch while it waits to repeat a message that failed. Rust's consumes a
         # batch in parallel, whatever the group is. Both would break the order.
         alone = group.consume_orderly and client.language in ("GO", "RUST")
-        subscription.receive_batch_size = 1 if alone else self._config.delivery.receive_count_max
+        subscription.receive_batch_size = 1 if alone else self._settings.current.delivery.receive_count_max
         own = received.subscription.long_polling_timeout
         if received.client_type not in _SIMPLE_TYPES or (own.seconds, own.nanos) <= (0, 0):
             subscription.long_polling_timeout.FromSeconds(LONG_POLLING_SECONDS)
         if received.client_type in _LITE_TYPES:
-            subscription.lite_subscription_quota = self._config.delivery.lite_subscriptions_max
+            subscription.lite_subscription_quota = self._settings.current.delivery.lite_subscriptions_max
             subscription.max_lite_topic_size = LITE_TOPIC_SIZE_MAX
         reply.backoff_policy.CopyFrom(backoff_policy(group, client.language))
 

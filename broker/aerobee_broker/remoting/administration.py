@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
-from aerobee_broker.config import BrokerConfig, setting_of_rocketmq, setting_text
+from aerobee_broker.config import Settings, setting_of_rocketmq, setting_text
 from aerobee_broker.errors import TableFormatError
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
@@ -33,23 +33,23 @@ class AdministrationRequests:
     def __init__(
         self,
         *,
-        config: BrokerConfig,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         offsets: OffsetRequests,
         level_delay: LevelDelay,
         topics: TopicAdministration,
         groups: GroupAdministration,
-        settings: RuntimeSettings,
+        runtime_settings: RuntimeSettings,
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._offsets = offsets
         self._level_delay = level_delay
         self._topics = topics
         self._groups = groups
-        self._settings = settings
+        self._runtime_settings = runtime_settings
         self.handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             Request.DELETE_TOPIC_IN_BROKER: self.delete_topic,
@@ -190,7 +190,7 @@ class AdministrationRequests:
             offsets[queue_id] = min(max(wanted, low), high)
         await self._offsets.reset(topic.name, group.name, offsets)
         table = ObjectMap.of(
-            (Bean(brokerName=self._config.name, queueId=queue_id, topic=topic.name), at)
+            (Bean(brokerName=self._settings.current.name, queueId=queue_id, topic=topic.name), at)
             for queue_id, at in offsets.items()
         )
         return answer(body=Bean(offsetTable=table))
@@ -199,7 +199,7 @@ class AdministrationRequests:
 
     async def configuration(self, _request: Command, _: Connection) -> Command:
         """Under RocketMQ's names, as far as it has any, and under ours."""
-        config = self._config
+        config = self._settings.current
         values = {
             "brokerClusterName": config.cluster,
             "brokerName": config.name,
@@ -212,7 +212,7 @@ class AdministrationRequests:
             "fileReservedTime": str(config.store.retention_hours),
             "maxMessageSize": str(config.store.body_size_max),
             "storePathRootDir": str(config.store.directory),
-            **{setting.name: setting.value for setting in self._settings.all() if setting.value},
+            **{setting.name: setting.value for setting in self._runtime_settings.all() if setting.value},
         }
         version = self._tables.topics.version.to_json()
         body = "".join(f"{name}={value}\n" for name, value in values.items()).encode()
@@ -238,7 +238,7 @@ class AdministrationRequests:
                 changes[name.strip() if found is None else found[0]] = (
                     value.strip() if found is None else setting_text(found[1])
                 )
-            await self._settings.change(changes)
+            await self._runtime_settings.change(changes)
         except ConfigError as error:
             raise RemotingError(Answer.NO_PERMISSION, str(error)) from None
         return answer()

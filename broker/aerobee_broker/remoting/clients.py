@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.errors import RemotingError
@@ -70,8 +70,8 @@ class Consumers:
 class RemotingClients:
     """All remoting clients. Event loop only."""
 
-    def __init__(self, config: BrokerConfig, tables: Tables, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, tables: Tables, clock: Clock) -> None:
+        self._settings = settings
         self._tables = tables
         self._clock = clock
         self._consumers: dict[str, Consumers] = {}
@@ -171,7 +171,7 @@ class RemotingClients:
     def expire(self) -> None:
         """Drop whoever was silent for too long."""
         now = self._clock.monotonic()
-        limit = now - self._config.limits.client_expiry_seconds
+        limit = now - self._settings.current.limits.client_expiry_seconds
         self._remove(lambda found: found.seen_at < limit)
         self._drop_expired_locks(now)
 
@@ -202,7 +202,7 @@ class RemotingClients:
                 Bean(data),
             )
         topics = [topic for topic in subscriptions if not topic.startswith(RETRY_PREFIX)]
-        if group in self._tables.groups or self._config.auto_create_groups:
+        if group in self._tables.groups or self._settings.current.auto_create_groups:
             await self._tables.group_in_use(group, topics)
             await self._ensure_retry_topic(group)
         if not found.connection.is_open:

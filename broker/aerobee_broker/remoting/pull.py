@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from typing import Final
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
 from aerobee_broker.loop_share import step_started
@@ -47,7 +47,7 @@ class PullRequests:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         deliveries: Deliveries,
@@ -55,7 +55,7 @@ class PullRequests:
         offsets: OffsetRequests,
         counters: BrokerCounters,
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._deliveries = deliveries
@@ -68,7 +68,7 @@ class PullRequests:
         group, name = text(request, "consumerGroup"), text(request, "topic")
         queue_id = integer(request, "queueId", bits=32)
         offset = integer(request, "queueOffset")
-        count = min(max(integer(request, "maxMsgNums", bits=32), 1), self._config.delivery.receive_count_max)
+        count = min(max(integer(request, "maxMsgNums", bits=32), 1), self._settings.current.delivery.receive_count_max)
         sys_flag = integer(request, "sysFlag", 0, bits=32)
         await self._check_group(group, name)
         topic = self._tables.topics.require(name)

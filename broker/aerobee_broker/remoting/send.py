@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import IllegalTopicError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.remoting.codes import Answer
@@ -103,7 +103,7 @@ class SendRequests:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         counters: BrokerCounters,
@@ -112,7 +112,7 @@ class SendRequests:
         timer: Timer,
         level_delay: LevelDelay,
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._counters = counters
@@ -136,11 +136,11 @@ class SendRequests:
         queue_id = self._queue_id(topic, sent.queue_id)
         if not request.body:
             raise RemotingError(Answer.MESSAGE_ILLEGAL, "the body of the message is empty; send at least one byte")
-        if len(request.body) > self._config.store.body_size_max:
+        if len(request.body) > self._settings.current.store.body_size_max:
             raise RemotingError(
                 Answer.MESSAGE_ILLEGAL,
                 f"the body of the message has {len(request.body)} bytes, the limit is "
-                f"{self._config.store.body_size_max}; split or compress it",
+                f"{self._settings.current.store.body_size_max}; split or compress it",
             )
         message = Message(
             topic=topic.name,
@@ -240,7 +240,7 @@ class SendRequests:
         """What a broker adds, and leaves out, of what a client gave a message."""
         properties = {
             **properties,
-            p.CLUSTER: self._config.cluster,
+            p.CLUSTER: self._settings.current.cluster,
             p.MSG_REGION: REGION,
             p.TRACE_ON: properties.get(p.TRACE_ON, "true"),
         }
@@ -321,14 +321,15 @@ class SendRequests:
             return self._level_delay.delayed(message, _number(properties, p.DELAY)), ""
         number = _number(properties, delay)
         deliver_ms = {p.TIMER_DELAY_SEC: now_ms + number * 1000, p.TIMER_DELAY_MS: now_ms + number}.get(delay, number)
-        if deliver_ms > now_ms + self._config.limits.delay_seconds_max * 1000:
+        delay_max = self._settings.current.limits.delay_seconds_max
+        if deliver_ms > now_ms + delay_max * 1000:
             raise RemotingError(
                 Answer.MESSAGE_ILLEGAL,
-                f"{delay} is {number}: more than {self._config.limits.delay_seconds_max:g} s ahead, the limit",
+                f"{delay} is {number}: more than {delay_max:g} s ahead, the limit",
             )
         if deliver_ms <= now_ms:
             return message, ""
-        handle = RecallHandle(message.topic, self._config.name, deliver_ms, properties[p.UNIQ_KEY])
+        handle = RecallHandle(message.topic, self._settings.current.name, deliver_ms, properties[p.UNIQ_KEY])
         return self._timer.delayed(message, deliver_ms), handle.encode()
 
 

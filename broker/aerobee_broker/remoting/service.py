@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.config import Address, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.front.doors import Door
 from aerobee_broker.metrics.broker_stats import BrokerStats
@@ -53,7 +53,7 @@ class RemotingService:
     def __init__(
         self,
         *,
-        config: BrokerConfig,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         deliveries: Deliveries,
@@ -65,7 +65,7 @@ class RemotingService:
         accounts: Accounts | None,
         clock: Clock,
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._timer = timer
@@ -73,21 +73,21 @@ class RemotingService:
         self._clock = clock
         self._transactions = transactions
         self._deliveries = deliveries
-        self.clients = RemotingClients(config, tables, clock)
+        self.clients = RemotingClients(settings, tables, clock)
         self._routes = RouteTables(clock)
         self._registered_revision = -1
         self._permissions = Permissions(accounts, store)
         self.server = RemotingServer(self.handle)
         self.server.closed_listeners.append(self._closed)
         self._offsets = offsets = OffsetRequests(store, tables, deliveries)
-        pull = PullRequests(config, store, tables, deliveries, self.clients, offsets, counters)
-        send = SendRequests(config, store, tables, counters, clock, transactions, timer, level_delay)
+        pull = PullRequests(settings, store, tables, deliveries, self.clients, offsets, counters)
+        send = SendRequests(settings, store, tables, counters, clock, transactions, timer, level_delay)
         retry = RetryRequests(store, tables, send, level_delay)
         decisions = TransactionRequests(store, transactions, self.clients, counters)
         queries = QueryRequests(store, tables, deliveries.loop_share)
-        replies = ReplyRequests(config, self.clients, send, clock)
+        replies = ReplyRequests(settings.current, self.clients, send, clock)
         name_server = NameServerRequests(
-            self._routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": config.name}
+            self._routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
         )
         clients = self.clients
         producers.ask_by_group = decisions.ask
@@ -123,22 +123,22 @@ class RemotingService:
         self,
         topics: TopicAdministration,
         groups: GroupAdministration,
-        settings: RuntimeSettings,
+        runtime_settings: RuntimeSettings,
         broker_stats: BrokerStats,
     ) -> None:
         """Answer what operators ask, too."""
         administration = AdministrationRequests(
-            config=self._config,
+            settings=self._settings,
             store=self._store,
             tables=self._tables,
             offsets=self._offsets,
             level_delay=self._level_delay,
             topics=topics,
             groups=groups,
-            settings=settings,
+            runtime_settings=runtime_settings,
         )
         statistics = StatisticsRequests(
-            config=self._config,
+            config=self._settings.current,
             store=self._store,
             tables=self._tables,
             deliveries=self._deliveries,
@@ -184,7 +184,7 @@ class RemotingService:
         return handle
 
     def _register_own(self) -> None:
-        config, table = self._config, self._tables.topics
+        config, table = self._settings.current, self._tables.topics
         self._registered_revision = table.revision
         topics = own_topics(config, self._tables)
         if self._routes.broker(config.name) is None:

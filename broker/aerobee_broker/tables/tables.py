@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final, Self
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import GroupNotFoundError, TopicNotFoundError
 from aerobee_broker.metrics.counters import ExecutionTimes
 from aerobee_broker.tables.consumer_groups import GroupConfig, GroupTable, is_system_group
@@ -133,7 +133,7 @@ class Tables:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         clock: Clock,
         *,
         topics: LoggedTable,
@@ -141,7 +141,7 @@ class Tables:
         offsets: JsonTable,
         in_disk_thread: InDiskThread,
     ) -> None:
-        self._config = config
+        self._settings = settings
         self.topics = TopicTable.from_json(topics.load(), clock)
         self.groups = GroupTable.from_json(groups.load(), clock)
         self.offsets = OffsetTable.from_json(offsets.load(), clock)
@@ -154,17 +154,17 @@ class Tables:
     @classmethod
     def load(
         cls,
-        config: BrokerConfig,
+        settings: Settings,
         clock: Clock,
         file_system: FileSystem,
         in_disk_thread: InDiskThread,
         stats: StoreStats | None = None,
     ) -> Self:
         """Read the three files; a missing one is an empty table. TableFormatError, UnreadableTableError, OSError."""
-        directory: Path = config.store.directory / "config"
+        directory: Path = settings.current.store.directory / "config"
         file_system.make_directory(directory)
         return cls(
-            config,
+            settings,
             clock,
             topics=LoggedTable(file_system, directory / "topics.json", stats=stats),
             groups=LoggedTable(file_system, directory / "subscriptionGroup.json", stats=stats),
@@ -180,13 +180,15 @@ class Tables:
         topic = self.topics.get(stored_name)
         if topic is not None:
             return topic
-        if not self._config.auto_create_topics:
+        if not self._settings.current.auto_create_topics:
             raise TopicNotFoundError(stored_name)
         with self.topic_creations.measure(is_system=is_system_topic(stored_name)):
             check_new_topic_name(stored_name)
             # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we
             # can do.
-            count = min(self._config.topics.queue_count, queue_count or self._config.topics.queue_count)
+            count = min(
+                self._settings.current.topics.queue_count, queue_count or self._settings.current.topics.queue_count
+            )
             topic = TopicConfig.of_type(stored_name, TopicMessageType.MIXED, queue_count=count)
             self.topics.create(topic)
             await self.save_topics()
@@ -199,7 +201,7 @@ class Tables:
         made one expects order, and that order is a setting of groups is easily forgotten.
         """
         group = self.groups.get(stored_name)
-        if group is not None or not self._config.auto_create_groups:
+        if group is not None or not self._settings.current.auto_create_groups:
             return group or GroupConfig(name=stored_name)
         found = [self.topics.get(name) for name in topics]
         orderly = any(topic is not None and topic.message_type is TopicMessageType.FIFO for topic in found)
@@ -213,7 +215,7 @@ class Tables:
         group = self.groups.get(stored_name)
         if group is not None:
             return group
-        if not self._config.auto_create_groups:
+        if not self._settings.current.auto_create_groups:
             raise GroupNotFoundError(stored_name)
         with self.group_creations.measure(is_system=is_system_group(stored_name)):
             group = self.group_or_first_use(stored_name, topics)

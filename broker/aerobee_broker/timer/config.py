@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
+from msgspec import Meta
+
+from aerobee_store.config import AtLeast2, Seconds, Section
 from aerobee_store.errors import ConfigError
 from aerobee_store.timer.files import LOG_FILE_SIZE
 from aerobee_store.timer.log import BLANK_SIZE_MIN, UNIT_SIZE
 from aerobee_store.timer.wheel import SLOT_COUNT
 
-PRECISIONS_MS: Final = (100, 200, 500, 1000)
+Precision = Literal[100, 200, 500, 1000]
+PRECISIONS_MS: Final[tuple[int, ...]] = get_args(Precision)
 _DELAY_MS_MAX: Final = (1 << 31) - 1  # what a unit of the timer log can say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimerConfig:
+class TimerConfig(Section):
     """Sizes in bytes, durations in seconds. "Format" as in StoreConfig."""
 
-    precision_ms: int = 1000  # timerPrecisionMs: the step of the wheel. Delivery is to the millisecond with any of them
-    roll_window_slots: int = 172_800  # timerRollWindowSlot: what is further ahead is stored again when so much is over
-    flush_interval_seconds: float = 1.0  # timerFlushIntervalMs
-    slot_count: int = SLOT_COUNT  # RocketMQ's is fixed; format
-    log_file_size: int = LOG_FILE_SIZE  # mappedFileSizeTimerLog; format
+    section: ClassVar[str] = "timer"
+
+    precision_ms: Precision = 1000  # timerPrecisionMs: the wheel's step; delivery is to the millisecond anyway
+    roll_window_slots: AtLeast2 = 172_800  # timerRollWindowSlot: messages further ahead are stored again by then
+    flush_interval_seconds: Seconds = 1.0  # timerFlushIntervalMs
+    slot_count: Annotated[int, Meta(ge=8)] = SLOT_COUNT  # RocketMQ's is fixed; format
+    log_file_size: Annotated[int, Meta(ge=UNIT_SIZE + BLANK_SIZE_MIN)] = LOG_FILE_SIZE  # mappedFileSizeTimerLog; format
 
     def __post_init__(self) -> None:
-        if self.precision_ms not in PRECISIONS_MS:
-            raise ConfigError(f"timer.precision_ms: {self.precision_ms} is not one of 100, 200, 500 and 1000")
-        if self.slot_count < 8:
-            raise ConfigError(f"timer.slot_count: {self.slot_count} is less than 8")
-        if not 2 <= self.roll_window_slots <= self.slot_count // 2:
+        Section.__post_init__(self)
+        if self.roll_window_slots > self.slot_count // 2:
             raise ConfigError(
-                f"timer.roll_window_slots: {self.roll_window_slots} is outside 2..{self.slot_count // 2}, "
-                "half of the wheel"
+                f"timer.roll_window_slots: {self.roll_window_slots} is above {self.slot_count // 2}, half of the wheel"
             )
         if self.roll_window_slots * self.precision_ms > _DELAY_MS_MAX:
             raise ConfigError(f"timer.roll_window_slots: {self.roll_window_slots} are more than 24 days; choose fewer")
-        if self.log_file_size < UNIT_SIZE + BLANK_SIZE_MIN:
-            raise ConfigError(f"timer.log_file_size: {self.log_file_size} bytes hold no unit")
-        if not self.flush_interval_seconds > 0:
-            raise ConfigError(f"timer.flush_interval_seconds: {self.flush_interval_seconds} is not above 0")

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from aerobee_store.errors import ConfigError
+from msgspec import Meta
+
+from aerobee_store.config import Section
+
+UpToAYear = Annotated[float, Meta(gt=0, le=366 * 24 * 3600)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionsConfig:
+class TransactionsConfig(Section):
     """Durations in seconds, unless the name says hours. RocketMQ's name of a setting stands beside it."""
 
-    timeout_seconds: float = 6.0
-    """transactionTimeOut: until the producer is asked first, for messages that do not say it themselves."""
-    check_interval_seconds: float = 30.0
-    """transactionCheckInterval: and then again."""
-    check_max: int = 15
-    """transactionCheckMax: how often before the message is given up. What reached no producer does not count."""
-    age_hours_max: float = 72.0
-    """When a message is given up although nobody could be asked; RocketMQ's age of files, fileReservedTime."""
-    pending_max: int = 50_000
-    """Transactions that wait at one time, some 450 bytes of memory each; more are refused."""
+    section: ClassVar[str] = "transactions"
 
-    def __post_init__(self) -> None:
-        for name in ("timeout_seconds", "check_interval_seconds", "age_hours_max"):
-            if not 0 < getattr(self, name) <= 366 * 24 * 3600:
-                raise ConfigError(f"transactions.{name}: {getattr(self, name)} is not above 0, or longer than a year")
-        if not 1 <= self.check_max <= 1_000_000:
-            raise ConfigError(f"transactions.check_max: {self.check_max} is outside 1..1000000")
-        if not 1 <= self.pending_max <= 10_000_000:
-            raise ConfigError(f"transactions.pending_max: {self.pending_max} is outside 1..10000000")
+    timeout_seconds: UpToAYear = 6.0
+    """transactionTimeOut: until the producer is asked first, for messages that do not say it themselves."""
+    check_interval_seconds: UpToAYear = 30.0
+    """transactionCheckInterval: and then again."""
+    check_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 15
+    """transactionCheckMax: how often before the message is given up. What reached no producer does not count."""
+    age_hours_max: UpToAYear = 72.0
+    """When a message is given up although nobody could be asked; RocketMQ's age of files, fileReservedTime."""
+    pending_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
+    """Transactions that wait at one time, some 450 bytes of memory each; more are refused."""

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from aerobee_broker.clients.clients import Client
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidTransactionError, TooManyRequestsError
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.topics import TopicConfig, TopicTable
@@ -140,7 +141,7 @@ class Transactions:
         store: MessageStore,
         tables: TransactionTables,
         clock: Clock,
-        config: TransactionsConfig,
+        settings: Settings,
         producers: Producers,
         delayed: Callable[[Message, int], Message],
     ) -> None:
@@ -150,7 +151,7 @@ class Transactions:
         self._clock = clock
         self._steady = SteadyClock(clock)
         self._began = clock.monotonic()
-        self._config = config
+        self._settings = settings
         self._producers = producers
         self._delayed = delayed
         self._pending: OrderedDict[bytes, _Half] = OrderedDict()  # in the order of their queue offsets
@@ -170,8 +171,12 @@ class Transactions:
         """By stored name; for the metrics."""
         # As far as half messages may lie apart: bounds what a start reads. Twice the most that can wait, so that
         # renewing, which adds as many, comes to an end.
-        self._span_max = 2 * config.pending_max
+        self._span_max = 2 * settings.current.transactions.pending_max
         store.retention_listeners.append(self.keep_from)
+
+    @property
+    def _config(self) -> TransactionsConfig:
+        return self._settings.current.transactions
 
     @property
     def pending_count(self) -> int:

@@ -122,6 +122,10 @@ class Retention:
         self._left_over: dict[Path, list[Path]] = {}  # directory -> files that nobody uses any more, oldest first
         self._is_stuck = False
 
+    def reconfigure(self, config: StoreConfig) -> None:
+        """Use these settings from now on."""
+        self._config = config
+
     async def run(self) -> None:
         """Look at disk and files every interval. Ends only when cancelled."""
         interval = self._config.retention_interval_seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.commands import options, output
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors.administration.wire import PAGE_COUNT_MAX, page_of
 from aerobee_broker.tables.tables import Tables
@@ -68,8 +68,8 @@ async def test_what_retention_removed_is_not_waited_for(tmp_path: Path) -> None:
         )
     )
     with MessageStore.open(config.store, clock=clock) as store:
-        tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
-        deliveries = Deliveries(store, tables, clock, config.delivery)
+        tables = Tables.load(Settings(config), clock, store.file_system, store.in_disk_thread)
+        deliveries = Deliveries(store, tables, clock, Settings(config))
         topic, queue_id, low, high = next(
             (topic, queue_id, *store.queue_range(topic, queue_id))
             for topic, queue_ids in store.queues().items()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.clients.clients import Client
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.processors import query
 from aerobee_broker.processors.query import QueryProcessor
@@ -27,14 +27,14 @@ async def processor(tmp_path: Path) -> AsyncIterator[QueryProcessor]:
     """Twenty messages of 1,000 bytes with one key, in two queues."""
     config = BrokerConfig.tiny(tmp_path)
     with MessageStore.open(config.store) as store:
-        tables = Tables.load(config, store.clock, store.file_system, store.in_disk_thread)
+        tables = Tables.load(Settings(config), store.clock, store.file_system, store.in_disk_thread)
         tables.topics.create(TopicConfig.of_type("orders", queue_count=2))
         for number in range(COUNT):
             store.append(
                 [Message("orders", number % 2, b"%04d" % number * 250, {"KEYS": "k", "UNIQ_KEY": str(number)})]
             )
         store.flush()
-        deliveries = Deliveries(store, tables, store.clock, config.delivery)
+        deliveries = Deliveries(store, tables, store.clock, Settings(config))
         yield QueryProcessor(store, tables, deliveries)
         await asyncio.sleep(0)
 

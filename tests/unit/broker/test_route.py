@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.clients.clients import Client
-from aerobee_broker.config import Address, BrokerConfig, ListenConfig, TopicsConfig
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig, Settings, TopicsConfig
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.listeners import Listening
 from aerobee_broker.processors.route import RouteProcessor
@@ -36,7 +36,7 @@ class Routes:
     def __init__(self, directory: Path, listening: str = "127.0.0.1:8081", **changes: object) -> None:
         config = BrokerConfig.tiny(directory, **{"topics": TopicsConfig(auto_create=False), **changes})
         config.store.directory.mkdir(exist_ok=True)
-        self.tables = Tables.load(config, ManualClock(), DiskFileSystem(), _at_once)
+        self.tables = Tables.load(Settings(config), ManualClock(), DiskFileSystem(), _at_once)
         for topic in (
             TopicConfig.of_type("orders", queue_count=4),
             TopicConfig.of_type("mixed", TopicMessageType.MIXED, queue_count=1),
@@ -44,7 +44,7 @@ class Routes:
             TopicConfig(name="write-only", read_queue_count=1, write_queue_count=1, permission=Permission.WRITE),
         ):
             self.tables.topics.create(topic)
-        self.processor = RouteProcessor(config, self.tables, Listening(Address.parse(listening)))
+        self.processor = RouteProcessor(Settings(config), self.tables, Listening(Address.parse(listening)))
 
     async def queues(self, topic: str, *dialled: tuple[str, int]) -> list[v2.MessageQueue]:
         request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))

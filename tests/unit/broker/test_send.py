@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
-from aerobee_broker.config import BrokerConfig, TopicsConfig
+from aerobee_broker.config import BrokerConfig, Settings, TopicsConfig
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.send import SendProcessor
@@ -38,8 +38,10 @@ class Sender:
         self.counters = BrokerCounters()
         timer = Timer(store, store.clock, config.timer)
         producers = Producers(ClientRegistry(store.clock))
-        self.transactions = Transactions(store, tables, store.clock, config.transactions, producers, timer.delayed)
-        self._processor = SendProcessor(config, store, tables, self.counters, store.clock, self.transactions, timer)
+        self.transactions = Transactions(store, tables, store.clock, Settings(config), producers, timer.delayed)
+        self._processor = SendProcessor(
+            Settings(config), store, tables, self.counters, store.clock, self.transactions, timer
+        )
 
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:
         async with asyncio.timeout(10):
@@ -74,7 +76,7 @@ async def sender(tmp_path: Path) -> AsyncIterator[Sender]:
     with MessageStore.open(config.store, clock=clock) as store:
         running = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        tables = Tables.load(config, clock, store.file_system, store.in_disk_thread)
+        tables = Tables.load(Settings(config), clock, store.file_system, store.in_disk_thread)
         for topic in (
             TopicConfig.of_type("orders", queue_count=4),
             TopicConfig.of_type("shop%orders", queue_count=1),

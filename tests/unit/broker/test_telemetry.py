@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError
 from aerobee_broker.processors.telemetry import TelemetryProcessor, backoff_policy
 from aerobee_broker.tables.consumer_groups import CustomizedRetry, ExponentialRetry, GroupConfig
@@ -25,12 +25,12 @@ async def _nowhere(*_: object) -> None:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Tables:
-    return Tables.load(BrokerConfig.tiny(tmp_path), ManualClock(), DiskFileSystem(), _nowhere)
+    return Tables.load(Settings(BrokerConfig.tiny(tmp_path)), ManualClock(), DiskFileSystem(), _nowhere)
 
 
 @pytest.fixture
 def telemetry(tables: Tables, tmp_path: Path) -> TelemetryProcessor:
-    return TelemetryProcessor(BrokerConfig.tiny(tmp_path), tables, ClientRegistry(ManualClock()))
+    return TelemetryProcessor(Settings(BrokerConfig.tiny(tmp_path)), tables, ClientRegistry(ManualClock()))
 
 
 def producer(*topics: str) -> v2.Settings:

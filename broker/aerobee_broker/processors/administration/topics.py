@@ -9,7 +9,7 @@ from typing import Final
 
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.naming import subscribed_topics, topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.processors.administration.wire import (
@@ -45,14 +45,14 @@ class TopicAdministration:
     def __init__(
         self,
         *,
-        config: BrokerConfig,
+        settings: Settings,
         store: MessageStore,
         tables: Tables,
         clients: ClientRegistry,
         deliveries: Deliveries,
         route: RouteProcessor,
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._clients = clients
@@ -154,15 +154,15 @@ class TopicAdministration:
             "brokerDatas": [
                 {
                     "brokerAddrs": {"0": f"{address.host}:{address.port}"},
-                    "brokerName": self._config.name,
-                    "cluster": self._config.cluster,
+                    "brokerName": self._settings.current.name,
+                    "cluster": self._settings.current.cluster,
                     "enableActingMaster": False,
                 }
             ],
             "filterServerTable": {},
             "queueDatas": [
                 {
-                    "brokerName": self._config.name,
+                    "brokerName": self._settings.current.name,
                     "perm": int(topic.permission),
                     "readQueueNums": topic.read_queue_count,
                     "topicSysFlag": topic.sys_flag,
@@ -174,7 +174,7 @@ class TopicAdministration:
 
     def _topic_from_wire(self, wire: admin_v1.Topic) -> TopicConfig:
         check_topic_name(wire.name)
-        read = wire.read_queue_count or self._config.topics.queue_count
+        read = wire.read_queue_count or self._settings.current.topics.queue_count
         kind = _type_of(wire.accept_message_types) if wire.accept_message_types else TopicMessageType.NORMAL
         return TopicConfig(
             name=wire.name,

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import BadRecordError, InvalidRequestError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.records.checks import check_records
@@ -88,8 +88,9 @@ def _read_in_place(data: bytes) -> AppendRequest | None:
 class AppendProcessor:
     """Answers AppendRecords. Raises what `services.errors` knows as status codes."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
-        self._limits = config.limits
+    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, counters: BrokerCounters) -> None:
+        config = settings.current
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._counters = counters
@@ -150,7 +151,7 @@ class AppendProcessor:
             )
         if batch.end != len(records):
             raise BadRecordError(v2.Code.MESSAGE_CORRUPTED, len(batch), batch.stop.detail or batch.stop.reason.value)
-        check_records(batch, topic, request.queue_id, self._limits, self._body_size_max)
+        check_records(batch, topic, request.queue_id, self._settings.current.limits, self._body_size_max)
         return batch
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import LongPolling, poll_seconds
 from aerobee_broker.processors.receive import duration_ms
@@ -33,8 +33,8 @@ SIZE_DTYPE: Final = np.dtype("<u4")
 class ReadProcessor:
     """Answers ReadRecords. Raises what `services.errors` knows as status codes."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, tables: Tables, long_polling: LongPolling) -> None:
-        self._config = config
+    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, long_polling: LongPolling) -> None:
+        self._settings = settings
         self._store = store
         self._tables = tables
         self._long_polling = long_polling
@@ -112,7 +112,7 @@ class ReadProcessor:
         deadline: float | None,
     ) -> bool:
         """Wait for another record at the end of the queue; False when the wait is over."""
-        config = self._config.delivery
+        config = self._settings.current.delivery
         remaining = None if deadline is None else deadline - asyncio.get_running_loop().time()
         requested = duration_ms(request.wait) / 1000 if request.HasField("wait") else 0.0
         seconds = poll_seconds(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.metrics import broker_stats
 from aerobee_broker.metrics.broker_stats import (
     OTHERS,
@@ -32,7 +32,7 @@ class Harness:
         self.clock = ManualClock()
         config = BrokerConfig.tiny(directory)
         self.store = MessageStore.open(config.store, clock=self.clock)
-        self.tables = Tables.load(config, self.clock, self.store.file_system, self.store.in_disk_thread)
+        self.tables = Tables.load(Settings(config), self.clock, self.store.file_system, self.store.in_disk_thread)
         for topic in ("orders", "bills"):
             self.tables.topics.create(TopicConfig.of_type(topic, TopicMessageType.NORMAL, queue_count=1))
         self.tables.groups.create(GroupConfig(name="billing"))

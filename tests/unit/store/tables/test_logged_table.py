@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerobee_broker.config import BrokerConfig
+from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig
@@ -31,7 +31,7 @@ async def at_once(function: Callable[..., object], *arguments: object) -> object
 
 def tables(disk: MemoryFileSystem, stats: StoreStats | None = None) -> Tables:
     """The tables as a start loads them."""
-    return Tables.load(BrokerConfig.tiny(CONFIG.parent), ManualClock(), disk, at_once, stats)
+    return Tables.load(Settings(BrokerConfig.tiny(CONFIG.parent)), ManualClock(), disk, at_once, stats)
 
 
 def names(disk: MemoryFileSystem) -> list[str]:
