@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-spark bench bench-broker bench-records bench-front bench-store clean
+.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records bench-front bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -90,6 +90,9 @@ test-java-store: .venv/.dev ## RocketMQ's own store and ours on the same directo
 
 test-cluster: .venv/.dev ## RocketMQ 4's released Java client and mqadmin with our broker (needs Java and Maven)
 	AEROBEE_CLUSTER=1 $(BIN)/python -m pytest -q -rs tests/cluster
+
+test-client-rocketmq: .venv/.dev ## our client against Apache RocketMQ 5 from its artefacts (needs Java and Maven)
+	AEROBEE_ROCKETMQ=1 $(BIN)/python -m pytest -q -s tests/cluster/test_client_on_rocketmq.py
 
 bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=--large: also 10 GiB; ARGS=--short: seconds
 	$(BIN)/python -m tests.benchmarks.store $(ARGS)

@@ -141,4 +141,6 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
     name, colon, message = details.partition(": ")
     if colon and name in v2.Code.keys():  # noqa: SIM118  # how a Telemetry stream says it; an enum is no mapping
         return status_error(v2.Status(code=v2.Code.Value(name), message=message)) or ClientError(details)
+    if code == grpc.StatusCode.INVALID_ARGUMENT:  # how RocketMQ refuses settings
+        return BadRequestError(v2.Code.BAD_REQUEST, details)
     return ClientError(f"the call to {endpoint} failed: {code.name}: {details}")

@@ -78,16 +78,19 @@ def java_server(release: Release, home: Path, main: str, settings: Mapping[str, 
             process.kill()
 
 
-def prepare_servers(version: str) -> Release:
-    """Fetch name server and broker of a release. Skips the test where Java, Maven or its registry is missing."""
+def prepare_servers(version: str, folder: Path = HERE / "servers") -> Release:
+    """Fetch the servers that the pom.xml of `folder` names: without one, name server and broker.
+
+    Skips the test where Java, Maven or its registry is missing.
+    """
     java, maven = shutil.which("java"), shutil.which("mvn")
     if java is None or maven is None:
         pytest.skip("needs java and mvn on the PATH")
-    target = HERE / "servers" / "target" / version
+    target = folder / "target" / version
     target.mkdir(parents=True, exist_ok=True)
     with (target / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return Release(version, java, _dependencies(maven, version, target, HERE / "servers" / "pom.xml"))
+        return Release(version, java, _dependencies(maven, version, target, folder / "pom.xml"))
 
 
 def prepare(version: str) -> Release:

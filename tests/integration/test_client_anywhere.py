@@ -1,8 +1,9 @@
 """The client's stories that any RocketMQ 5 server must tell: AEROBEE_TEST_ENDPOINT=HOST:PORT names one, else ours runs.
 
 A server that does not create topics by itself needs: aerobee-anywhere (NORMAL), aerobee-anywhere-fifo (FIFO),
-aerobee-anywhere-delay (DELAY), aerobee-anywhere-transaction (TRANSACTION), and the consumer group aerobee-anywhere.
-What is in them from an earlier run does no harm.
+aerobee-anywhere-delay (DELAY), aerobee-anywhere-transaction (TRANSACTION), the consumer groups aerobee-anywhere,
+aerobee-anywhere-tags and aerobee-anywhere-fifo (ordered). What is in them from an earlier run does no harm.
+`make test-client-rocketmq` starts Apache RocketMQ and runs this.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from aerobee_client import Client, Message, ReceivedMessage, connect
+from aerobee_client import (
+    Client,
+    InternalServerError,
+    Message,
+    ReceivedMessage,
+    Resolution,
+    RetryLater,
+    StoredMessage,
+    blocking,
+    connect,
+)
 from aerobee_client.testing import run_broker
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,9 +41,11 @@ def endpoint() -> Iterator[str]:
     if given := os.environ.get("AEROBEE_TEST_ENDPOINT"):
         yield given
         return
-    with run_broker(memory=True) as broker:
+    settings = {"transactions.timeout_seconds": 2.0, "transactions.check_interval_seconds": 2.0}
+    with run_broker(memory=True, settings=settings) as broker:
         for kind in ("fifo", "delay", "transaction"):
             broker.create_topic(f"{TOPIC}-{kind}", kind)
+        broker.create_group(f"{GROUP}-fifo", fifo=True)
         yield broker.endpoint
 
 
@@ -130,3 +143,147 @@ async def test_transactions(client: Client) -> None:
         await mark.count(1)
         await asyncio.sleep(1)
     assert {message.body for message in mark.found} == {mark.body(0)}
+
+
+async def test_the_broker_asks_what_became_of_a_transaction(client: Client) -> None:
+    """A program that died in between leaves it to the checker."""
+    mark, topic = Mark(), f"{TOPIC}-transaction"
+    asked_for_second = asyncio.Event()
+
+    def checker(message: StoredMessage) -> Resolution:
+        if message.body == mark.body(1):
+            asked_for_second.set()
+        return "commit" if message.body == mark.body(0) else "rollback"
+
+    producer = client.producer(topics=[topic], transaction_checker=checker)
+    async with client.push_consumer(GROUP, topic, mark):
+        for number in range(2):
+            await producer.transaction().send(Message(topic=topic, body=mark.body(number)))
+        await mark.count(1, seconds=120)
+        async with asyncio.timeout(120):
+            await asked_for_second.wait()
+    assert {message.body for message in mark.found} == {mark.body(0)}
+
+
+async def test_a_delayed_message_is_taken_back(client: Client) -> None:
+    """It never comes; one that was sent after it does."""
+    mark, topic = Mark(), f"{TOPIC}-delay"
+    producer = client.producer()
+    due = int(time.time() * 1000)
+    async with client.push_consumer(GROUP, topic, mark):
+        back = await producer.send(Message(topic=topic, body=mark.body(0), delivery_timestamp=due + 5000))
+        try:
+            assert await producer.recall(topic, back.recall_handle) == back.message_id
+        except InternalServerError as error:  # RocketMQ has a switch for it, recallMessageEnable
+            if "operation is forbidden" in str(error):
+                pytest.skip("this server takes no message back")
+            raise
+        await producer.send(Message(topic=topic, body=mark.body(1), delivery_timestamp=due + 6000))
+        await mark.count(1)
+        await asyncio.sleep(2)
+    assert {message.body for message in mark.found} == {mark.body(1)}
+
+
+async def test_a_handler_that_fails_gets_the_message_again(client: Client) -> None:
+    """By an exception, and when it says when; with the attempt counted."""
+    mark = Mark()
+    attempts: list[int] = []
+
+    async def handler(message: ReceivedMessage) -> None:
+        if not message.body.startswith(mark.prefix):
+            return
+        attempts.append(message.delivery_attempt)
+        if len(attempts) == 1:
+            raise LookupError("as the test wants it")
+        if len(attempts) == 2:
+            raise RetryLater(1)
+        await mark(message)
+
+    async with client.push_consumer(GROUP, TOPIC, handler):
+        await client.producer().send(Message(topic=TOPIC, body=mark.body(0)))
+        await mark.count(1, seconds=120)
+    assert attempts == [1, 2, 3]
+
+
+async def test_an_ordered_group_handles_in_order(client: Client) -> None:
+    """One after the other within a message group, a failed one tried again in place."""
+    mark, topic = Mark(), f"{TOPIC}-fifo"
+    failed: set[bytes] = set()
+    running: set[str | None] = set()
+
+    async def handler(message: ReceivedMessage) -> None:
+        if not message.body.startswith(mark.prefix):
+            return
+        assert message.message_group not in running
+        running.add(message.message_group)
+        await asyncio.sleep(0.01)
+        running.discard(message.message_group)
+        if message.body.endswith(b" 3") and message.body not in failed:
+            failed.add(message.body)
+            raise LookupError("as the test wants it")
+        await mark(message)
+
+    consumer = client.push_consumer(f"{GROUP}-fifo", topic, handler)
+    async with consumer:
+        assert consumer.ordered
+        producer = client.producer()
+        await producer.send_many(
+            [Message(topic=topic, body=mark.body(n), message_group=f"{mark.prefix.decode()}{n % 2}") for n in range(10)]
+        )
+        await mark.count(10, seconds=120)
+    bodies = [message.body for message in mark.found]
+    for start in range(2):
+        assert [body for body in bodies if int(body[-1:]) % 2 == start] == [mark.body(n) for n in range(start, 10, 2)]
+    assert failed == {mark.body(3)}
+
+
+async def test_a_receipt_is_renewed_and_returned(client: Client) -> None:
+    """A changed invisible time gives a new handle, which acknowledges; a returned message comes again."""
+    mark = Mark()
+    await client.producer().send_many([Message(topic=TOPIC, body=mark.body(number)) for number in range(2)])
+    consumer = client.simple_consumer(GROUP, TOPIC)
+    again: list[ReceivedMessage] = []
+    async with asyncio.timeout(120):
+        while len(mark.found) < 2:
+            for message in await consumer.receive(invisible_seconds=60, wait_seconds=5):
+                if message.body.startswith(mark.prefix):
+                    await mark(message)
+                else:
+                    await consumer.ack(message)
+        first, second = sorted(mark.found, key=lambda message: message.body)
+        renewed = await consumer.change_invisible(first, 90)
+        await consumer.ack(renewed)
+        await consumer.nack(second, 1)
+        while not again:
+            for message in await consumer.receive(invisible_seconds=60, wait_seconds=5):
+                if message.body.startswith(mark.prefix):
+                    again.append(message)
+                await consumer.ack(message)
+    assert [(message.body, message.delivery_attempt) for message in again] == [(mark.body(1), 2)]
+
+
+async def test_filters(client: Client) -> None:
+    """By tags, and by SQL over properties where the server has it."""
+    mark = Mark()
+    async with client.push_consumer(f"{GROUP}-tags", {TOPIC: "red || green"}, mark):
+        for number, tag in enumerate(("red", "blue", "green")):
+            await client.producer().send(Message(topic=TOPIC, body=mark.body(number), tag=tag))
+        await mark.count(2)
+        await asyncio.sleep(1)
+    assert {message.body for message in mark.found} == {mark.body(0), mark.body(2)}
+
+
+def test_without_an_event_loop(endpoint: str) -> None:
+    """The blocking face, from a plain function."""
+    mark = Mark()
+    found: list[bytes] = []
+    with blocking.connect(endpoint) as client, client.simple_consumer(GROUP, TOPIC) as consumer:
+        client.producer().send_many([Message(topic=TOPIC, body=mark.body(number)) for number in range(20)])
+        until = time.monotonic() + 60
+        while len(found) < 20:
+            assert time.monotonic() < until
+            for message in consumer.receive(32, wait_seconds=5):
+                consumer.ack(message)
+                if message.body.startswith(mark.prefix):
+                    found.append(message.body)
+    assert sorted(found) == sorted(mark.body(number) for number in range(20))

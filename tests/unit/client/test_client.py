@@ -314,6 +314,13 @@ class TestConnection:
             await producer.send(MESSAGE)
         await producer.send(MESSAGE)
 
+    async def test_settings_that_rocketmq_refuses(self, broker: ScriptedBroker, client: Client) -> None:
+        """It ends the stream with INVALID_ARGUMENT, for a group that does not exist; trying again does not help."""
+        broker.answers["Telemetry"] = [failure(grpc.StatusCode.INVALID_ARGUMENT)]
+        with pytest.raises(BadRequestError, match="as the test wants it"):
+            await client.simple_consumer("g", "orders").receive()
+        assert len(broker.requests("Telemetry")) == 1
+
     async def test_a_broken_telemetry_stream_is_opened_again(
         self, broker: ScriptedBroker, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
