@@ -19,8 +19,6 @@ Compression = Literal["zlib", "lz4", "zstd"]
 
 COMPRESS_ABOVE: Final = 4096  # bytes of a body, as RocketMQ's producers
 ZLIB_LEVEL: Final = 5  # theirs, too
-SYS_FLAG_COMPRESSED: Final = 0x1
-SYS_FLAG_TYPES: Final = 0x700
 SYS_FLAGS: Final[dict[Compression, int]] = {"lz4": 0x101, "zstd": 0x201, "zlib": 0x301}
 
 # What a compressed body may grow to: 16 times the largest body that a broker takes by default. A bound, so that a few
@@ -50,19 +48,12 @@ def compress(body: bytes, kind: Compression) -> bytes:
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
     """The body as it was, by the flags of its record. CorruptedBodyError if that cannot be had."""
-    if not sys_flag & SYS_FLAG_COMPRESSED:
-        return body
-    flags = sys_flag & SYS_FLAG_TYPES
-    if flags in (0, 0x300):
-        return inflate(body)
+    from aerobee_store.records import compression
+
     try:
-        if flags == 0x100:
-            return _unlz4(body)
-        if flags == 0x200:
-            return _unzstd(body)
-    except ConfigurationError as error:
-        raise CorruptedBodyError(str(error)) from None
-    raise CorruptedBodyError(f"its body has the compression type {flags >> 8}, which this client does not know")
+        return bytes(compression.decompress(body, sys_flag, INFLATED_SIZE_MAX))
+    except compression.DecompressionError as error:
+        raise CorruptedBodyError(str(error)) from error
 
 
 def inflate(body: bytes) -> bytes:
@@ -76,35 +67,6 @@ def inflate(body: bytes) -> bytes:
         reason = "is truncated" if not stream.unconsumed_tail else f"grows beyond {INFLATED_SIZE_MAX} bytes"
         raise CorruptedBodyError(f"its body is marked as compressed but {reason}")
     return inflated
-
-
-def _unlz4(body: bytes) -> bytes:
-    stream = _package("lz4").LZ4FrameDecompressor()
-    try:
-        plain = bytes(stream.decompress(body, max_length=INFLATED_SIZE_MAX))
-    except (RuntimeError, EOFError) as error:
-        raise CorruptedBodyError(f"its body is marked as LZ4 but cannot be decompressed: {error}") from error
-    if not stream.eof:
-        reason = "is truncated" if stream.needs_input else f"grows beyond {INFLATED_SIZE_MAX} bytes"
-        raise CorruptedBodyError(f"its body is marked as LZ4 but {reason}")
-    return plain
-
-
-def _unzstd(body: bytes) -> bytes:
-    package = _package("zstd")
-    try:
-        with package.ZstdDecompressor().stream_reader(body) as reader:
-            plain = bytes(reader.read(INFLATED_SIZE_MAX + 1))
-        complete = package.ZstdDecompressor().decompressobj()
-        if len(plain) <= INFLATED_SIZE_MAX:
-            complete.decompress(body)
-    except package.ZstdError as error:
-        raise CorruptedBodyError(f"its body is marked as Zstandard but cannot be decompressed: {error}") from error
-    if len(plain) > INFLATED_SIZE_MAX:
-        raise CorruptedBodyError(f"its body is marked as Zstandard but grows beyond {INFLATED_SIZE_MAX} bytes")
-    if not complete.eof:
-        raise CorruptedBodyError("its body is marked as Zstandard but is truncated")
-    return plain
 
 
 def _package(kind: Compression) -> Any:

@@ -13,14 +13,19 @@ import numpy as np
 import pytest
 
 from aerobee_broker.config import AuthConfig
+from aerobee_broker.front.grpc_wire import message_prefix
 from aerobee_broker.message_mapping import to_store_message
+from aerobee_broker.processors.records.read import frame_bytes
 from aerobee_client import Credentials
 from aerobee_proto import admin_v1, records_v1, v2
+from aerobee_store.record_runs import RecordRuns
 from aerobee_store.records import inner_batch
 from aerobee_store.records.record import Draft, Message
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.testing import ManualClock
 from tests.conformance.raw_client import RawClient, duration, resource, timestamp
+from tests.support import http2_client
+from tests.support.front_under_test import FRONT
 from tests.support.in_process_broker import InProcessBroker, in_process_broker
 
 Code = v2.Code
@@ -493,3 +498,41 @@ async def test_a_reader_that_pauses(records: Records) -> None:
     while (frame := await call.read()) and not frame.HasField("status"):
         frames.append(frame)
     assert len(bodies(frames)) in (2000, 2001)  # as far as the broker had read when the last one came
+
+
+@pytest.mark.skipif(FRONT == "grpcio", reason="grpcio's buffers are its own")
+async def test_a_reader_that_takes_nothing_holds_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is made when the client has taken the one before it: at any time one or two wait for the client."""
+    made: list[int] = []
+    first = asyncio.Event()
+
+    def counted(result: RecordRuns, start_queue_offset: int) -> bytes:
+        made.append(result.size)
+        first.set()
+        return frame_bytes(result, start_queue_offset)
+
+    monkeypatch.setattr("aerobee_broker.processors.records.read.frame_bytes", counted)
+    async with in_process_broker(tmp_path / "store") as broker:
+        records = Records(broker)
+        part = b"".join(packed([one(bytes(8000))] * 40))
+        for _ in range(40):
+            assert (await records.append(part)).status.code == Code.OK
+        host, _, port = broker.endpoint.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
+        asked = records_v1.ReadRecordsRequest(topic=resource("orders"), frame_bytes_max=1 << 20).SerializeToString()
+        headers = (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", b"/aerobee.v1.RecordService/ReadRecords"),
+            (b"content-type", b"application/grpc"),
+            (b"x-mq-client-id", b"stalled"),
+        )
+        writer.write(http2_client.GREETING + http2_client.request(1, headers=headers))
+        writer.write(http2_client.data(1, message_prefix(len(asked)) + asked, ended=True))
+        async with asyncio.timeout(20):
+            await first.wait()
+        for _ in range(20):  # others are served meanwhile
+            assert (await records.read(bytes_max=1))[1].status.code == Code.OK
+        assert sum(size for size in made if size > 10_000) <= 2 << 20
+        writer.close()
+        del reader

@@ -224,13 +224,14 @@ def test_too_many_names(store: MessageStore) -> None:
 def test_records_in_store_layout_name_no_queues(store: MessageStore) -> None:
     """Their properties cannot be completed in place, so they are refused; a body with such text is none of this."""
 
-    def batch(one: Message) -> RecordBatch:
+    def batch(one: Message, times: int = 1) -> RecordBatch:
         data = Draft(one, store_host=("127.0.0.1", 1), property_crc=True).encode_unplaced()
-        return RecordBatch.parse(data, base_physical_offset=None, placed=False)
+        return RecordBatch.parse(data * times, base_physical_offset=None, placed=False)
 
     for one in (message("a", ROOM), message("a", INNER_MULTI_QUEUE_OFFSET="1")):
-        with pytest.raises(InvalidMessageError, match="INNER_MULTI_DISPATCH"):
-            store.append_records("chat", 3, batch(one))
+        for times in (1, 9):
+            with pytest.raises(InvalidMessageError, match="INNER_MULTI_DISPATCH"):
+                store.append_records("chat", 3, batch(one, times))
     store.append_records("chat", 3, batch(message("INNER_MULTI_DISPATCH")))
     store.flush()
     assert bodies(store, "chat", 3) == ["INNER_MULTI_DISPATCH"]
