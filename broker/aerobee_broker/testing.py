@@ -1,26 +1,33 @@
-"""A broker for tests, as a process that `aerobee_client.testing` starts and talks to.
+"""Brokers for tests: a process that `aerobee_client.broker_starter` starts and talks to.
 
-    parent                        this process
-                                  imports everything, and waits
-    {"arguments": [...], ...}  -> starts a broker, as `aerobee serve` with these arguments
-                               <- ready grpc=HOST:PORT metrics=HOST:PORT
-    {"advance_seconds": 3600}  -> moves the clock, and what is due happens
-                               <- advanced
-    end of the input           -> stops, as for SIGTERM: a parent that died leaves nothing behind
+    parent                                this process
+                                          imports everything, and waits at a socket
+    {"arguments": [...], ...}, pipes  ->  forks a broker, as `aerobee serve` with these arguments
+                                      <-  {"pid": 4711}
+    {"exit_code_of": 4711}            ->  waits for the end of that process
+                                      <-  {"code": 0}
+    end of the socket                 ->  ends
 
-A line each way, orders in JSON. Most of the time that a broker takes to start goes into imports. A process that has
-done them before it is needed starts a broker in the time that the broker itself takes.
+The broker writes to the pipes that came with its order, and reads from them:
+
+                                      <-  ready grpc=HOST:PORT metrics=HOST:PORT
+    {"advance_seconds": 3600}         ->  moves the clock, and what is due happens
+                                      <-  advanced
+    end of the input                  ->  stops, as for SIGTERM: a parent that died leaves nothing behind
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
+import signal
+import socket
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import uvloop
 
@@ -30,26 +37,55 @@ from aerobee_broker.errors import BrokerError
 from aerobee_store.errors import StoreError
 from aerobee_store.testing.travelling_clock import TravellingClock
 
+_ORDER_SIZE_MAX: Final = 1 << 18  # bytes; as many as fit into what the parent may send
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The first line. `log` is where standard error goes; `settings` have full names, as `store.segment_size`."""
+    """For one broker. `log` is where standard error goes; `settings` have full names, as `store.segment_size`."""
 
     arguments: list[str]
     log: str
     settings: dict[str, object]
     moving_time: bool
+    directory: str
+    environment: dict[str, str]
 
 
-def main() -> int:
-    """Wait for an order, run the broker, and return its exit code."""
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return 0  # nobody needs it
-    order = Order(**json.loads(line))
+def main(control: socket.socket) -> int:
+    """Fork a broker for each order; return in each of them with its exit code, and here when nobody wants another."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever runs the tests
+    gc.collect()
+    gc.freeze()  # what was imported stays shared with all brokers
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, _ORDER_SIZE_MAX, 2)
+        if not data:
+            return 0
+        order = json.loads(data)
+        if (ended := order.get("exit_code_of")) is not None:
+            _, status = os.waitpid(ended, 0)
+            answer = {"code": os.waitstatus_to_exitcode(status)}
+        else:
+            pid = os.fork()
+            if not pid:
+                control.close()
+                return run(Order(**order), *descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            answer = {"pid": pid}
+        control.send(json.dumps(answer).encode())
+
+
+def run(order: Order, stdin: int, stdout: int) -> int:
+    """Run the broker in this process, and return its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(log, 2)
-    os.close(log)
+    for number, descriptor in enumerate((stdin, stdout, log)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(order.directory)
+    os.environ.clear()
+    os.environ.update(order.environment)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     commands = argparse.ArgumentParser(prog="aerobee").add_subparsers(required=True)
     serve.add_parser(commands)
@@ -90,4 +126,4 @@ async def _listen(stop: asyncio.Event, clock: TravellingClock | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -28,13 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("aerobee_store", "where the stores of brokers for tests are: memory or disk", default="disk")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Do a broker's imports while the first tests run, if one of them will want a broker."""
-    items = (item for item in session.items if isinstance(item, pytest.Function))
-    if not session.config.option.collectonly and any(not _FIXTURES.isdisjoint(item.fixturenames) for item in items):
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Do a broker's imports while tests are collected and the first ones run, if one of them wants a broker."""
+    wanted = isinstance(item, pytest.Function) and not _FIXTURES.isdisjoint(item.fixturenames)
+    if wanted and not item.config.option.collectonly:
         testing.prepare()
 
 
+@pytest.hookimpl(trylast=True)  # brokers of the session end before
 def pytest_sessionfinish() -> None:
     """No process is left."""
     testing.unprepare()

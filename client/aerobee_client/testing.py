@@ -5,8 +5,8 @@
             ...
         broker.advance(3600)    # delays of an hour, retries and checks of transactions are due now
 
-Most of the time that a broker takes to start goes into imports. `prepare` starts a process that does them ahead; the
-next broker then serves within a few tenths of a second, on a busy machine too.
+Most of the time that a broker takes to start goes into imports. `prepare` starts a process that does them ahead and
+starts all further brokers by `fork`, each in some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
+
+from aerobee_client import broker_starter
 
 if TYPE_CHECKING:
     from aerobee_client.client import Client, ConnectOptions
@@ -97,7 +97,8 @@ class BrokerProcess:
         self._settings = {**(_MOVING_TIME_SETTINGS if moving_time else {}), **(settings or {})}
         self._moving_time = moving_time
         self._advanced_seconds = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: broker_starter.ForkedBroker | None = None
+        self._starter: broker_starter.BrokerStarter | None = None  # its own, if none is kept
         # Free ports at first; a restart listens where it listened before, as clients expect.
         self.endpoint = "127.0.0.1:0"
         self.metrics = "127.0.0.1:0"
@@ -130,8 +131,10 @@ class BrokerProcess:
             "settings": self._settings,
             "moving_time": self._moving_time,
         }
-        self._process = _take_process()
-        self._tell(order)
+        starter = broker_starter.kept()
+        if starter is None:
+            starter = self._starter = self._starter or broker_starter.BrokerStarter()
+        self._process = starter.start(order)
         ready = self._wait_for(_READY, "serve")
         self.endpoint, self.metrics = ready[1].decode(), ready[2].decode()
         self.tls_endpoint = ready[3].decode() if ready[3] is not None else None
@@ -202,6 +205,9 @@ class BrokerProcess:
             self.stop()
         finally:
             self._keeper.release()
+            if self._starter is not None:
+                self._starter.close()
+                self._starter = None
 
     def log_text(self) -> str:
         """What all its runs wrote to standard error."""
@@ -211,19 +217,16 @@ class BrokerProcess:
         process = self._process
         if process is None:
             return 0
-        if process.poll() is None:
-            process.send_signal(number)
+        process.signal(number)
         try:
             return process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        except TimeoutError:
+            process.signal(signal.SIGKILL)
+            process.wait(_STOP_SECONDS)
             raise RuntimeError(
                 f"the broker did not end within {_STOP_SECONDS} s; its log:\n{self.log_text()}"
             ) from None
         finally:
-            assert process.stdin is not None, "started with a pipe"
-            assert process.stdout is not None, "started with a pipe"
             if not process.stdout.closed:
                 process.stdout.close()
                 with suppress(BrokenPipeError):
@@ -238,7 +241,6 @@ class BrokerProcess:
     def _tell(self, order: Mapping[str, object]) -> None:
         process = self._process
         assert process is not None, "started before"
-        assert process.stdin is not None, "started with a pipe"
         with suppress(BrokenPipeError):  # what it died of shows when its answer is waited for
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
@@ -246,7 +248,6 @@ class BrokerProcess:
     def _wait_for(self, line: re.Pattern[bytes], what: str) -> re.Match[bytes]:
         process = self._process
         assert process is not None, "started before"
-        assert process.stdout is not None, "started with a pipe"
         written = b""
         poll = select.poll()  # select itself takes no descriptor above 1023, which a large test run reaches
         poll.register(process.stdout, select.POLLIN)
@@ -368,58 +369,16 @@ def _memory_directory() -> Path:
     return _MEMORY
 
 
-# --- Processes that have done their imports ---------------------------------------------------------------------------
-
-_spare: subprocess.Popen[bytes] | None = None
-_keep_spare = False
+# --- The process that starts brokers --------------------------------------------------------------------------------
 
 
 def prepare() -> None:
-    """Start a process for the next broker now, and for each further one when the last was taken; until `unprepare`."""
-    global _spare, _keep_spare
-    if not _keep_spare:
-        atexit.register(unprepare)
-    _keep_spare = True
-    if _spare is None:
-        _spare = _new_process()
+    """Do a broker's imports now, in a process that starts all brokers of this program; until `unprepare`."""
+    atexit.register(unprepare)
+    broker_starter.keep()
 
 
 def unprepare() -> None:
-    """End the process that waits, if there is one."""
-    global _spare, _keep_spare
-    _keep_spare = False
-    if _spare is not None:
-        _end_unused(_spare)
-        _spare = None
-
-
-def _take_process() -> subprocess.Popen[bytes]:
-    global _spare
-    taken, _spare = _spare, None
-    if taken is not None and taken.poll() is not None:
-        _end_unused(taken)
-        taken = None
-    taken = taken or _new_process()
-    if _keep_spare:
-        _spare = _new_process()
-    return taken
-
-
-def _new_process() -> subprocess.Popen[bytes]:
-    # Settings of the person who runs the tests are not settings of the test.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
-    return subprocess.Popen(  # our interpreter, and a module of ours
-        [sys.executable, "-m", "aerobee_broker.testing"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-
-
-def _end_unused(process: subprocess.Popen[bytes]) -> None:
-    """It ends by itself when its input does; a process that imports only dies of the signal."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    process.kill()
-    process.wait()
+    """End that process."""
+    broker_starter.drop()
+    atexit.unregister(unprepare)

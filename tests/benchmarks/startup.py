@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from aerobee_client import testing
 from tests.benchmarks.processes import broker, environment
 from tests.benchmarks.report import mebibytes, percentile, table
 
@@ -25,13 +26,36 @@ def run(directory: Path, starts: int = 5) -> None:
             resident, own = max(resident, running.resident()), max(own, running.memory())
         interpreter.append(_python("pass"))
         grpc.append(_python("import grpc.aio, numpy, uvloop"))
+    alone, first, next_one = _fixture(starts)
     rows = [
         ("start to ready, empty store", f"{percentile(seconds, 0.5):.2f} s (median of {starts})"),
         ("an interpreter that does nothing", f"{percentile(interpreter, 0.5):.2f} s"),
         ("the same with grpc.aio, numpy and uvloop", f"{percentile(grpc, 0.5):.2f} s"),
+        ("a broker for tests, store in memory, nothing prepared", f"{percentile(alone, 0.5):.2f} s"),
+        ("the same, prepared a second before", f"{percentile(first, 0.5) * 1000:.0f} ms"),
+        ("each further one of a program", f"{percentile(next_one, 0.5) * 1000:.0f} ms"),
         ("resident memory, idle", f"{mebibytes(resident)}, without files and libraries {mebibytes(own)}"),
     ]
     table("The process", ("what", "figure"), rows)
+
+
+def _fixture(starts: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds until a broker of `aerobee_client.testing` serves: by itself, as the first one, as a further one."""
+    alone, first, next_one = [], [], []
+    for _ in range(starts):
+        alone.append(_test_broker())
+        testing.prepare()
+        time.sleep(1)
+        first.append(_test_broker())
+        next_one.append(_test_broker())
+        testing.unprepare()
+    return alone, first, next_one
+
+
+def _test_broker() -> float:
+    started = time.perf_counter()
+    with testing.run_broker(memory=True):
+        return time.perf_counter() - started
 
 
 def _python(code: str) -> float:

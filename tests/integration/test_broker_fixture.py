@@ -164,18 +164,20 @@ def test_a_store_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_broker_for_tests_without_pytest(tmp_path: Path) -> None:
-    """`run_broker` needs no pytest; a spare process is taken, and none is left behind."""
+    """`run_broker` needs no pytest; a prepared process starts all brokers, and none is left behind."""
     program = (
         "import sys\n"
         "sys.modules['pytest'] = None\n"
-        "from aerobee_client import testing, blocking, Message\n"
+        "from pathlib import Path\n"
+        "from aerobee_client import testing, blocking, broker_starter, Message\n"
         "testing.prepare()\n"
-        "spare = testing._spare.pid\n"
-        "with testing.run_broker() as broker, blocking.connect(broker.endpoint) as client:\n"
-        "    assert broker.pid == spare\n"
-        "    client.producer().send(Message(topic='t', body=b'x'))\n"
-        "next_spare = testing._spare\n"
+        "starter = broker_starter.kept().pid\n"
+        "with testing.run_broker() as first, testing.run_broker() as broker:\n"
+        "    parents = {int(Path(f'/proc/{each.pid}/stat').read_text().split()[3]) for each in (first, broker)}\n"
+        "    assert parents == {starter}\n"
+        "    with blocking.connect(broker.endpoint) as client:\n"
+        "        client.producer().send(Message(topic='t', body=b'x'))\n"
         "testing.unprepare()\n"
-        "assert next_spare.poll() is not None\n"
+        "assert not Path(f'/proc/{starter}').exists()\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60, cwd=tmp_path)
