@@ -18,6 +18,7 @@ from tests.benchmarks import (
     broker_end_to_end,
     broker_latency,
     broker_long_polls,
+    broker_scrapes,
     broker_topic_creation,
     broker_topics,
     disk,
@@ -34,6 +35,7 @@ PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "topics": (broker_topics.run, {"topics": 20, "clients": 10, "hold_seconds": 0.2}),
     "long-polls": (broker_long_polls.run, {"polls": 100, "messages": 5, "idle_seconds": 0.2}),
     "topic-creation": (broker_topic_creation.run, {"topics": 40, "parts": 2}),
+    "scrapes": (broker_scrapes.run, {"topics": 20, "seconds": 0.3}),
     "startup": (startup.run, {"starts": 1}),
 }
 """Each part, and what it is given for the short form."""

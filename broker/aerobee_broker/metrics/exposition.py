@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.loop_share import LoopShare, step_started
 from aerobee_broker.metrics.counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
+from aerobee_broker.metrics.families import CounterFamily, Family, GaugeFamily, HistogramFamily, Pieces
 from aerobee_broker.metrics.metrics import MetricSources
 from aerobee_broker.metrics.timer_metrics import TimerCollector
 from aerobee_broker.tables.consumer_groups import is_system_group
@@ -32,10 +32,12 @@ from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.stats import Histogram
 
+_T = TypeVar("_T")
 _BROKER: Final = ("cluster", "node_type", "node_id")
 _STORE: Final = (*_BROKER, "storage_type", "storage_medium")
 _FAMILY: Final = ("family",)
-_SAMPLES_MAX: Final = 100_000  # of a family: histograms of some 7,000 topics
+_STEP_SECONDS: Final = 0.001
+_SERIES_PER_STEP: Final = 8  # topics, groups: what one step must not exceed by much
 _PERMISSION_READ: Final = 4
 _PERMISSION_WRITE: Final = 2
 _CONSUME_MODES: Final = {
@@ -65,68 +67,61 @@ _PROCESSORS: Final = {
 """RocketMQ's name for who answers a method; all others are `admin`."""
 
 
+class Collector(Protocol):
+    """Something that has metrics."""
+
+    def collect(self) -> Pieces:
+        """The families; None where the event loop may turn to others."""
+
+
 class Exposition:
-    """The registry of all collectors. Without sources it is the process alone."""
+    """All collectors. Without sources it is the process alone."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
-        self._registry = CollectorRegistry()
+        self._process = CollectorRegistry()
+        self.collectors: list[Collector] = []
         self._rendering = asyncio.Lock()
-        ProcessCollector(registry=self._registry)
+        self._loop_share = LoopShare()  # of its own: clients that search must not hold up a scrape
+        ProcessCollector(registry=self._process)
 
     def attach(self, sources: MetricSources) -> None:
         """Show the broker, too, from now on."""
-        self._registry.register(_BrokerCollector(self._config, sources))
-        self._registry.register(_StoreCollector(self._config, sources.store, sources.clock))
-        self._registry.register(TimerCollector(self._config, sources.timer))
+        self.collectors += (
+            _BrokerCollector(self._config, sources),
+            _StoreCollector(self._config, sources.store, sources.clock),
+            TimerCollector(self._config, sources.timer),
+        )
 
-    async def render(self) -> bytes:
-        """The text of /metrics, one family after the other: in between the event loop turns to others.
+    async def render(self) -> list[bytes]:
+        """The text of /metrics, in pieces. It is made in short steps, which take a bounded share of the event loop.
 
-        Cancelled, it ends with the family that it is at. A family shows so many samples and no more;
+        Cancelled, it ends with the step that it is at. A family shows so many samples and no more;
         `aerobee_metrics_left_out` has the number of the others.
         """
         async with self._rendering:
-            parts: list[bytes] = []
-            left_out = GaugeMetricFamily(
+            left_out = GaugeFamily(
                 "aerobee_metrics_left_out",
                 "Samples of a family that are not shown.",
                 labels=_FAMILY,
             )
-            for family in self._registry.collect():
-                if len(family.samples) > _SAMPLES_MAX:
-                    shown = _whole_series(family)
-                    left_out.add_metric((family.name,), len(family.samples) - shown)
-                    del family.samples[shown:]
-                parts.append(_text_of(family))
-                await asyncio.sleep(0)
-            parts.append(_text_of(left_out))
-            return b"".join(parts)
+            started = step_started()
+            parts = [generate_latest(self._process)]
+            for collector in self.collectors:
+                for family in collector.collect():
+                    if family is not None:
+                        parts += family.chunks()
+                        if family.left_out:
+                            left_out.add_metric((family.name,), family.left_out)
+                    if step_started() - started > _STEP_SECONDS:
+                        await self._loop_share.pause(started)
+                        started = step_started()
+            parts += left_out.chunks()
+            await self._loop_share.pause(started)
+            return parts
 
 
-class _Only:
-    """A registry of one family."""
-
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._family
-
-
-def _text_of(family: Metric) -> bytes:
-    return generate_latest(_Only(family))
-
-
-def _whole_series(family: Metric) -> int:
-    """How many samples may be shown so that no histogram is cut in the middle; its last sample is the sum."""
-    shown = _SAMPLES_MAX
-    while family.type == "histogram" and shown and not family.samples[shown - 1].name.endswith("_sum"):
-        shown -= 1
-    return shown
-
-
-class _BrokerCollector(Collector):
+class _BrokerCollector:
     def __init__(self, config: BrokerConfig, sources: MetricSources) -> None:
         self._base = (config.cluster, "broker", config.name)
         self._store = sources.store
@@ -140,10 +135,7 @@ class _BrokerCollector(Collector):
         self._answers = sources.answers
         self._clock = sources.clock
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Pieces:
         yield from self._traffic()
         yield from self._deliveries_out()
         yield from self._transaction_outcomes()
@@ -166,30 +158,30 @@ class _BrokerCollector(Collector):
         yield from self._event_loop()
         yield self._gauge("aerobee_clients", "Clients that were heard of within the expiry time.", len(self._clients))
 
-    def _front(self) -> Iterator[Metric]:
+    def _front(self) -> Pieces:
         front = self._counters.front
         yield self._gauge("aerobee_front_connections", "Connections that are open.", front.connections)
         yield self._gauge("aerobee_front_calls", "Calls whose handlers run or wait.", front.calls)
         yield self._gauge(
             "aerobee_front_request_bytes", "Requests that are incomplete or were not read.", front.request_size
         )
-        accepted = CounterMetricFamily("aerobee_front_connections_accepted", "Connections so far.", labels=_BROKER)
+        accepted = CounterFamily("aerobee_front_connections_accepted", "Connections so far.", labels=_BROKER)
         accepted.add_metric(self._base, front.accepted)
         yield accepted
-        refused = CounterMetricFamily(
+        refused = CounterFamily(
             "aerobee_front_refused", "Connections and calls that a bound has ended.", labels=(*_BROKER, "bound")
         )
         for bound, count in front.refused.items():
             refused.add_metric((*self._base, bound), count)
         yield refused
 
-    def _event_loop(self) -> Iterator[Metric]:
-        delay = HistogramMetricFamily(
+    def _event_loop(self) -> Pieces:
+        delay = HistogramFamily(
             "aerobee_event_loop_delay_seconds", "How late a timer of the event loop fires.", labels=_BROKER
         )
         _add_histogram(delay, self._base, self._loop_delay.seconds)
         yield delay
-        slow = CounterMetricFamily(
+        slow = CounterFamily(
             "aerobee_event_loop_slow_steps", "Steps of the event loop that took more than 0.1 s.", labels=_BROKER
         )
         slow.add_metric(self._base, self._loop_delay.slow_steps)
@@ -198,51 +190,55 @@ class _BrokerCollector(Collector):
         yield self._gauge(
             "aerobee_answer_bytes", "Bytes of messages that clients have not taken yet.", self._answers.used
         )
-        refused = CounterMetricFamily(
+        refused = CounterFamily(
             "aerobee_byte_refusals", "Calls for whose bytes there was no room in time.", labels=(*_BROKER, "of")
         )
         refused.add_metric((*self._base, "requests"), self._requests.refused)
         refused.add_metric((*self._base, "answers"), self._answers.refused)
         yield refused
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=_BROKER)
+    def _gauge(self, name: str, text: str, value: float) -> Family:
+        gauge = GaugeFamily(name, text, labels=_BROKER)
         gauge.add_metric(self._base, value)
         return gauge
 
-    def _traffic(self) -> Iterator[Metric]:
+    def _traffic(self) -> Pieces:
         labels = (*_BROKER, "topic", "message_type", "is_system")
-        messages = CounterMetricFamily("rocketmq_messages_in", "Messages that were stored.", labels=labels)
-        size = CounterMetricFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
-        sizes = HistogramMetricFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
-        latency = HistogramMetricFamily(
+        messages = CounterFamily("rocketmq_messages_in", "Messages that were stored.", labels=labels)
+        size = CounterFamily("rocketmq_throughput_in", "Bytes of records that were stored.", labels=labels)
+        sizes = HistogramFamily("rocketmq_message_size", "Bytes of a stored record.", labels=labels)
+        latency = HistogramFamily(
             "aerobee_send_seconds", "From a send to its messages being stored, by request.", labels=labels
         )
-        for (topic, message_type), sent in list(self._counters.sent.items()):
+        for ((topic, message_type), sent), pauses in _in_steps(self._counters.sent.items()):
+            if pauses:
+                yield None
             if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
                 continue  # RocketMQ counts what is new
             values = (*self._base, topic, message_type, _flag(is_system_topic(topic)))
             messages.add_metric(values, sent.messages)
             size.add_metric(values, sent.bytes)
-            sizes.add_metric(values, _buckets(MESSAGE_SIZE_BOUNDS, sent.sizes), sent.bytes)
+            sizes.add_histogram(values, MESSAGE_SIZE_BOUNDS, sent.sizes, sent.bytes)
             if sent.milliseconds.count:
                 _add_histogram(latency, values, sent.milliseconds, divisor=1000)
         yield from (messages, size, sizes, latency)
 
-    def _deliveries_out(self) -> Iterator[Metric]:
+    def _deliveries_out(self) -> Pieces:
         labels = (*_BROKER, "topic", "consumer_group", "is_retry", "is_system")
-        messages = CounterMetricFamily("rocketmq_messages_out", "Messages that were delivered.", labels=labels)
-        size = CounterMetricFamily("rocketmq_throughput_out", "Bytes of messages that were delivered.", labels=labels)
-        acknowledged = CounterMetricFamily(
+        messages = CounterFamily("rocketmq_messages_out", "Messages that were delivered.", labels=labels)
+        size = CounterFamily("rocketmq_throughput_out", "Bytes of messages that were delivered.", labels=labels)
+        acknowledged = CounterFamily(
             "aerobee_acknowledged_messages", "Messages that the group acknowledged.", labels=labels
         )
-        changed = CounterMetricFamily(
+        changed = CounterFamily(
             "aerobee_changed_invisible_times", "Messages whose invisible time the group changed.", labels=labels
         )
-        latency = HistogramMetricFamily(
+        latency = HistogramFamily(
             "aerobee_delivery_seconds", "From the storing of a message to a delivery of it.", labels=labels
         )
-        for (topic, group), received in list(self._counters.received.items()):
+        for ((topic, group), received), pauses in _in_steps(self._counters.received.items()):
+            if pauses:
+                yield None
             values = (*self._base, topic, group, _flag(_is_retry(topic)), _flag(_is_system(topic, group)))
             messages.add_metric(values, received.messages)
             size.add_metric(values, received.bytes)
@@ -252,26 +248,28 @@ class _BrokerCollector(Collector):
                 _add_histogram(latency, values, received.milliseconds, divisor=1000)
         yield from (messages, size, acknowledged, changed, latency)
 
-    def _transaction_outcomes(self) -> Iterator[Metric]:
+    def _transaction_outcomes(self) -> Pieces:
         labels = (*_BROKER, "topic")
-        committed = CounterMetricFamily(
+        committed = CounterFamily(
             "rocketmq_commit_messages", "Transactional messages that were committed.", labels=labels
         )
-        rolled_back = CounterMetricFamily(
+        rolled_back = CounterFamily(
             "rocketmq_rollback_messages", "Transactional messages that were rolled back.", labels=labels
         )
-        given_up = CounterMetricFamily(
+        given_up = CounterFamily(
             "aerobee_transactions_given_up", "Transactional messages that nobody decided about in time.", labels=labels
         )
-        half = GaugeMetricFamily(
+        half = GaugeFamily(
             "rocketmq_half_messages", "Transactional messages that wait for their decision.", labels=labels
         )
-        latency = HistogramMetricFamily(
+        latency = HistogramFamily(
             "rocketmq_finish_message_latency",
             "Seconds from a transactional message to its commit; the one duration that RocketMQ has in seconds.",
             labels=labels,
         )
-        for topic, count in list(self._transactions.topics.items()):
+        for (topic, count), pauses in _in_steps(self._transactions.topics.items()):
+            if pauses:
+                yield None
             values = (*self._base, topic)
             committed.add_metric(values, count.committed)
             rolled_back.add_metric(values, count.rolled_back)
@@ -281,9 +279,9 @@ class _BrokerCollector(Collector):
                 _add_histogram(latency, values, count.finish_seconds)
         yield from (committed, rolled_back, given_up, half, latency)
 
-    def _rpc(self) -> Iterator[Metric]:
+    def _rpc(self) -> Pieces:
         labels = (*_BROKER, "protocol_type", "request_code", "response_code", "is_long_polling", "result")
-        family = HistogramMetricFamily("rocketmq_rpc_latency", "Milliseconds from a call to its answer.", labels=labels)
+        family = HistogramFamily("rocketmq_rpc_latency", "Milliseconds from a call to its answer.", labels=labels)
         for (_, method, code), histogram in list(self._counters.rpc_milliseconds.items()):
             if histogram.count:
                 # A receive that finds nothing is no failure.
@@ -292,9 +290,9 @@ class _BrokerCollector(Collector):
                 _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
         yield family
 
-    def _watermark(self) -> Metric:
+    def _watermark(self) -> Family:
         """RocketMQ's lengths of queues: here every call begins at once, so what has begun and not ended."""
-        family = GaugeMetricFamily(
+        family = GaugeFamily(
             "rocketmq_processor_watermark",
             "Calls that have begun and not ended, without those that wait for messages.",
             labels=(*_BROKER, "processor"),
@@ -307,15 +305,15 @@ class _BrokerCollector(Collector):
             family.add_metric((*self._base, processor), count)
         return family
 
-    def _creations(self) -> Iterator[Metric]:
+    def _creations(self) -> Pieces:
         for what, times in (
             ("topic", self._tables.topic_creations),
             ("consumer_group", self._tables.group_creations),
         ):
             yield self._execution_times(what, times)
 
-    def _execution_times(self, what: str, times: ExecutionTimes) -> Metric:
-        family = HistogramMetricFamily(
+    def _execution_times(self, what: str, times: ExecutionTimes) -> Family:
+        family = HistogramFamily(
             f"rocketmq_{what}_create_execution_time",
             "Milliseconds that creating one took, until it was on disk.",
             labels=(*_BROKER, "invocation_status", "is_system"),
@@ -325,10 +323,12 @@ class _BrokerCollector(Collector):
             _add_histogram(family, (*self._base, status, _flag(is_system)), histogram)
         return family
 
-    def _connections(self) -> Iterator[Metric]:
+    def _connections(self) -> Pieces:
         producers: Counter[tuple[str, ...]] = Counter()
         consumers: Counter[tuple[str, ...]] = Counter()
-        for client in self._clients.all():
+        for client, pauses in _in_steps(self._clients.all()):
+            if pauses:
+                yield None
             kind = (client.language.lower(), client.version)
             if client.is_consumer and client.group is not None:
                 mode = _CONSUME_MODES.get(client.client_type, "unspecified")
@@ -336,7 +336,7 @@ class _BrokerCollector(Collector):
                 consumers[(client.group, *kind, mode, "grpc", system)] += 1
             elif client.client_type == v2.ClientType.PRODUCER:
                 producers[(*kind, "grpc")] += 1
-        family = GaugeMetricFamily(
+        family = GaugeFamily(
             "rocketmq_producer_connections",
             "Connected producers.",
             labels=(*_BROKER, "language", "version", "protocol_type"),
@@ -344,7 +344,7 @@ class _BrokerCollector(Collector):
         for values, count in producers.items():
             family.add_metric((*self._base, *values), count)
         yield family
-        family = GaugeMetricFamily(
+        family = GaugeFamily(
             "rocketmq_consumer_connections",
             "Connected consumers.",
             labels=(
@@ -356,30 +356,30 @@ class _BrokerCollector(Collector):
             family.add_metric((*self._base, *values), count)
         yield family
 
-    def _consumers(self) -> Iterator[Metric]:
+    def _consumers(self) -> Pieces:
         labels = (*_BROKER, "consumer_group", "topic", "is_retry", "is_system")
-        lag = GaugeMetricFamily(
+        lag = GaugeFamily(
             "rocketmq_consumer_lag_messages", "Messages that the group has not acknowledged.", labels=labels
         )
-        latency = GaugeMetricFamily(
+        latency = GaugeFamily(
             "rocketmq_consumer_lag_latency",
             "Milliseconds since the oldest message that the group has not acknowledged was stored.",
             labels=labels,
         )
-        inflight = GaugeMetricFamily(
+        inflight = GaugeFamily(
             "rocketmq_consumer_inflight_messages", "Messages that were delivered and not acknowledged.", labels=labels
         )
-        ready = GaugeMetricFamily(
-            "rocketmq_consumer_ready_messages", "Messages that could be delivered now.", labels=labels
-        )
-        queueing = GaugeMetricFamily(
+        ready = GaugeFamily("rocketmq_consumer_ready_messages", "Messages that could be delivered now.", labels=labels)
+        queueing = GaugeFamily(
             "rocketmq_consumer_queueing_latency",
             "Milliseconds since the oldest message that the group could get and nobody has taken was stored.",
             labels=labels,
         )
         now_ms = self._clock.now_ms()
         total_inflight = 0
-        for group in self._tables.groups:
+        for group, pauses in _in_steps(self._tables.groups):
+            if pauses:
+                yield None
             sums: dict[str, list[int]] = {}
             for queue in self._deliveries.status(group.name):
                 split = split_light_topic_name(queue.topic)  # thousands of these are no labels
@@ -407,13 +407,15 @@ class _BrokerCollector(Collector):
         yield from self._dead_letters()
         yield from self._revived(total_inflight)
 
-    def _dead_letters(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
+    def _dead_letters(self) -> Pieces:
+        family = CounterFamily(
             "rocketmq_send_to_dlq_messages",
             "Messages that became dead letters of the group.",
             labels=(*_BROKER, "consumer_group", "topic", "is_system"),
         )
-        for group in self._tables.groups:
+        for group, pauses in _in_steps(self._tables.groups):
+            if pauses:
+                yield None
             # Its dead letters are the only messages of this topic, and their number outlives a restart.
             topic = dead_letter_topic(group.name)
             count = self._store.queue_range(topic, 0)[1]
@@ -421,17 +423,19 @@ class _BrokerCollector(Collector):
                 family.add_metric((*self._base, group.name, topic, _flag(is_system_group(group.name))), count)
         yield family
 
-    def _revived(self, in_flight: int) -> Iterator[Metric]:
+    def _revived(self, in_flight: int) -> Pieces:
         """What became visible again because nobody acknowledged it in time: RocketMQ's revive."""
-        family = CounterMetricFamily(
+        family = CounterFamily(
             "rocketmq_pop_revive_retry_messages",
             "Messages that became visible again, their invisible time being over.",
             labels=(*_BROKER, "consumer_group", "topic", "put_status"),
         )
-        for (topic, group), count in list(self._deliveries.stats.expired_of.items()):
+        for ((topic, group), count), pauses in _in_steps(self._deliveries.stats.expired_of.items()):
+            if pauses:
+                yield None
             family.add_metric((*self._base, group, topic, "PUT_OK"), count)
         yield family
-        late = GaugeMetricFamily(
+        late = GaugeFamily(
             "rocketmq_pop_revive_latency",
             "Milliseconds for which the next such message should have been visible.",
             labels=(*_BROKER, "queue_id"),
@@ -443,16 +447,13 @@ class _BrokerCollector(Collector):
         )
 
 
-class _StoreCollector(Collector):
+class _StoreCollector:
     def __init__(self, config: BrokerConfig, store: MessageStore, clock: Clock) -> None:
         self._base = (config.cluster, "broker", config.name, "local", "disk")
         self._store = store
         self._clock = clock
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Pieces:
         status, stats = self._store.status(), self._store.stats
         oldest = status.oldest_timestamp
         yield self._gauge("rocketmq_storage_size", "Bytes used on the disk of the store.", status.disk.used)
@@ -479,10 +480,10 @@ class _StoreCollector(Collector):
         yield self._counter(
             "aerobee_store_sync_failures", "Syncs that failed; one ends the broker.", stats.sync_failures
         )
-        family = HistogramMetricFamily("aerobee_store_sync_seconds", "How long a sync of the log took.", labels=_STORE)
+        family = HistogramFamily("aerobee_store_sync_seconds", "How long a sync of the log took.", labels=_STORE)
         _add_histogram(family, self._base, stats.sync_seconds)
         yield family
-        family = HistogramMetricFamily(
+        family = HistogramFamily(
             "aerobee_store_messages_per_sync", "Messages that one sync made durable.", labels=_STORE
         )
         _add_histogram(family, self._base, stats.messages_per_sync)
@@ -496,10 +497,10 @@ class _StoreCollector(Collector):
             ("aerobee_store_stored_seconds", "How long a send waited for its records.", stats.stored_seconds),
             ("aerobee_store_read_seconds", "How long a read of a queue took.", stats.read_seconds),
         ):
-            family = HistogramMetricFamily(name, text, labels=_STORE)
+            family = HistogramFamily(name, text, labels=_STORE)
             _add_histogram(family, self._base, histogram)
             yield family
-        reads = CounterMetricFamily(
+        reads = CounterFamily(
             "aerobee_store_reads", "Reads of a queue, that found messages or missed them.", labels=(*_STORE, "result")
         )
         reads.add_metric((*self._base, "found"), stats.reads_found)
@@ -534,7 +535,7 @@ class _StoreCollector(Collector):
             yield self._gauge(
                 "aerobee_store_pool_buffers_free", "Write buffers that no segment uses.", status.pool_buffers_free
             )
-        family = HistogramMetricFamily(
+        family = HistogramFamily(
             "aerobee_store_allocation_seconds", "How long it took to make one of them.", labels=_STORE
         )
         _add_histogram(family, self._base, stats.allocation_seconds)
@@ -577,42 +578,36 @@ class _StoreCollector(Collector):
         )
         yield self._gauge("aerobee_store_disk_bytes", "Size of the disk of the store.", status.disk.total)
         labels = (*_STORE, "path")
-        total = GaugeMetricFamily(
+        total = GaugeFamily(
             "aerobee_store_log_disk_bytes", "Size of the disk of a directory of the log.", labels=labels
         )
-        used = GaugeMetricFamily("aerobee_store_log_disk_used_bytes", "Used of it, by anybody.", labels=labels)
+        used = GaugeFamily("aerobee_store_log_disk_used_bytes", "Used of it, by anybody.", labels=labels)
         for path, disk in status.log_disks.items():
             total.add_metric((*self._base, str(path)), disk.total)
             used.add_metric((*self._base, str(path)), disk.used)
         yield from (total, used)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=_STORE)
+    def _gauge(self, name: str, text: str, value: float) -> Family:
+        gauge = GaugeFamily(name, text, labels=_STORE)
         gauge.add_metric(self._base, value)
         return gauge
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        counter = CounterMetricFamily(name, text, labels=_STORE)
+    def _counter(self, name: str, text: str, value: float) -> Family:
+        counter = CounterFamily(name, text, labels=_STORE)
         counter.add_metric(self._base, value)
         return counter
 
 
-def _add_histogram(
-    family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram, *, divisor: int = 1
-) -> None:
+def _add_histogram(family: HistogramFamily, labels: Sequence[str], histogram: Histogram, *, divisor: int = 1) -> None:
     """`divisor`: how many of the histogram's units are one of the family's."""
     bounds = histogram.bounds if divisor == 1 else [bound / divisor for bound in histogram.bounds]
-    family.add_metric(labels, _buckets(bounds, histogram.counts), histogram.sum / divisor)
+    family.add_histogram(labels, bounds, histogram.counts, histogram.sum / divisor)
 
 
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus has them."""
-    buckets = []
-    total = 0
-    for bound, count in zip((*bounds, float("inf")), counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
-    return buckets
+def _in_steps(items: Iterable[_T]) -> Iterator[tuple[_T, bool]]:
+    """The items, which may change meanwhile, and with some of them that others may run."""
+    for number, item in enumerate(list(items), 1):
+        yield item, number % _SERIES_PER_STEP == 0
 
 
 def _flag(value: bool) -> str:

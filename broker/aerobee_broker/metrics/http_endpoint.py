@@ -129,7 +129,7 @@ class HttpEndpoint:
     def __init__(
         self,
         address: Address,
-        render_metrics: Callable[[], Awaitable[bytes]],
+        render_metrics: Callable[[], Awaitable[list[bytes]]],
         unreadiness: Callable[[], str | None],
         note: Callable[[], str] = str,
     ) -> None:
@@ -164,25 +164,28 @@ class HttpEndpoint:
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         kind = "text/plain; charset=utf-8"
+        pieces: list[bytes] = []
+        body = b""
         path, method = environ.get("PATH_INFO", ""), environ.get("REQUEST_METHOD", "")
         if method not in ("GET", "HEAD"):
             status, body = "405 Method Not Allowed", b"only GET and HEAD\n"
         elif path == "/metrics":
-            status, body, kind = self._metrics()
+            status, pieces, kind = self._metrics()
         elif path == "/healthz":
             status, body = self._health()
         elif path == "/readyz":
             status, body = self._readiness()
         else:
             status, body = "404 Not Found", b"there are /metrics, /healthz and /readyz\n"
-        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-        return [b"" if method == "HEAD" else body]
+        pieces = pieces or [body]
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(sum(map(len, pieces))))])
+        return [b""] if method == "HEAD" else pieces
 
-    def _metrics(self) -> tuple[str, bytes, str]:
+    def _metrics(self) -> tuple[str, list[bytes], str]:
         try:
             return "200 OK", self._on_loop(self._render_metrics, METRICS_TIMEOUT_SECONDS), METRICS_TYPE
         except FutureTimeoutError:
-            return "503 Service Unavailable", _HUNG, "text/plain; charset=utf-8"
+            return "503 Service Unavailable", [_HUNG], "text/plain; charset=utf-8"
 
     def _health(self) -> tuple[str, bytes]:
         """Alive is whoever still turns its event loop; anything else is readiness."""

@@ -57,7 +57,7 @@ class Metrics:
         """Show the broker from now on."""
         self._sources = sources
 
-    async def render(self) -> bytes:
+    async def render(self) -> list[bytes]:
         """The text, made in steps between which other tasks run; see `Exposition.render`."""
         async with self._loading:
             exposition = self._exposition

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from aerobee_broker.config import BrokerConfig
+from aerobee_broker.metrics.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
 from aerobee_broker.timer.timer import Timer
-from aerobee_store.stats import Histogram
 
 _LABELS: Final = ("cluster", "node_type", "node_id", "storage_type", "storage_medium")
 _BOUNDS_SECONDS: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)  # RocketMQ's
 
 
-class TimerCollector(Collector):
+class TimerCollector:
     """Reads the numbers of a Timer when somebody asks."""
 
     def __init__(self, config: BrokerConfig, timer: Timer) -> None:
         self._base = (config.cluster, "broker", config.name, "local", "disk")
         self._timer = timer
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Pieces:
         timer, stats = self._timer, self._timer.stats
-        pending = GaugeMetricFamily(
+        pending = GaugeFamily(
             "rocketmq_timing_messages", "Delayed messages that wait for their time.", labels=(*_LABELS, "topic")
         )
         for topic, count in list(stats.pending.items()):
             pending.add_metric((*self._base, topic), max(0, count))
+            yield None
         yield pending
         for name, text, counts in (
             ("rocketmq_timer_enqueue", "Delayed messages that were put on the timer's wheel.", stats.enqueued),
             ("rocketmq_timer_dequeue", "Delayed messages that were delivered to their topic.", stats.dequeued),
         ):
-            family = CounterMetricFamily(name, text, labels=(*_LABELS, "topic"))
+            family = CounterFamily(name, text, labels=(*_LABELS, "topic"))
             for topic, count in list(counts.items()):
                 family.add_metric((*self._base, topic), count)
+                yield None
             yield family
         for name, text, value in (
             ("rocketmq_timer_enqueue_lag", "Delayed messages that are not on the wheel yet.", timer.enqueue_lag),
@@ -52,10 +47,10 @@ class TimerCollector(Collector):
             ("rocketmq_timer_dequeue_lag", "Messages of the running step that are late.", timer.dequeue_lag),
             ("rocketmq_timer_dequeue_latency", "Milliseconds by which the next one is late.", timer.dequeue_latency_ms),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+            gauge = GaugeFamily(name, text, labels=_LABELS)
             gauge.add_metric(self._base, value)
             yield gauge
-        snapshot = GaugeMetricFamily(
+        snapshot = GaugeFamily(
             "rocketmq_timer_message_snapshot",
             "Delayed messages that fall due between the bound before this one and this one, in seconds from now.",
             labels=(*_LABELS, "timer_bound_s"),
@@ -63,30 +58,24 @@ class TimerCollector(Collector):
         for bound, pending_count in zip(_BOUNDS_SECONDS, timer.pending_within(_BOUNDS_SECONDS), strict=True):
             snapshot.add_metric((*self._base, str(bound)), pending_count)
         yield snapshot
-        delays = HistogramMetricFamily(
+        delays = HistogramFamily(
             "rocketmq_delay_message_latency", "Seconds of delay that were asked for.", labels=(*_LABELS, "topic")
         )
         for topic, histogram in list(stats.delay_seconds.items()):
-            _add(delays, (*self._base, topic), histogram)
+            delays.add_histogram((*self._base, topic), histogram.bounds, histogram.counts, histogram.sum)
+            yield None
         yield delays
-        lateness = HistogramMetricFamily(
+        lateness = HistogramFamily(
             "aerobee_timer_lateness_seconds", "How long after its time a message was delivered.", labels=_LABELS
         )
-        _add(lateness, self._base, stats.lateness_seconds)
+        late = stats.lateness_seconds
+        lateness.add_histogram(self._base, late.bounds, late.counts, late.sum)
         yield lateness
         for name, text, value in (
             ("aerobee_timer_recalled", "Delayed messages that were taken back.", stats.recalled),
             ("aerobee_timer_rolled", "Delayed messages that were stored again, being far ahead.", stats.rolled),
             ("aerobee_timer_lost", "Delayed messages that cannot be read or stored any more.", stats.lost),
         ):
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
+            counter = CounterFamily(name, text, labels=_LABELS)
             counter.add_metric(self._base, value)
             yield counter
-
-
-def _add(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
-    buckets, total = [], 0
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
-    family.add_metric(labels, buckets, histogram.sum)

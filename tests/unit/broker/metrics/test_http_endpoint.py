@@ -15,12 +15,12 @@ from aerobee_broker.metrics import http_endpoint
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 
 
-async def one_metric() -> bytes:
-    return b"a_metric 1\n"
+async def one_metric() -> list[bytes]:
+    return [b"a_metric ", b"1\n"]
 
 
-async def no_metrics() -> bytes:
-    return b""
+async def no_metrics() -> list[bytes]:
+    return []
 
 
 class Probe:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.metrics import exposition
-from aerobee_broker.metrics.exposition import Exposition
+from aerobee_broker.metrics import exposition as exposition_module
+from aerobee_broker.metrics import families as families_module
+from aerobee_broker.metrics.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
@@ -192,20 +189,22 @@ async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
 
 
 async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others get their turn between families; a family with too many samples says how many it does not show."""
-    monkeypatch.setattr(exposition, "_SAMPLES_MAX", 100)
-    metrics = Exposition(BrokerConfig.tiny(tmp_path))
+    """Others get their turn within a family; one with too many samples says how many it does not show."""
+    monkeypatch.setattr(families_module, "SAMPLES_MAX", 100)
+    monkeypatch.setattr(exposition_module, "_STEP_SECONDS", 0)
+    exposition = exposition_module.Exposition(BrokerConfig.tiny(tmp_path))
 
-    class Large(Collector):
-        def collect(self) -> Iterator[Metric]:
-            gauge = GaugeMetricFamily("large", "A gauge.", labels=("topic",))
-            histogram = HistogramMetricFamily("sliced", "A histogram.", labels=("topic",))
+    class Large:
+        def collect(self) -> Pieces:
+            gauge = GaugeFamily("large", "A gauge.", labels=("topic",))
+            histogram = HistogramFamily("sliced", "A histogram.", labels=("topic",))
             for number in range(150):
                 gauge.add_metric((str(number),), number)
-                histogram.add_metric((str(number),), [("1.0", 1), ("2.0", 2), ("+Inf", 3)], 4)
+                histogram.add_histogram((str(number),), (1.0, 2.0), (1, 1, 1), 4)
+                yield None
             yield from (gauge, histogram)
 
-    metrics._registry.register(Large())
+    exposition.collectors.append(Large())
     turns = 0
 
     async def others() -> None:
@@ -215,11 +214,44 @@ async def test_a_scrape_is_made_in_steps_and_has_a_bound(tmp_path: Path, monkeyp
             await asyncio.sleep(0)
 
     others_run = asyncio.create_task(others())
-    text = (await metrics.render()).decode()
+    text = b"".join(await exposition.render()).decode()
     others_run.cancel()
-    assert turns > 5
+    assert turns > 100
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families["large"].samples) == 100
     assert len(families["sliced"].samples) == 100  # twenty whole series of five
     left_out = {sample.labels["family"]: sample.value for sample in families["aerobee_metrics_left_out"].samples}
     assert left_out == {"large": 50, "sliced": 650}
+
+
+def test_the_text_is_what_prometheus_reads() -> None:
+    """Names, kinds, labels with every character that has to be escaped, and values that are no plain numbers."""
+    odd = 'a"b\\c\nd, {e}=ü'
+    gauge = GaugeFamily("g", "A gauge.", labels=("one", "two"))
+    gauge.add_metric((odd, "plain"), 1.5)
+    gauge.add_metric(("", "x"), float("inf"))
+    counter = CounterFamily("c", "A counter.", labels=("one",))
+    counter.add_metric((odd,), 12345678901234567)
+    histogram = HistogramFamily("h", "A histogram.", labels=("one",))
+    histogram.add_histogram((odd,), (0.5, 10), (1, 2, 3), 7.25)
+    text = b"".join(chunk for family in (gauge, counter, histogram) for chunk in family.chunks()).decode()
+    read = {family.name: family for family in text_string_to_metric_families(text)}
+    assert [(name, family.type, family.documentation) for name, family in read.items()] == [
+        ("g", "gauge", "A gauge."),
+        ("c", "counter", "A counter."),
+        ("h", "histogram", "A histogram."),
+    ]
+    assert [(sample.labels, sample.value) for sample in read["g"].samples] == [
+        ({"one": odd, "two": "plain"}, 1.5),
+        ({"one": "", "two": "x"}, float("inf")),
+    ]
+    assert [(sample.name, sample.labels, sample.value) for sample in read["c"].samples] == [
+        ("c_total", {"one": odd}, float(12345678901234567))
+    ]
+    assert [(sample.name, sample.labels.get("le"), sample.value) for sample in read["h"].samples] == [
+        ("h_bucket", "0.5", 1),
+        ("h_bucket", "10.0", 3),
+        ("h_bucket", "+Inf", 6),
+        ("h_count", None, 6),
+        ("h_sum", None, 7.25),
+    ]
