@@ -5,9 +5,10 @@ The log is the only truth; queues and index are compared with it and completed f
 1. Where to begin reading the log.
 
     stop     what is known                                       begin at
-    clean    last queue unit names a valid record                the end of that record, or the last indexed record if
+    clean    last queue unit names a valid record of its size    the end of that record, or the last indexed record if
                                                                  the checkpoint does not say that the index is complete
-    clean    it does not (the queues are ahead of the log)       as after a crash
+    clean    it does not (the queues are ahead of the log, or    as after a crash
+             the unit is damaged)
     clean    there are records but no index at all               the first segment
     crash    checkpoint                                          the segment of the offset up to which queues and index
                                                                  are synced
@@ -55,6 +56,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,6 +102,14 @@ class RecoveryReport:
     torn_tail: int = 0
     damaged: list[DamagedRange] = field(default_factory=list)
     quarantined: list[Path] = field(default_factory=list)
+
+
+class _LastUnit(NamedTuple):
+    """What the last unit of the queues says of its record, and where the record of the unit before it begins."""
+
+    end: int
+    begin: int
+    before: int
 
 
 class Recovery:
@@ -223,9 +233,10 @@ class Recovery:
         return False
 
     def _begin_by_stop(self) -> int:
-        queues_end, last_unit = self._queues_end()
+        last = self._last_unit()
+        queues_end = last.end
         if self._clean:
-            begin = self._begin_after_clean_stop(queues_end, last_unit)
+            begin = self._begin_after_clean_stop(last)
             if begin is not None:
                 return begin
         derived = self._checkpoint.derived_offset
@@ -242,11 +253,15 @@ class Recovery:
         complete = self._index.distrust(max(begin, synced))
         return min(begin, self._segment_start(complete))
 
-    def _begin_after_clean_stop(self, queues_end: int, last_unit: int) -> int | None:
-        if queues_end and not self._is_record(last_unit) and not self._is_damaged(last_unit):
-            _log.warning("queues are ahead of the log unit=%d; looking at the log as after a crash", last_unit)
+    def _begin_after_clean_stop(self, last: _LastUnit) -> int | None:
+        if not self._is_right(last):
+            _log.warning(
+                "last queue unit names no record of its size offset=%d end=%d; reading the log as after a crash",
+                last.begin,
+                last.end,
+            )
             return None
-        begin = max(queues_end, self._log.min_offset)
+        begin = max(last.end, self._log.min_offset)
         if not self._index.files:
             return self._log.min_offset
         if self._checkpoint.index_timestamp < self._checkpoint.logics_timestamp:
@@ -261,20 +276,22 @@ class Recovery:
                 return file.start_offset
         return self._log.min_offset
 
-    def _queues_end(self) -> tuple[int, int]:
-        """Behind the last record that any queue knows, and where that record begins."""
-        end = begin = 0
+    def _last_unit(self) -> _LastUnit:
+        """Of all queues, the unit whose record ends last."""
+        found = _LastUnit(0, 0, 0)
         for queue in self._queues.values():
-            record_end = queue.last_record_end()
-            if record_end > end:
-                end = record_end
-                unit = queue.units(queue.max_offset - 1, 1)
-                begin = int(unit[0]["physical_offset"]) if int(unit[0]["size"]) != FILLER_SIZE else end
+            end = queue.last_record_end()
+            if end > found.end:
+                first = max(queue.min_offset, queue.max_offset - 2)
+                units = queue.units(first, queue.max_offset - first)
+                begin = int(units[-1]["physical_offset"]) if int(units[-1]["size"]) != FILLER_SIZE else end
+                before = int(units[0]["physical_offset"]) if len(units) == 2 else begin
+                found = _LastUnit(end, begin, before)
         for batch_queue in self._batch_queues.values():
             place, size = batch_queue.last_unit()
-            if place + size > end:
-                end, begin = place + size, place
-        return end, begin
+            if place + size > found.end:
+                found = _LastUnit(place + size, place, place)
+        return found
 
     def _synced_index_end(self) -> int:
         """A physical offset before which the index is known to be synced; 0 if nothing is known."""
@@ -327,15 +344,36 @@ class Recovery:
         synced = self._checkpoint.derived_offset
         return self._writes_may_be_lost and synced is not None and damaged.start >= synced
 
-    def _is_record(self, physical_offset: int) -> bool:
-        file = self._log.files.find(physical_offset)
-        return file is not None and not isinstance(
-            self._walker.peek(file, physical_offset - file.start_offset), ScanStop
-        )
+    def _is_right(self, last: _LastUnit) -> bool:
+        """Whether the unit has the place and the size of a record, or of damage that an earlier start has reported."""
+        if not last.end:
+            return True
+        record_end = self._record_end(last.begin)
+        if record_end is None:
+            return self._is_damaged(last)
+        return record_end == last.end or last.begin == last.end  # the place behind filler units is that of no unit
 
-    def _is_damaged(self, physical_offset: int) -> bool:
-        """Whether the log goes on behind what is no record: an earlier start has said so and kept its units."""
-        return isinstance(next(self._walker.walk(physical_offset, zeros_end=None)), DamagedRange)
+    def _record_end(self, physical_offset: int) -> int | None:
+        """Where the valid record at this place ends; None if there is none."""
+        file = self._log.files.find(physical_offset)
+        header = None if file is None else self._walker.peek(file, physical_offset - file.start_offset)
+        return None if header is None or isinstance(header, ScanStop) else physical_offset + header.size
+
+    def _is_damaged(self, last: _LastUnit) -> bool:
+        """Whether the log goes on behind what is no record: an earlier start has said so and kept its units.
+
+        It is read from the record of the unit before, because a wrong place within a valid record looks like damage.
+        """
+        if last.before > last.begin:
+            return False  # the units of a queue ascend
+        begin = last.before if self._record_end(last.before) is not None else self._segment_start(last.begin)
+        for found in self._walker.walk(begin, zeros_end=None):
+            if isinstance(found, DamagedRange):
+                if found.end > last.begin:
+                    return found.start <= last.begin
+            elif not isinstance(found, RecordBatch) or int(found.physical_offset[-1]) >= last.begin:
+                return False
+        raise AssertionError("a walk ends with the end of the log")
 
     # --- completing queues and index --------------------------------------------------------------------------
 

@@ -248,3 +248,23 @@ def test_a_new_record_of_equal_size_revives_nothing() -> None:
     with MessageStore.open(CONFIG, file_system=scene.disk.kill(), clock=scene.clock) as store:
         assert compare(store, [*kept, *new], [*kept, *new]) == [*kept, *new]
         assert store.recovery.end == new[0].end
+
+
+@pytest.mark.parametrize("bit", range(96))
+def test_a_flipped_bit_in_the_last_unit_does_not_move_the_end_of_the_log(bit: int) -> None:
+    """After an orderly stop that unit tells where the log ends; a wrong place or size would cut a record, or leave a
+    hole.
+    """
+    scene = Scene(closed=True)
+    position = 29 * UNIT_SIZE + bit // 8
+    scene.disk.damage(QUEUE, position, bytes([scene.disk.contents()[QUEUE][position] ^ 1 << bit % 8]))
+    with MessageStore.open(CONFIG, file_system=scene.disk, clock=scene.clock) as store:
+        assert store.recovery.end == scene.sent[-1].end
+        assert store.recovery.damaged == []
+        sender = Sender(next_number=100)
+        new = sender.append(store, [sender.message(1300)])
+        store.flush()
+        assert compare(store, [*scene.sent, *new], [*scene.sent, *new]) == [*scene.sent, *new]
+    with MessageStore.open(CONFIG, file_system=scene.disk, clock=scene.clock, whole_log=True) as store:
+        assert store.recovery.damaged == []
+        assert compare(store, [*scene.sent, *new], [*scene.sent, *new]) == [*scene.sent, *new]
