@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records bench-front bench-store clean
+.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -105,6 +105,12 @@ bench-records: .venv/.dev ## the benchmarks of RecordService, a minute; ARGS=--s
 
 bench-spark: .venv/.spark ## the benchmarks of the pipeline, ten minutes and 10 GB of disk; ARGS=--short: a minute; ARGS=sink: one part
 	$(BIN)/python -m tests.benchmarks.spark $(ARGS)
+
+soak-records: .venv/.dev ## ten minutes of durable append beside a reader: memory, loop delay, tail latency; ARGS="--seconds 60"
+	$(BIN)/python -m tests.benchmarks.soak_records $(ARGS)
+
+bench-peers: .venv/.dev ## our durable appends beside Kafka's (needs Java and Maven) and Redis's, a minute or two
+	$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
 bench-front: .venv/.dev ## both fronts with an empty handler, calls and processor time, in a minute (needs Go)
 	$(BIN)/python -m tests.benchmarks.front

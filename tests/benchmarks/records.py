@@ -43,7 +43,7 @@ def append(
             for name, flush in (("discards", ""), ("broker", "sync"), ("broker", "async")):
                 with _discarding(front) if not flush else broker(directory, flush, front) as running:
                     if flush:
-                        _create_batch_topic(running)
+                        create_batch_topic(running)
                     # First a few, so that the topic is there and caches are warm.
                     uvloop.run(bulk_load.append(running.endpoint, requests[:1], 1, seconds / 10))
                     before = running.cpu_seconds()
@@ -61,7 +61,7 @@ def append(
         table(f"AppendRecords: {title}, {messages} messages a request, {in_flight} requests in flight", _HEAD, rows)
 
 
-def _create_batch_topic(running: Server) -> None:
+def create_batch_topic(running: Server) -> None:
     topic = admin_v1.Topic(name="batches", attributes={"queue.type": "BatchCQ"}, read_queue_count=1)
     with grpc.insecure_channel(running.endpoint) as channel:
         answer = admin_v1.AdminServiceStub(channel).CreateTopic(admin_v1.CreateTopicRequest(topic=topic))

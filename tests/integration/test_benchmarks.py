@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import store
+from tests.benchmarks.peers import kafka, redis
+from tests.benchmarks.peers.process import LeftOutError
 
 
 def test_the_short_form_of_the_store_goes_through_everything(
@@ -83,3 +85,24 @@ def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) ->
         assert rows
         assert all(re.search(r"\d", row) for row in rows)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+def test_the_soak_of_records_prints_its_figures(tmp_path: Path) -> None:
+    """For a second, with small requests."""
+    command = [sys.executable, "-m", "tests.benchmarks.soak_records", "--seconds", "1", "--messages", "50"]
+    command += ["--directory", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+    _, _, *rows = result.stdout.split("\n\n")[1].splitlines()
+    assert len(rows) == 10
+    assert all(re.search(r"\d", row) for row in rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LeftOutError, match="java is not installed"):
+        kafka.prepare(tmp_path)
+    with pytest.raises(LeftOutError, match="redis-server is not installed"):
+        redis.prepare()

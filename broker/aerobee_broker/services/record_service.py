@@ -140,6 +140,7 @@ class RecordService:
                 except Exception as error:
                     outcome = error
                 await appended.put((started, outcome, size))
+                await asyncio.sleep(0)  # a large request takes milliseconds; others are served between two of them
         except asyncio.CancelledError:
             if not self._draining.is_set():
                 raise
