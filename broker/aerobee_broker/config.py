@@ -77,6 +77,11 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def dialled(self) -> Address:
+        """Where clients on this machine find what listens here."""
+        return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)  # noqa: S104
+
+    @property
     def is_loopback(self) -> bool:
         try:
             return ipaddress.ip_address(self.host).is_loopback

@@ -177,7 +177,8 @@ async def _serve(
     tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
-        _log.info("there are no topics yet; create one with: aerobee topic create NAME")
+        endpoint = config.listen.grpc.dialled if config.listen.grpc.port else "HOST:PORT"
+        _log.info("there are no topics yet; create one with: aerobee topic create NAME --endpoint %s", endpoint)
     clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
     deliveries = Deliveries(
         store,

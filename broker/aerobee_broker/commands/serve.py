@@ -186,8 +186,7 @@ def _announce(config: BrokerConfig, listening: Listening, metrics: Address) -> N
 
 def first_steps(config: BrokerConfig, listening: Address, command: str) -> list[str]:
     """The commands that send and receive the first message on a broker with this configuration."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(listening.host, listening.host)  # noqa: S104 - a look-up
-    endpoint = f"{host}:{listening.port}"
+    endpoint = str(listening.dialled)
     options = "" if endpoint == ENDPOINT_DEFAULT else f" --endpoint {endpoint}"
     if config.auth.accounts is not None:
         options += " --credentials FILE"

@@ -44,6 +44,16 @@ def test_without_dev_topic_and_group_come_first() -> None:
     assert all(step.endswith(" --endpoint 10.0.0.7:9000 --credentials FILE") for step in steps)
 
 
+@pytest.mark.parametrize(
+    ("listening", "endpoint"),
+    [("[::]:9000", "[::1]:9000"), ("[::1]:9000", "[::1]:9000"), ("0.0.0.0:9000", "127.0.0.1:9000"), ("a:1", "a:1")],
+)
+def test_the_endpoint_can_be_dialled(listening: str, endpoint: str) -> None:
+    """Also with a broker at an IPv6 address, or at all addresses."""
+    steps = first_steps(config(dev=True), Address.parse(listening), "aerobee")
+    assert all(step.endswith(f" --endpoint {endpoint}") for step in steps)
+
+
 @pytest.mark.parametrize("dev", [False, True])
 def test_the_steps_work_as_they_are_printed(
     tmp_path: Path, dev: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
