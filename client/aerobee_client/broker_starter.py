@@ -24,7 +24,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO, Any, Final
 
-_ANSWER_SECONDS: Final = 30.0
+_ANSWER_SECONDS: Final = 120.0  # the first answer comes after the imports: a second, on a busy machine many
 _ORDER_SIZE_MAX: Final = 1 << 17  # bytes; the environment is the most of it
 
 
@@ -129,6 +129,7 @@ class BrokerStarter:
                 socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
                 answer = self._socket.recv(4096)
         except OSError as error:
+            self._process.kill()  # its answer might come later, and be taken for that to another order
             raise RuntimeError(f"the process that starts brokers does not answer: {error}") from error
         if not answer:
             raise RuntimeError("the process that starts brokers has ended; what it wrote to standard error says why")

@@ -46,6 +46,17 @@ def test_with_yardsticks_for_a_person(tmp_path: Path) -> None:
         assert text in ended.stdout
 
 
+def test_yardsticks_for_receives(tmp_path: Path) -> None:
+    """The same messages from memory; what was stored before is received to its end."""
+    ended = bench("--direction", "receive", "--baseline", "--directory", str(tmp_path), "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["yardstick"]["messages"] > 0
+    assert (found["yardstick"]["errors"], found["broker"]["errors"]) == (0, 0)
+    assert found["ofYardstick"] == found["broker"]["messagesPerSecond"] / found["yardstick"]["messagesPerSecond"]
+    assert found["fdatasync"]["p50Seconds"] > 0
+
+
 def test_a_broker_that_runs(tmp_path: Path) -> None:
     """Of a broker elsewhere nothing is known but what it tells."""
     with run_broker(tmp_path) as broker:

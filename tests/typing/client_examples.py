@@ -1,4 +1,4 @@
-"""The examples of docs/client.md, held to the types of the client by mypy; they are not run."""
+"""The examples of docs/client.md: mypy checks their types, tests/integration/test_client_examples.py runs them."""
 
 from __future__ import annotations
 
@@ -47,20 +47,22 @@ def without_an_event_loop() -> None:
             assert_type(consumer.receive(), list[ReceivedMessage])
 
 
-async def sending(client: Client, messages: Sequence[Message]) -> None:
+async def sending(client: Client, messages: Sequence[Message], tomorrow: int) -> None:
     producer = client.producer(compression="zlib", max_in_flight=4)
     result = await producer.send(Message(topic="orders", body=b"..."))
     assert_type(result, SendResult)
     future = await producer.submit(Message(topic="orders", body=b"..."))
     assert_type(future, asyncio.Future[SendResult])
-    assert_type(await producer.send_many(messages), list[SendResult])
+    results = await producer.send_many(messages)
+    assert_type(results, list[SendResult])
     await producer.send_one_way(Message(topic="orders", body=b"..."))
     await producer.flush()
     by_customer = client.producer(
         queue_selector=lambda message, queues: queues[crc32(message.keys[0].encode()) % len(queues)]
     )
     assert_type((await by_customer.send(messages[0])).queue_id, int | None)
-    await producer.recall("orders", result.recall_handle)
+    later = await producer.send(Message(topic="orders", body=b"...", delivery_timestamp=tomorrow))
+    await producer.recall("orders", later.recall_handle)
 
 
 async def transactions(client: Client, database: Database) -> None:

@@ -121,7 +121,7 @@ def _message(load: Load) -> Message:
 
 
 async def _send(client: Client, load: Load, measured: Measured, end: float, blocks: list[bytes]) -> None:
-    producer = client.producer(max_in_flight=load.in_flight, request_count_max=load.batch)
+    producer = client.producer(max_in_flight=load.in_flight, request_count_max=load.batch, use_records=False)
     message = _message(load)
 
     async def one_sender() -> None:
@@ -170,8 +170,9 @@ async def _receive(client: Client, load: Load, measured: Measured, end: float, b
         while (began := time.perf_counter()) < end:
             try:
                 messages = await consumer.receive(32, wait_seconds=1)
-                if messages:
-                    await consumer.ack(messages)
+                if not messages:
+                    break  # all that was stored before has been received
+                await consumer.ack(messages)
             except ClientError as error:
                 measured.failed(1, error)
                 continue

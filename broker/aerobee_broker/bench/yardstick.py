@@ -26,6 +26,7 @@ from aerobee_proto import records_v1, v2
 
 _OK = v2.Status(code=v2.Code.OK, message="OK")
 _FRAME_COUNT = 4000  # messages in a frame from memory
+_RECEIVED_COUNT = 32  # messages in the answer to a receive
 _START_SECONDS = 30.0
 
 
@@ -73,6 +74,13 @@ def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
     ).SerializeToString()
     end = records_v1.ReadRecordsResponse(status=_OK).SerializeToString()
 
+    properties = v2.SystemProperties(message_id="0" * 34, receipt_handle="0" * 60, body_encoding=v2.Encoding.IDENTITY)
+    message = v2.Message(topic=v2.Resource(name="t"), system_properties=properties, body=os.urandom(size))
+    received = [v2.ReceiveMessageResponse(message=message).SerializeToString()] * _RECEIVED_COUNT
+    received.append(v2.ReceiveMessageResponse(status=_OK).SerializeToString())
+    done = [v2.AckMessageResultEntry(status=_OK, message_id="0" * 34)] * _RECEIVED_COUNT
+    acknowledged = v2.AckMessageResponse(status=_OK, entries=done).SerializeToString()
+
     async def send(request: bytes, context: Any) -> bytes:
         return sent
 
@@ -88,6 +96,19 @@ def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
             yield frame
         yield end
 
+    async def route(request: bytes, context: Any) -> bytes:
+        topic = v2.QueryRouteRequest.FromString(request).topic
+        broker, permission = v2.Broker(name="yardstick"), v2.Permission.READ_WRITE
+        queue = v2.MessageQueue(topic=topic, broker=broker, permission=permission)
+        return v2.QueryRouteResponse(status=_OK, message_queues=[queue]).SerializeToString()
+
+    async def receive(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for item in received:
+            yield item
+
+    async def acknowledge(request: bytes, context: Any) -> bytes:
+        return acknowledged
+
     async def telemetry(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for data in requests:
             settings = v2.TelemetryCommand.FromString(data).settings
@@ -97,6 +118,9 @@ def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
         return v2.NotifyClientTerminationResponse(status=_OK).SerializeToString()
 
     messaging = {
+        "QueryRoute": grpc.unary_unary_rpc_method_handler(route),
+        "ReceiveMessage": grpc.unary_stream_rpc_method_handler(receive),
+        "AckMessage": grpc.unary_unary_rpc_method_handler(acknowledge),
         "SendMessage": grpc.unary_unary_rpc_method_handler(send),
         "Telemetry": grpc.stream_stream_rpc_method_handler(telemetry),
         "NotifyClientTermination": grpc.unary_unary_rpc_method_handler(goodbye),

@@ -1,0 +1,115 @@
+"""The examples of docs/client.md and README.md: the code on the pages is the code that mypy checks, and it runs."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerobee_client import Message, blocking, connect
+from aerobee_client.testing import BrokerProcess, run_broker
+from tests.typing import client_examples
+
+ROOT = Path(__file__).parents[2]
+_DEFAULT = "127.0.0.1:8081"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    """One broker that creates topics on first use."""
+    with run_broker(memory=True) as running:
+        yield running
+
+
+@pytest.fixture
+def at_the_broker(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples dial the default address; here it is this broker's."""
+    plain, waiting = connect, blocking.connect
+    monkeypatch.setattr(client_examples, "connect", lambda endpoint: plain(endpoint.replace(_DEFAULT, broker.endpoint)))
+    monkeypatch.setattr(blocking, "connect", lambda endpoint: waiting(endpoint.replace(_DEFAULT, broker.endpoint)))
+
+
+class Database:
+    """What the examples store in."""
+
+    def __init__(self) -> None:
+        self.billed: list[bytes] = []
+        self.billing = asyncio.Event()
+        self.commits = 0
+
+    async def has_order(self, key: str) -> bool:
+        return True
+
+    async def commit(self) -> None:
+        self.commits += 1
+
+    async def bill(self, order: bytes) -> None:
+        self.billed.append(order)
+        self.billing.set()
+
+
+def statements(code: str) -> list[str]:
+    """The statements at all depths, without comments and layout; of a compound one its head."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom):
+            text = ast.unparse(node)
+            found.append(text.splitlines()[0] if hasattr(node, "body") else text)
+    return found
+
+
+@pytest.mark.parametrize("page", ["docs/client.md"])
+def test_the_page_shows_what_is_checked(page: str) -> None:
+    """Every statement of every example is in the file that mypy checks and that the tests below run."""
+    checked = set(statements((ROOT / "tests" / "typing" / "client_examples.py").read_text()))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert [each for each in statements(block) if each not in checked] == []
+
+
+async def test_first_steps(at_the_broker: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """A message there and back."""
+    async with asyncio.timeout(30):
+        await client_examples.first_steps()
+    assert capsys.readouterr().out == "b'hello' 1\n"
+
+
+def test_without_an_event_loop(at_the_broker: None) -> None:
+    """The same by the blocking face."""
+    client_examples.without_an_event_loop()
+
+
+async def test_sending_and_transactions(broker: BrokerProcess) -> None:
+    """Each form of a send, a recall, and a transaction."""
+    database, tomorrow = Database(), int((time.time() + 86_400) * 1000)
+    async with connect(broker.endpoint) as client, asyncio.timeout(30):
+        await client_examples.sending(client, [Message(topic="sent", body=b"x", keys=("k",))] * 3, tomorrow)
+        await client_examples.transactions(client, database)
+    assert database.commits == 1
+
+
+async def test_consuming(broker: BrokerProcess) -> None:
+    """Push until the program is told to stop, then pull from yesterday on; the loop of the page has no end."""
+    database, stop = Database(), asyncio.Event()
+    async with connect(broker.endpoint) as client, asyncio.timeout(60):
+        await client.producer().send(Message(topic="orders", body=b"paid", tag="paid"))
+        yesterday = int((time.time() - 86_400) * 1000)
+        consuming = asyncio.create_task(client_examples.consuming(client, database, stop, yesterday))
+        await database.billing.wait()
+        assert b"paid" in database.billed
+        stop.set()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consuming, 1)
+
+
+async def test_in_bulk(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """Packed, appended, read."""
+    async with connect(broker.endpoint) as client, asyncio.timeout(30):
+        await client_examples.in_bulk(client, 7, [Message(topic="orders", body=b"in bulk")] * 3)
+    assert "b'in bulk'" in capsys.readouterr().out
