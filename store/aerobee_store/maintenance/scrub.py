@@ -102,7 +102,11 @@ class Scrub:
             if known is not None:
                 position = known - segment.start_offset
                 continue
-            step = await self._in_disk_thread(self._check, segment, segment.view, position)
+            try:
+                view = segment.view
+            except FileNotFoundError:
+                return  # retention has unlinked it just now, and forgets it soon
+            step = await self._in_disk_thread(self._check, segment, view, position)
             if segment not in self._log.files.files:
                 return  # removed by retention
             if step.damage is not None:
