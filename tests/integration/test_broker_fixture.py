@@ -181,3 +181,22 @@ def test_a_broker_for_tests_without_pytest(tmp_path: Path) -> None:
         "assert not Path(f'/proc/{starter}').exists()\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60, cwd=tmp_path)
+
+
+def test_a_starter_that_dies(tmp_path: Path) -> None:
+    """Its broker goes on and can be stopped, though nobody knows its exit code; the next start has another starter."""
+    program = (
+        "import os, signal\n"
+        "from aerobee_client import testing, broker_starter, blocking, Message\n"
+        "testing.prepare()\n"
+        "with testing.run_broker() as broker:\n"
+        "    os.kill(broker_starter.kept().pid, signal.SIGKILL)\n"
+        "    with blocking.connect(broker.endpoint) as client:\n"
+        "        client.producer().send(Message(topic='t', body=b'x'))\n"
+        "    assert broker.stop() == -1\n"
+        "    broker.start()\n"
+        "    with blocking.connect(broker.endpoint) as client:\n"
+        "        assert [m.body for m in client.simple_consumer('g', 't').receive()] == [b'x']\n"
+        "    assert broker.stop() == 0\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=200, cwd=tmp_path)

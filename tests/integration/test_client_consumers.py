@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from aerobee_client import (
     ServerError,
     connect,
 )
+from aerobee_client.flow import FlowControl
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 
@@ -40,6 +41,20 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
     """A client of that broker."""
     async with connect(broker.endpoint) as connected:
         yield connected
+
+
+@pytest.fixture
+def largest(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many messages a consumer has held at most."""
+    counts = [0]
+    add = FlowControl.add
+
+    def recording(flow: FlowControl, queue: object, offset: int, size: int) -> None:
+        add(flow, queue, offset, size)
+        counts.append(flow.count)
+
+    monkeypatch.setattr(FlowControl, "add", recording)
+    return lambda: max(counts)
 
 
 async def send(client: Client, topic: str, *bodies: bytes, **fields: str) -> None:
@@ -224,6 +239,35 @@ class TestPushConsumer:
                 await admin.admin.verify_message(connection.client_id, "verified", "verified", sent.message_id)
             assert "push_consumer" in await admin.admin.client_stacks(connection.client_id)
 
+    async def test_messages_stay_hidden_while_the_handler_works(self, aerobee_broker: BrokerProcess) -> None:
+        """For hours; the acknowledgement at the end counts."""
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(message: ReceivedMessage) -> None:
+            began.set()
+            await go_on.wait()
+
+        async with aerobee_broker.connect() as client:
+            other = client.simple_consumer("g", "t")
+            await send(client, "t", b"x")
+            async with client.push_consumer("g", "t", slow):
+                await began.wait()
+                for _ in range(3):
+                    await asyncio.to_thread(aerobee_broker.advance, 3600)
+                    assert await other.receive(wait_seconds=0) == []
+                go_on.set()
+            await asyncio.to_thread(aerobee_broker.advance, 3600)
+            assert await other.receive(wait_seconds=0) == []
+
+    async def test_what_it_holds_is_bounded(self, client: Client, largest: Callable[[], int]) -> None:
+        """By count: no more is received than may wait; all is handled in the end."""
+        await client.admin.create_topic("bounded-push", queue_count=1)
+        await client.producer().send_many([Message(topic="bounded-push", body=b"%d" % n) for n in range(50)])
+        collector = Collector()
+        async with client.push_consumer("g", "bounded-push", collector, concurrency=1, waiting_count_max=3):
+            assert len(set(await collector.count(50))) == 50
+        assert 1 <= largest() <= 3
+
     async def test_hooks_run_around_handlers(self, broker: BrokerProcess) -> None:
         """One that raises counts as a failure of the handler."""
         heard: list[str] = []
@@ -339,6 +383,15 @@ class TestPullConsumer:
                 await consumer.seek(Queue("places", queue.broker, 7), 0)
             with pytest.raises(ValueError, match="not among the subscriptions"):
                 await consumer.assign([Queue("other", queue.broker, 0)])
+
+    async def test_what_it_holds_is_bounded(self, client: Client, largest: Callable[[], int]) -> None:
+        """By count: no more is fetched than may wait; all is handed out in the end."""
+        await client.admin.create_topic("bounded-pull", queue_count=1)
+        await client.producer().send_many([Message(topic="bounded-pull", body=b"%d" % n) for n in range(50)])
+        async with client.pull_consumer("g", "bounded-pull", start="begin", waiting_count_max=3) as consumer:
+            found = [(await consumer.getone()).body for _ in range(50)]
+        assert found == [b"%d" % number for number in range(50)]
+        assert 1 <= largest() <= 3
 
     async def test_paused_queues_are_silent(self, client: Client) -> None:
         """Also with messages that were fetched before; resuming hands them out."""
