@@ -25,7 +25,7 @@ _METHODS = POOL.FindServiceByName("apache.rocketmq.v2.MessagingService").methods
 
 async def _code_without_a_client(client: RawClient, method: Any, metadata: tuple[tuple[str, str], ...]) -> list[int]:
     request = GetMessageClass(method.input_type)()
-    call = getattr(client.stub, method.name)(request, metadata=metadata, timeout=10)
+    call = getattr(client.stub, method.name)(request, metadata=metadata, timeout=60)
     if method.server_streaming:
         return [answer.status.code async for answer in call]
     return [(await call).status.code]
@@ -49,7 +49,7 @@ async def test_002_blank_client_id(client: RawClient, blank: str) -> None:
 async def _route_code(client: RawClient, topic: str, *headers: tuple[str, str]) -> int:
     request = v2.QueryRouteRequest(topic=resource(topic))
     metadata = (("x-mq-client-id", "headers@1@0@a"), *headers)
-    return int((await client.stub.QueryRoute(request, metadata=metadata, timeout=10)).status.code)
+    return int((await client.stub.QueryRoute(request, metadata=metadata, timeout=60)).status.code)
 
 
 @pytest.mark.parametrize("headers", [(), (("x-mq-language", "KLINGON"),), (("x-mq-language", ""),)])
@@ -201,7 +201,7 @@ async def test_016_unknown_fields(client: RawClient, topic: str) -> None:
         response_deserializer=v2.SendMessageResponse.FromString,
     )
     request = v2.SendMessageRequest(messages=[message(topic)]).SerializeToString() + b"\x82\x7d\x05later"
-    response = await raw(request, metadata=client.metadata, timeout=10)
+    response = await raw(request, metadata=client.metadata, timeout=60)
     assert response.status.code == Code.OK
 
 
@@ -227,7 +227,7 @@ async def test_019_pings_without_calls(broker: BrokerProcess) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(settings))
     answered: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for number in range(50):
             writer.write(_frame(ping, number.to_bytes(8, "big")))
             while number not in answered:
@@ -245,7 +245,7 @@ async def test_020_unknown_method(client: RawClient, topic: str) -> None:
     """gRPC's UNIMPLEMENTED, and the connection goes on."""
     unknown = client.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense", None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await unknown(b"", metadata=client.metadata, timeout=10)
+        await unknown(b"", metadata=client.metadata, timeout=60)
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert (await client.route(topic)).status.code == Code.OK
 

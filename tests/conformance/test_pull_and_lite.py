@@ -98,13 +98,13 @@ async def test_193_lite_subscription(client: RawClient, topic: str, group: str) 
     await asyncio.sleep(0.1)
     assert not waiting.done()
     assert await synced(client, topic, group, "a") == Code.OK
-    first = (await asyncio.wait_for(waiting, 10)).one
+    first = (await asyncio.wait_for(waiting, 60)).one
     assert (first.body, first.system_properties.lite_topic) == (b"1", "a")
     assert first.system_properties.message_type == v2.MessageType.LITE
     assert (await client.receive(topic, group)).code == Code.MESSAGE_NOT_FOUND
     waiting = asyncio.ensure_future(client.receive(topic, group, wait=20))
     await client.sent(lite(topic, "b", "3"), lite(topic, "a", "4"))
-    second = (await asyncio.wait_for(waiting, 10)).one
+    second = (await asyncio.wait_for(waiting, 60)).one
     assert second.body == b"4"
     request = v2.AckMessageRequest(group=resource(group), topic=resource(topic))
     request.entries.add(receipt_handle=first.system_properties.receipt_handle, lite_topic="a")

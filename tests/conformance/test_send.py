@@ -187,9 +187,9 @@ async def test_096_due_in_the_past(client: RawClient, topic: str, group: str) ->
 async def test_097_durable(client: RawClient, topic: str) -> None:
     """With sync flush an answered message is on disk: everything up to its end was synced, by a sync after it came."""
     await client.sent(message(topic, "before"))
-    before = await client.admin.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=10)
+    before = await client.admin.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=60)
     await client.sent(message(topic, "x" * 10_000))
-    after = await client.admin.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=10)
+    after = await client.admin.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=60)
     assert after.flushed_physical_offset >= before.max_physical_offset + 10_000
     assert after.fsync_count > before.fsync_count
 

@@ -120,7 +120,7 @@ async def serving_for(harness: Harness, rounds: int) -> None:
         harness.durable += sent
 
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for round_ in range(rounds):
                 results = await asyncio.gather(*(send(round_, sender) for sender in range(3)), return_exceptions=True)
                 harness.refused += sum(isinstance(result, StoreError) for result in results)

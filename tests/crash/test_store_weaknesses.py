@@ -73,7 +73,7 @@ def test_01_a_failed_sync_is_not_retried() -> None:
         sent = harness.sender.append(store, [harness.sender.message(100)])
         harness.disk.fail_at("sync", 1, errno.EIO)
         waiters = [asyncio.create_task(store.wait_stored(sent[0].end)) for _ in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             results = await asyncio.gather(*waiters, return_exceptions=True)
             assert [type(result) for result in results] == [StoreFailedError] * 3
             with pytest.raises(StoreFailedError):
@@ -279,7 +279,7 @@ def test_13_no_answer_counts_on_another_copy(tmp_path: Path) -> None:
                 answered_during_sync.append(waiter.done())
 
         harness.disk.before_operation = look
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await waiter
         harness.disk.before_operation = None
         with reopen(harness.disk.crash(0), harness.config, harness.clock) as recovered:
@@ -306,7 +306,7 @@ def test_14_with_sync_flush_nobody_sees_what_a_power_cut_could_take() -> None:
         await store.wait_stored(sent[0].end, durable=False)
         seen_early = store.queue_range("orders", 0)[1]
         await store.wait_stored(sent[0].end, durable=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await arrived.wait()
         services.cancel()
         with suppress(asyncio.CancelledError):
@@ -437,7 +437,7 @@ async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pyte
     timers.disk.capacity = used + (1 << 20)
     timers.clock.advance(10)
     timers.timer.wake()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await refused.wait()
     assert timers.bodies() == []
     timers.disk.capacity = None
@@ -572,7 +572,7 @@ def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> N
     def before(operation: Operation) -> None:
         if operation.name == "sync" and threading.current_thread() is not threading.main_thread():
             started.set()
-            assert cancelled.wait(5)
+            assert cancelled.wait(60)
 
     async def main() -> None:
         services = asyncio.create_task(store.run())
@@ -580,7 +580,7 @@ def test_a_sync_that_failed_while_the_services_were_stopped_was_forgotten() -> N
         harness.disk.before_operation = before
         harness.disk.fail_at("sync", 1, errno.EIO)
         store.request_flush()
-        await asyncio.to_thread(started.wait, 5)
+        await asyncio.to_thread(started.wait, 60)
         services.cancel()
         with suppress(asyncio.CancelledError):
             await services
@@ -603,7 +603,7 @@ def test_a_failed_write_was_written_again_and_the_services_went_on() -> None:
         await asyncio.sleep(0)
         harness.disk.fail_at("write", 1, errno.EIO)
         sent = harness.sender.append(store, [harness.sender.message(100)])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(StoreFailedError):
                 await store.wait_stored(sent[0].end)
             with pytest.raises(StoreFailedError):

@@ -82,7 +82,7 @@ class Harness:
         store = self.open()
         services = asyncio.create_task(store.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await self.send(store, 6)
                 await self.delete(store, *LIGHT)
                 await self.send(store, 2, LIGHT[:1])

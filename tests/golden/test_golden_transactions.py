@@ -40,7 +40,7 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
         assert transactions.pending_count == 1
         services = [asyncio.create_task(service.run()) for service in (store, transactions)]
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             place = await transactions.end(topic, last.properties["UNIQ_KEY"], Outcome.COMMIT)
         assert place is not None
         final = store.record_at(place.physical_offset)

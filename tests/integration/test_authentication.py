@@ -24,7 +24,7 @@ from aerobee_proto import v2
 from aerobee_store.errors import ConfigError
 from tests.support.in_process_broker import in_process_broker
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 SHOP = Credentials("shop", "the shop's secret")
 OPERATOR = Credentials("operator", "the operator's secret")
@@ -152,7 +152,7 @@ async def test_telemetry_is_for_who_may_what_it_announces(channel: Any) -> None:
 async def test_probes_need_no_credentials(channel: Any, broker: BrokerProcess) -> None:
     """Whoever watches the process is not a client of its messages."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    answer = await stub.Check(health_pb2.HealthCheckRequest(service="apache.rocketmq.v2.MessagingService"), timeout=10)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service="apache.rocketmq.v2.MessagingService"), timeout=60)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 

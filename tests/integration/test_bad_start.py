@@ -17,7 +17,7 @@ import pytest
 from aerobee_client import Message, TooManyRequestsError, connect
 from aerobee_client.testing import BrokerProcess, run_broker
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 # Small files: a store of a megabyte, that can be copied and hashed.
 SMALL = """\

@@ -52,7 +52,7 @@ def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_the_life_of_a_broker(aerobee_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics answer, the log can be read, stopping twice is harmless, starting twice an error; ports stay its own."""
-    with urllib.request.urlopen(f"http://{aerobee_broker.metrics}/readyz", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{aerobee_broker.metrics}/readyz", timeout=60) as answer:
         assert answer.status == 200
     with pytest.raises(RuntimeError, match="runs already"):
         aerobee_broker.start()

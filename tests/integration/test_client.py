@@ -20,7 +20,7 @@ from aerobee_client import (
 )
 from aerobee_client.testing import BrokerProcess, run_broker
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
 async def receive_all(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
     """Exactly `count` messages, acknowledged."""
     received: list[ReceivedMessage] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(received) < count:
             batch = await consumer.receive(32, wait_seconds=5)
             await consumer.ack(batch)

@@ -22,7 +22,7 @@ import pytest
 from aerobee_broker.cli import main
 from aerobee_client.testing import BrokerProcess, run_broker
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 READY = re.compile(r"ready grpc=127\.0\.0\.1:\d+ metrics=127\.0\.0\.1:\d+\n")
 
@@ -370,5 +370,5 @@ def test_ports_of_the_fixture_are_its_own(broker: BrokerProcess) -> None:
     """The fixture names the ports that the broker listens on."""
     for address in (broker.endpoint, broker.metrics):
         host, port = address.rsplit(":", 1)
-        with socket.create_connection((host, int(port)), timeout=5):
+        with socket.create_connection((host, int(port)), timeout=60):
             pass

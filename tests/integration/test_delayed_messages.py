@@ -13,6 +13,7 @@ import pytest
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_proto import admin_v1, v2
+from tests.conformance.raw_client import BUSY_MACHINE_FACTOR
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
 
 Code = v2.Code
@@ -27,7 +28,7 @@ TOPICS = {
 async def create_topics(broker: InProcessBroker) -> None:
     for name, types in TOPICS.items():
         topic = admin_v1.Topic(name=name, read_queue_count=2, accept_message_types=types)
-        response = await broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=5)
+        response = await broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=60)
         assert response.status.code == Code.OK, response.status
 
 
@@ -47,23 +48,23 @@ def at(seconds: float) -> v2.Timestamp:
 
 async def send(broker: InProcessBroker, topic: str, body: bytes = b"hello", **system: Any) -> v2.SendMessageResponse:
     request = v2.SendMessageRequest(messages=[message(topic, body, f"id-{body.decode()}", **system)])
-    response: v2.SendMessageResponse = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+    response: v2.SendMessageResponse = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
     return response
 
 
-async def receive(broker: InProcessBroker, topic: str, seconds: float = 5.0) -> list[v2.Message]:
+async def receive(broker: InProcessBroker, topic: str, seconds: float = 20.0) -> list[v2.Message]:
     """What comes while a receive waits that long."""
     request = v2.ReceiveMessageRequest(group=v2.Resource(name="group"), batch_size=32)
     request.message_queue.topic.name = topic
     request.invisible_duration.FromSeconds(60)
     request.long_polling_timeout.FromMilliseconds(round(seconds * 1000))
-    answers = broker.messaging.ReceiveMessage(request, metadata=METADATA, timeout=seconds + 5)
+    answers = broker.messaging.ReceiveMessage(request, metadata=METADATA, timeout=seconds + 30)
     return [answer.message async for answer in answers if answer.HasField("message")]
 
 
 async def recall(broker: InProcessBroker, topic: str, handle: str) -> v2.RecallMessageResponse:
     request = v2.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=handle)
-    response: v2.RecallMessageResponse = await broker.messaging.RecallMessage(request, metadata=METADATA, timeout=5)
+    response: v2.RecallMessageResponse = await broker.messaging.RecallMessage(request, metadata=METADATA, timeout=60)
     return response
 
 
@@ -76,7 +77,7 @@ async def test_delayed_message_wakes_a_waiting_receive_in_time(broker: InProcess
     assert response.entries[0].recall_handle
     [received] = await receive(broker, topic)
     now_ms = time.time_ns() // 1_000_000
-    assert due.ToMilliseconds() <= now_ms < due.ToMilliseconds() + 1000
+    assert due.ToMilliseconds() <= now_ms < due.ToMilliseconds() + 1000 * BUSY_MACHINE_FACTOR
     system = received.system_properties
     assert (system.message_type, system.delivery_timestamp, system.delivery_attempt) == (v2.MessageType.DELAY, due, 1)
     assert (received.body, dict(received.user_properties)) == (b"hello", {})
@@ -152,7 +153,9 @@ async def test_restart_keeps_what_is_pending(tmp_path: Path) -> None:
         await send(broker, "later", b"far", delivery_timestamp=at(3000))
     await asyncio.sleep(0.3)
     async with in_process_broker(tmp_path / "store") as broker:
-        assert [item.body for item in await receive(broker, "later")] == [b"soon"]
-        assert [item.body for item in await receive(broker, "later")] == [b"then"]
+        found: list[bytes] = []
+        while len(found) < 2:  # one by one, unless the start took until both were due
+            found += [item.body for item in await receive(broker, "later")]
+        assert sorted(found) == [b"soon", b"then"]
         assert time.time_ns() // 1_000_000 >= due.ToMilliseconds()
         assert await receive(broker, "later", 0.3) == []

@@ -109,10 +109,10 @@ async def test_a_reset_wakes_who_waits(start: Start) -> None:
     harness = await start()
     await harness.send("a")
     await harness.acknowledge(*await harness.receive())
-    waiting = asyncio.ensure_future(harness.receive(wait=5))
+    waiting = asyncio.ensure_future(harness.receive(wait=20))
     await asyncio.sleep(0)
     await harness.deliveries.reset(TOPIC, GROUP, {0: 0})
-    assert bodies(await asyncio.wait_for(waiting, 5)) == ["a"]
+    assert bodies(await asyncio.wait_for(waiting, 60)) == ["a"]
 
 
 async def test_the_table_learns_of_a_reset_with_the_snapshot_behind_it(start: Start) -> None:
@@ -122,7 +122,7 @@ async def test_the_table_learns_of_a_reset_with_the_snapshot_behind_it(start: St
     await harness.acknowledge(*await harness.receive())
     await harness.deliveries.reset(TOPIC, GROUP, {0: 0})
     journal_begin = harness.tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, 0)
-    for _ in range(100):
+    for _ in range(6000):
         offset = harness.tables.offsets.get(TOPIC, GROUP, 0)
         position = harness.tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, 0)
         assert (offset == 2) == (position == journal_begin)
@@ -196,7 +196,7 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
         )
 
     lags = []
-    for _ in range(40):
+    for _ in range(4):
         assert await look("TAGS = 'mine'") == []
         lags.append(harness.deliveries.status(GROUP)[0].lag)
     assert lags == sorted(set(lags), reverse=True), "each has looked at some more"
@@ -389,7 +389,7 @@ async def test_invisible_time_of_zero_redelivers_at_once(start: Start) -> None:
     waiting = asyncio.create_task(harness.receive(wait=20, client_id="other"))
     await asyncio.sleep(0)
     await harness.deliveries.change_invisible(TOPIC, GROUP, message.receipt_handle, 0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert attempts(await waiting) == {"a": 2}
 
 
@@ -402,14 +402,14 @@ async def test_arrival_ends_a_wait(start: Start) -> None:
     waiting = asyncio.create_task(harness.receive(wait=20))
     await asyncio.sleep(0.01)
     await harness.send("a")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert bodies(await waiting) == ["a"]
 
 
 async def test_wait_ends_empty_when_its_time_is_over(start: Start) -> None:
     """Nothing came."""
     harness = await start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await harness.receive(wait=0.05) == []
 
 
@@ -421,7 +421,7 @@ async def test_expiry_ends_a_wait(start: Start) -> None:
     waiting = asyncio.create_task(harness.receive(wait=20, client_id="other"))
     await asyncio.sleep(0.01)
     await harness.advance(10)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert attempts(await waiting) == {"a": 2}
 
 
@@ -431,7 +431,7 @@ async def test_messages_reach_all_waiting_receives(start: Start) -> None:
     waiting = [asyncio.create_task(harness.receive(2, wait=20, client_id=f"c{i}")) for i in range(4)]
     await asyncio.sleep(0.01)
     await harness.send(*"abcdefg")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         got = await asyncio.gather(*waiting)
     assert sorted(body for messages in got for body in bodies(messages)) == list("abcdefg")
 
@@ -454,11 +454,12 @@ async def test_too_many_waiting_receives_are_refused(start: Start) -> None:
     """Those before keep waiting; the one too many gets an error at once."""
     harness = await start(waiting_per_line_max=2)
     waiting = [asyncio.create_task(harness.receive(wait=20)) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    while harness.deliveries.long_polling.waiting_count < 2:  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
     with pytest.raises(TooManyRequestsError, match="polling full"):
         await harness.receive(wait=20)
     await harness.send("a", "b")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     harness.deliveries.long_polling.drain()
     await asyncio.gather(*waiting)
@@ -504,7 +505,7 @@ async def test_messages_of_a_client_that_is_gone_come_back_after_a_second(start:
     await harness.advance(0.999)
     assert not waiting.done()
     await harness.advance(0.001)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert attempts(await waiting) == {"a": 2}
 
 
@@ -514,7 +515,7 @@ async def test_waits_of_a_client_that_is_gone_end(start: Start) -> None:
     waiting = asyncio.create_task(harness.receive(wait=20))
     await asyncio.sleep(0.01)
     harness.deliveries.client_gone("client")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await waiting == []
 
 
@@ -712,7 +713,7 @@ async def test_receive_of_a_deleted_group_ends_with_an_error(start: Start) -> No
     await asyncio.sleep(0.01)
     harness.tables.groups.delete(GROUP)
     await harness.deliveries.delete_group(GROUP)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(GroupNotFoundError):
             await waiting
 

@@ -36,6 +36,7 @@ class Served:
     """Methods that do one thing each, and what became of them."""
 
     def __init__(self) -> None:
+        self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.written = 0
         self.metadata: dict[str, str | bytes] = {}
@@ -58,6 +59,7 @@ class Served:
         return request
 
     async def _wait(self, request: bytes, context: Context) -> bytes:
+        self.begun.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -146,11 +148,11 @@ async def test_unary(channel: Any, served: Served) -> None:
     for size in (0, 1, 16379, 16384, 65536, LARGE):
         body = bytes(range(256)) * (size // 256) + bytes(size % 256)
         assert await echo(body, timeout=30) == body
-    assert await echo(b"x" * 10_000, compression=grpc.Compression.Gzip, timeout=5) == b"x" * 10_000
-    await echo(b"", metadata=(("x-text", "value"), ("x-data-bin", b"\0\xff\n")), timeout=5)
+    assert await echo(b"x" * 10_000, compression=grpc.Compression.Gzip, timeout=60) == b"x" * 10_000
+    await echo(b"", metadata=(("x-text", "value"), ("x-data-bin", b"\0\xff\n")), timeout=60)
     assert served.metadata["x-text"] == "value"
     assert served.metadata["x-data-bin"] == b"\0\xff\n"
-    assert await channel.unary_unary("/t/limited")(b"", timeout=5) == b"done"
+    assert await channel.unary_unary("/t/limited")(b"", timeout=60) == b"done"
 
 
 async def test_many_calls_at_once(channel: Any) -> None:
@@ -163,10 +165,10 @@ async def test_many_calls_at_once(channel: Any) -> None:
 
 async def test_failures(channel: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Status and details; of failures of ours nothing but that there was one."""
-    assert await failure(channel.unary_unary("/t/fail")(b"", timeout=5)) == (grpc.StatusCode.NOT_FOUND, DETAILS)
-    code, _ = await failure(channel.unary_unary("/t/nonsense")(b"", timeout=5))
+    assert await failure(channel.unary_unary("/t/fail")(b"", timeout=60)) == (grpc.StatusCode.NOT_FOUND, DETAILS)
+    code, _ = await failure(channel.unary_unary("/t/nonsense")(b"", timeout=60))
     assert code == grpc.StatusCode.UNIMPLEMENTED
-    code, _ = await failure(channel.unary_unary("/t/break")(b"", timeout=5))
+    code, _ = await failure(channel.unary_unary("/t/break")(b"", timeout=60))
     assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
     assert "ZeroDivisionError: a secret of the inside" in caplog.text
     gc.collect()
@@ -174,14 +176,15 @@ async def test_failures(channel: Any, caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_deadlines_and_cancellation(channel: Any, served: Served) -> None:
     """Both end the handler."""
-    code, _ = await failure(channel.unary_unary("/t/wait")(b"", timeout=0.1))
+    code, _ = await failure(channel.unary_unary("/t/wait")(b"", timeout=1.5))
     assert code == grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(served.cancelled.wait(), 5)
+    await asyncio.wait_for(served.cancelled.wait(), 60)
     served.cancelled.clear()
+    served.begun.clear()
     call = channel.unary_unary("/t/wait")(b"")
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(served.begun.wait(), 60)
     call.cancel()
-    await asyncio.wait_for(served.cancelled.wait(), 5)
+    await asyncio.wait_for(served.cancelled.wait(), 60)
 
 
 async def test_streams(channel: Any) -> None:
@@ -213,16 +216,19 @@ async def test_a_reader_that_stops_holds_little(channel: Any, served: Served) ->
         before = served.written
         await asyncio.sleep(0.5)
     assert served.written * 100_000 < 64 << 20
-    assert await channel.unary_unary("/t/echo")(b"others", timeout=5) == b"others"
+    assert await channel.unary_unary("/t/echo")(b"others", timeout=60) == b"others"
     call.cancel()
 
 
 async def test_a_stop_lets_calls_end(served: Served) -> None:
     """Those that run are answered; later ones are not taken."""
     for kind in ("native", "grpcio"):
-        stopped = asyncio.Event()
+        begun, stopped = asyncio.Event(), asyncio.Event()
 
-        async def slow(request: bytes, context: Context, stopped: asyncio.Event = stopped) -> bytes:
+        async def slow(
+            request: bytes, context: Context, begun: asyncio.Event = begun, stopped: asyncio.Event = stopped
+        ) -> bytes:
+            begun.set()
             await stopped.wait()
             await asyncio.sleep(0.3)
             return b"answered"
@@ -234,7 +240,7 @@ async def test_a_stop_lets_calls_end(served: Served) -> None:
         channel: Any  # its stub asks for more than it takes
         async with grpc.aio.insecure_channel(address, options) as channel:
             call = asyncio.ensure_future(channel.unary_unary("/t/slow")(b"", timeout=20))
-            await asyncio.sleep(0.3)
+            await asyncio.wait_for(begun.wait(), 60)
             stopped.set()
             await context.__aexit__(None, None, None)
             assert await call == b"answered"
@@ -260,10 +266,10 @@ async def test_another_protocol_on_the_port(served: Served) -> None:
         for piece in (b"sh", b"out", b" loud"):
             writer.write(piece)
             await asyncio.sleep(0.05)
-        assert await asyncio.wait_for(reader.readexactly(10), 5) == b"SHOUT LOUD"
+        assert await asyncio.wait_for(reader.readexactly(10), 60) == b"SHOUT LOUD"
         writer.close()
         channel: Any
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert await channel.unary_unary("/t/echo")(b"as ever", timeout=5) == b"as ever"
+            assert await channel.unary_unary("/t/echo")(b"as ever", timeout=60) == b"as ever"
     finally:
         await front.stop(1)

@@ -49,7 +49,7 @@ async def answered(channel: Any, service: str, method: Any, request: bytes) -> l
     """All messages of the answer, in time."""
     kind = GetMessageClass(method.output_type)
     path = f"/{service}/{method.name}"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         if method.server_streaming:
             call = channel.unary_stream(path, response_deserializer=kind.FromString)(request, metadata=METADATA)
             return [response async for response in call]

@@ -17,7 +17,7 @@ from aerobee_client import connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from tests.integration.test_command_line import Shell
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def connected(endpoint: str, group: str, *topics: str) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(stay()))
     thread.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(60)
         yield ready[0]
     finally:
         over.set()

@@ -57,6 +57,7 @@ class Records:
     """The stub of RecordService, with a client id."""
 
     def __init__(self, broker: InProcessBroker) -> None:
+        self.broker = broker
         self.raw = RawClient(broker.channel)
         self.stub: Any = records_v1.RecordServiceStub(broker.channel)  # the asyncio face exists in stub files only
 
@@ -239,7 +240,7 @@ def inner_batch_of(count: int, first: int = 0, compression: str = "", **changes:
 
 async def create_batch_topic(records: Records) -> None:
     topic = admin_v1.Topic(name="metering", attributes={"queue.type": "BatchCQ"}, read_queue_count=1)
-    answer = await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=10)
+    answer = await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=60)
     assert answer.status.code == Code.OK, answer.status
 
 
@@ -264,7 +265,7 @@ async def test_a_batch_topic_takes_batches_as_they_are(records: Records, compres
     queue = v2.MessageQueue(topic=resource("metering"), id=0)
     pull = v2.PullMessageRequest(group=resource("g"), message_queue=queue, offset=95, batch_size=10)
     pull.filter_expression.expression = "*"
-    call = records.raw.stub.PullMessage(pull, metadata=records.raw.metadata, timeout=10)
+    call = records.raw.stub.PullMessage(pull, metadata=records.raw.metadata, timeout=60)
     pulled = [each.message async for each in call if each.HasField("message")]
     assert [each.body for each in pulled] == [b"body %d" % number for number in range(95, 105)]
     assert pulled[0].system_properties.message_id == "ID95"
@@ -324,7 +325,7 @@ async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
         async with in_process_broker(directory, clock=ManualClock()) as broker:
             records = Records(broker)
             topic = admin_v1.Topic(name="orders", read_queue_count=1)
-            await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=10)
+            await records.raw.admin.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=60)
             if way == "one by one":
                 for each in sent:
                     answer = await records.raw.call("SendMessage", v2.SendMessageRequest(messages=[each]))
@@ -348,9 +349,9 @@ async def test_records_are_what_send_message_stores(tmp_path: Path) -> None:
 
 async def test_a_read_waits_for_records(records: Records) -> None:
     """What arrives meanwhile comes at once; then it waits again, until its time is over."""
-    reading = asyncio.ensure_future(records.read(end_queue_offset=2, wait=duration(10)))
+    reading = asyncio.ensure_future(records.read(end_queue_offset=2, wait=duration(60)))
     for number in range(2):
-        await asyncio.sleep(0.05)
+        await records.broker.waiting(1)
         await records.append(b"".join(packed(some(1, first=number))))
     frames, last = await reading
     assert (bodies(frames), last.next_queue_offset) == ([b"body 0 ", b"body 1 x"], 2)

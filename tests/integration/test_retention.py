@@ -126,12 +126,12 @@ async def test_a_broker_on_a_full_disk_says_so_and_stays_ready(tmp_path: Path) -
     store = replace(StoreConfig.tiny(tmp_path / "store"), disk_full_ratio=1e-9, clean_forcibly=False)
     async with in_process_broker(tmp_path / "store", store=store) as broker:
         request = v2.SendMessageRequest(messages=[message()])
-        response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=10)
+        response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
         assert response.status.code == v2.Code.TOO_MANY_REQUESTS
         assert "store.disk_full_ratio" in response.status.message
 
         def fetch(path: str) -> tuple[int, str]:
-            with urllib.request.urlopen(f"http://{broker.metrics}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{broker.metrics}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
 
         code, text = await asyncio.to_thread(fetch, "/readyz")

@@ -14,7 +14,7 @@ import pytest
 from aerobee_broker.cli import main
 from tests.support import golden
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def content(directory: Path) -> dict[str, tuple[bytes, int]]:

@@ -19,7 +19,7 @@ from aerobee_client import ConfigurationError, Message, Tls, UnavailableError, c
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 RUST = Path(__file__).parents[1] / "sdk" / "rust"
 
 
@@ -78,7 +78,7 @@ async def test_a_client_is_told_to_stay_where_it_came(broker: BrokerProcess, cer
         for channel, dialled in ((secure, endpoint(broker)), (plain, broker.endpoint)):
             metadata = (("x-mq-client-id", f"client of {dialled}"),)
             stub = v2.MessagingServiceStub(channel)
-            response = await stub.QueryRoute(request, metadata=metadata, timeout=10)
+            response = await stub.QueryRoute(request, metadata=metadata, timeout=60)
             [address] = response.message_queues[0].broker.endpoints.addresses
             assert f"{address.host}:{address.port}" == dialled
 
@@ -156,7 +156,7 @@ def test_one_is_made_for_development(tmp_path: Path) -> None:
     with run_broker(tmp_path, ("--dev", "--listen-tls", "127.0.0.1:0")) as broker:
         host, _, port = endpoint(broker).rpartition(":")
         with (
-            socket.create_connection((host, int(port)), timeout=10) as raw,
+            socket.create_connection((host, int(port)), timeout=60) as raw,
             context.wrap_socket(raw, server_hostname=host) as connection,
         ):
             assert connection.selected_alpn_protocol() == "h2"
@@ -173,7 +173,7 @@ async def test_the_authority_of_a_development_broker_can_be_trusted(tmp_path: Pa
         host, _, port = endpoint(broker).rpartition(":")
         for name in (host, "localhost"):
             with (
-                socket.create_connection((host, int(port)), timeout=10) as raw,
+                socket.create_connection((host, int(port)), timeout=60) as raw,
                 context.wrap_socket(raw, server_hostname=name) as connection,
             ):
                 assert connection.version() == "TLSv1.3"

@@ -69,7 +69,7 @@ async def end(
         resolution=resolution,
         source=source,
     )
-    response = await broker.messaging.EndTransaction(request, metadata=metadata(client_id), timeout=5)
+    response = await broker.messaging.EndTransaction(request, metadata=metadata(client_id), timeout=60)
     return int(response.status.code)
 
 
@@ -92,7 +92,7 @@ async def receive(broker: InProcessBroker, wait: float = 0.3) -> list[v2.Message
         request_ack = v2.AckMessageRequest(
             group=v2.Resource(name="bank"), topic=v2.Resource(name=TOPIC), entries=[entry]
         )
-        await broker.messaging.AckMessage(request_ack, metadata=metadata("bank"), timeout=5)
+        await broker.messaging.AckMessage(request_ack, metadata=metadata("bank"), timeout=60)
     return messages
 
 
@@ -115,7 +115,7 @@ class Producer:
             publishing=v2.Publishing(topics=[v2.Resource(name=topic) for topic in topics]),
         )
         await call.write(v2.TelemetryCommand(settings=settings))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             assert (await call.read()).status.code == Code.OK
         try:
             yield cls(call)
@@ -124,7 +124,7 @@ class Producer:
 
     async def asked(self) -> v2.RecoverOrphanedTransactionCommand:
         """The next command."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             command: v2.TelemetryCommand = await self._call.read()
         assert command.HasField("recover_orphaned_transaction_command")
         return command.recover_orphaned_transaction_command
@@ -267,7 +267,7 @@ async def test_metrics_show_transactions(tmp_path: Path) -> None:
         host, _, port = broker.metrics.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             text = (await reader.read()).decode()
         writer.close()
     values = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if f'topic="{TOPIC}"' in line}

@@ -154,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
             services = asyncio.create_task(self.store.run())
             await asyncio.sleep(0)
             messages = [self.sender.message(size, "bills", 0) for size in sizes]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 try:
                     self.held += self.sender.append(self.store, messages)
                 except StoreBusyError:

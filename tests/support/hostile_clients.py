@@ -28,7 +28,7 @@ def readable(status: v2.Status, what: str = "") -> None:
 async def works(broker: BrokerProcess, topic: str = "returns", group: str = "auditing") -> None:
     """A message makes the round, and the HTTP side answers. The topic has no messages that our client refuses."""
     body = os.urandom(16)
-    async with asyncio.timeout(30), connect(broker.endpoint) as client:
+    async with asyncio.timeout(60), connect(broker.endpoint) as client:
         while True:
             try:
                 await client.producer().send(Message(topic=topic, body=body))

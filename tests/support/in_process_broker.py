@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,17 @@ class InProcessBroker:
     remoting: Address | None = None
     tls: Address | None = None
 
+    async def waiting(self, count: int) -> None:
+        """Return once so many receives, pulls and reads wait at the broker for a message."""
+
+        def fetch() -> str:
+            with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=60) as response:
+                return str(response.read().decode())
+
+        async with asyncio.timeout(60):
+            while f"\naerobee_long_polls {count}.0\n" not in await asyncio.to_thread(fetch):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
 
 @asynccontextmanager
 async def in_process_broker(
@@ -51,7 +63,7 @@ async def in_process_broker(
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(server.run(config, stop, announce, clock=clock))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             listening, metrics = await ready
         address = str(listening.grpc)
         async with grpc.aio.insecure_channel(address) as channel:
@@ -68,7 +80,7 @@ async def in_process_broker(
                 )
             finally:
                 stop.set()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 assert await running == 0
 
 

@@ -148,7 +148,7 @@ class Worker:
             self._tell(f"stored {first} {first + 2}")
 
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for _ in range(3):
                     ended = await asyncio.gather(*(send() for _ in range(3)), return_exceptions=True)
                     for error in ended:

@@ -143,7 +143,7 @@ class TransactionHarness:
     async def send(self, *message_ids: str, topic: str = TOPIC, client_id: str = "sender", **system: Any) -> list[int]:
         """Transactional messages, in one request; returns their offsets in the queue of half messages."""
         made = [half(message_id, topic, **system) for message_id in message_ids]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             response = await self._send.process(v2.SendMessageRequest(messages=made), self.clients.seen(client_id))
         assert [entry.transaction_id for entry in response.entries] == list(message_ids)
         return [entry.offset for entry in response.entries]
@@ -151,7 +151,7 @@ class TransactionHarness:
     async def send_code(self, *messages: v2.Message) -> int:
         """The code that a send is answered with."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 response = await self._send.process(
                     v2.SendMessageRequest(messages=messages), self.clients.seen("sender")
                 )
@@ -176,7 +176,7 @@ class TransactionHarness:
             source=v2.TransactionSource.SOURCE_CLIENT,
         )
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 response = await self._end.end(request, self.clients.seen(client_id))
         except Exception as error:
             return status_of(error, "EndTransaction").code

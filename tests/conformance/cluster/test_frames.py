@@ -24,7 +24,7 @@ async def _raw(shared: Shared) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 async def _answers(reader: asyncio.StreamReader, count: int) -> list[Command]:
     frames, found = FrameReader(), list[Command]()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(found) < count:
             data = await reader.read(1 << 16)
             assert data, "the broker closed the connection"
@@ -49,7 +49,7 @@ async def test_c001_split_at_every_byte_and_glued(shared: Shared) -> None:
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
     """What comes until the broker closes the connection, orderly or not."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             return await reader.read()
         except ConnectionResetError:

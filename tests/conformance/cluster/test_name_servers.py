@@ -22,14 +22,14 @@ async def name_server(directory: Path, address: Address = _ANY) -> AsyncIterator
     stop = asyncio.Event()
     ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(server.run(address, directory, stop, ready.set_result))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         yield await ready
     stop.set()
     assert await task == 0
 
 
 async def _eventually(ask: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not wanted(found := await ask()):  # noqa: ASYNC110 - it happens elsewhere
             await asyncio.sleep(0.05)
     return found

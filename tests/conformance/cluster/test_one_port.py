@@ -57,5 +57,5 @@ async def test_c015_silent_connections(tmp_path: Path, traffic: bool) -> None:
         if traffic:
             await client.call(106)
         else:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await client.closed()

@@ -52,7 +52,7 @@ async def test_a_single_message_is_refused(tmp_path: Path) -> None:
                 ("orders", v2.Code.OK, "OK"),
             ):
                 request = v2.SendMessageRequest(messages=[message(topic)])
-                answer = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+                answer = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
                 assert answer.status.code == code
                 assert text in answer.status.message
         assert not (tmp_path / "consumequeue" / "metering").exists()

@@ -182,21 +182,23 @@ async def traffic(broker: InProcessBroker) -> None:
                 transaction_id=entry.transaction_id,
                 resolution=resolution,
             )
-            assert (await call.EndTransaction(end, metadata=METADATA, timeout=5)).status.code == v2.Code.OK
+            assert (await call.EndTransaction(end, metadata=METADATA, timeout=60)).status.code == v2.Code.OK
     first = await receive(broker, 4)
     group, topic = v2.Resource(name="billing"), v2.Resource(name="orders")
     acknowledge = v2.AckMessageRequest(group=group, topic=topic)
     acknowledge.entries.add(receipt_handle=first[0])
-    assert (await call.AckMessage(acknowledge, metadata=METADATA, timeout=5)).status.code == v2.Code.OK
+    assert (await call.AckMessage(acknowledge, metadata=METADATA, timeout=60)).status.code == v2.Code.OK
     give_up = v2.ForwardMessageToDeadLetterQueueRequest(group=group, topic=topic, receipt_handle=first[1])
-    assert (await call.ForwardMessageToDeadLetterQueue(give_up, metadata=METADATA, timeout=5)).status.code == v2.Code.OK
+    assert (
+        await call.ForwardMessageToDeadLetterQueue(give_up, metadata=METADATA, timeout=60)
+    ).status.code == v2.Code.OK
     give_back = v2.ChangeInvisibleDurationRequest(group=group, topic=topic, receipt_handle=first[2])
     give_back.invisible_duration.FromMilliseconds(0)
-    assert (await call.ChangeInvisibleDuration(give_back, metadata=METADATA, timeout=5)).status.code == v2.Code.OK
+    assert (await call.ChangeInvisibleDuration(give_back, metadata=METADATA, timeout=60)).status.code == v2.Code.OK
     assert len(await receive(broker, 1)) == 1
     for kind, client_id in ((v2.ClientType.SIMPLE_CONSUMER, METADATA[0][1]), (v2.ClientType.PRODUCER, "producer")):
         heartbeat = v2.HeartbeatRequest(group=group, client_type=kind)
-        await call.Heartbeat(heartbeat, metadata=(("x-mq-client-id", client_id), *METADATA[1:]), timeout=5)
+        await call.Heartbeat(heartbeat, metadata=(("x-mq-client-id", client_id), *METADATA[1:]), timeout=60)
 
 
 async def create(broker: InProcessBroker) -> None:
@@ -210,9 +212,9 @@ async def create(broker: InProcessBroker) -> None:
         ("not a name", v2.MessageType.NORMAL),
     ):
         topic = admin_v1.Topic(name=name, read_queue_count=1, accept_message_types=[kind])
-        await administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=5)
+        await administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=60)
     for name in ("shipping", "not a name"):
-        await administration.CreateGroup(admin_v1.CreateGroupRequest(group=admin_v1.Group(name=name)), timeout=5)
+        await administration.CreateGroup(admin_v1.CreateGroupRequest(group=admin_v1.Group(name=name)), timeout=60)
 
 
 async def send(broker: InProcessBroker, wire: v2.Message) -> v2.SendMessageResponse:
@@ -230,7 +232,7 @@ async def receive(broker: InProcessBroker, count: int) -> list[str]:
     request = v2.ReceiveMessageRequest(group=v2.Resource(name="billing"), batch_size=count)
     request.message_queue.topic.name = "orders"
     request.invisible_duration.FromSeconds(60)
-    answers = [answer async for answer in broker.messaging.ReceiveMessage(request, metadata=METADATA, timeout=5)]
+    answers = [answer async for answer in broker.messaging.ReceiveMessage(request, metadata=METADATA, timeout=30)]
     return [a.message.system_properties.receipt_handle for a in answers if a.HasField("message")]
 
 
@@ -238,7 +240,7 @@ async def families(broker: InProcessBroker) -> dict[str, Metric]:
     """By name as the table has it: counters with `_total`."""
 
     def fetch() -> str:
-        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as response:
             return str(response.read().decode())
 
     found = text_string_to_metric_families(await asyncio.to_thread(fetch))
@@ -264,7 +266,7 @@ async def test_every_row_is_shown_with_its_type_labels_and_value(tmp_path: Path)
     assert len(left_out) == 6
     async with in_process_broker(tmp_path) as broker:
         await traffic(broker)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 found = await families(broker)
                 settled = [samples(found[name])[0][1] == 0 for name in SETTLES]
@@ -302,7 +304,7 @@ async def test_a_receive_that_waits_is_no_load(tmp_path: Path) -> None:
         request.invisible_duration.FromSeconds(60)
         request.long_polling_timeout.FromSeconds(20)
         waiting = broker.messaging.ReceiveMessage(request, metadata=METADATA, timeout=30)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 found = await families(broker)
                 if samples(found["aerobee_long_polls"])[0][1] == 1:

@@ -44,14 +44,14 @@ class Sender:
         )
 
     async def send(self, *messages: v2.Message) -> v2.SendMessageResponse:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._processor.process(v2.SendMessageRequest(messages=messages), self.client)
 
     async def send_columns(self, *messages: v2.Message) -> v2.SendMessageResponse | bytes:
         data = v2.SendMessageRequest(messages=messages).SerializeToString()
         columns = read_send_request(data, v2.SendMessageRequest.FromString)
         assert isinstance(columns, SendColumns)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self._processor.answer(columns, self.client)
 
     async def refused(self, *messages: v2.Message) -> int:

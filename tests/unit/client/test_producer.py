@@ -26,7 +26,7 @@ from aerobee_client.latency import LatencyAvoidance, avoid_seconds
 from aerobee_proto import v2
 from tests.support.scripted_broker import OK, ScriptedBroker, failure, scripted_broker
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from aerobee_proto import records_v1, v2
 from aerobee_store.records.record_batch import RecordBatch
 from tests.support.scripted_broker import ScriptedBroker, failure, scripted_broker
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

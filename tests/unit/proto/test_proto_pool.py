@@ -126,7 +126,7 @@ async def test_a_call_travels_through_the_stubs(address: str) -> None:
     """Stub and servicer of the private pool understand each other over a real connection."""
     async with grpc.aio.insecure_channel(address) as channel:
         request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.WARN)
-        response = await v2.AdminStub(channel).ChangeLogLevel(request, timeout=10)
+        response = await v2.AdminStub(channel).ChangeLogLevel(request, timeout=60)
     assert response == v2.ChangeLogLevelResponse(remark="WARN")
 
 
@@ -146,7 +146,7 @@ async def test_reflection_describes_every_service_of_a_server(address: str, symb
     """A client that knows nothing can ask for each service and gets its file with all that it needs."""
     async with grpc.aio.insecure_channel(address) as channel:
         question = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([question]), timeout=10)
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([question]), timeout=60)
         answers = [answer async for answer in call]
     files = [
         descriptor_pb2.FileDescriptorProto.FromString(data)

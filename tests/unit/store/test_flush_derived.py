@@ -138,7 +138,7 @@ async def test_a_flush_in_steps_that_is_cancelled() -> None:
 
     disk.before_operation = cancel
     with suppress(asyncio.CancelledError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await services
     disk.before_operation = None
     assert 20 <= len(writes(disk)) < 200
@@ -167,7 +167,7 @@ async def test_the_checkpoint_is_never_ahead(together_min: int | None) -> None:
 
     disk.before_operation = crash
     services = asyncio.create_task(store.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(crashed) < 50:
             for queue_id in range(3):
                 (place,) = store.append([Message(f"topic-{len(sent) % 7}", queue_id, b"0")])

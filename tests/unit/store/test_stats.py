@@ -64,7 +64,7 @@ async def test_a_store_counts_sizes_waits_and_reads() -> None:
         (large,) = store.append([Message("orders", 0, bytes(5000))])
         data = Draft(Message("orders", 0, b"raw"), store_host=("127.0.0.1", 1), property_crc=True).encode_unplaced()
         batch = store.append_records("orders", 0, RecordBatch.parse(data * 2, base_physical_offset=None, placed=False))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await store.wait_stored(small[-1].end)
             await store.wait_stored(batch.end)
             await readable.wait()

@@ -34,7 +34,7 @@ async def fail(harness: Harness, group: str, *bodies: str) -> None:
 
 async def dead_letters(harness: Harness, group: str, count: int) -> list[str]:
     """Once there are so many, without any receive of the group."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             topic = f"%DLQ%{group}"
             low, high = harness.store.queue_range(topic, 0)

@@ -96,12 +96,12 @@ async def test_a_message_that_comes_back_wakes_who_waits(harness: Harness) -> No
     waiting = asyncio.ensure_future(receive(harness, client_id="other", wait=20))
     await asyncio.sleep(0)
     await harness.deliveries.change_invisible(ROOMS, GROUP, message.receipt_handle, 0)
-    [again] = await asyncio.wait_for(waiting, 5)
+    [again] = await asyncio.wait_for(waiting, 60)
     assert (again.record.body, again.attempt) == (b"a1", 2)
     waiting = asyncio.ensure_future(receive(harness, wait=20))
     await asyncio.sleep(0)
     await harness.advance(60)
-    [once_more] = await asyncio.wait_for(waiting, 5)
+    [once_more] = await asyncio.wait_for(waiting, 60)
     assert once_more.attempt == 3
     with pytest.raises(InvalidReceiptHandleError):
         await harness.deliveries.change_invisible(ROOMS, "audit", once_more.receipt_handle, 0)
@@ -141,7 +141,7 @@ async def test_order_within_a_lite_topic(harness: Harness) -> None:
     waiting = asyncio.ensure_future(harness.receive(topic=ROOMS, wait=20))
     await asyncio.sleep(0)
     await harness.acknowledge(first, topic=ROOMS)
-    assert bodies(await asyncio.wait_for(waiting, 5)) == ["a2"]
+    assert bodies(await asyncio.wait_for(waiting, 60)) == ["a2"]
 
 
 async def test_a_client_that_is_gone(harness: Harness) -> None:
@@ -153,7 +153,7 @@ async def test_a_client_that_is_gone(harness: Harness) -> None:
     waiting = asyncio.ensure_future(receive(harness, wait=20))
     await asyncio.sleep(0)
     harness.deliveries.client_gone("client")
-    assert await asyncio.wait_for(waiting, 5) == []
+    assert await asyncio.wait_for(waiting, 60) == []
     assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == []
     assert harness.deliveries.lite.names(ROOMS, GROUP, "other") == ["a"]
     await harness.advance(1)
@@ -229,7 +229,7 @@ async def test_a_parent_topic_is_deleted(harness: Harness) -> None:
     await harness.deliveries.delete_topic(ROOMS)
     for each in (waiting, without):
         with pytest.raises(TopicNotFoundError):
-            await asyncio.wait_for(each, 5)
+            await asyncio.wait_for(each, 60)
     assert harness.deliveries.status(GROUP) == []
     assert not [name for name in harness.store.queues() if name.startswith("%LMQ%")]
     harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
@@ -246,7 +246,7 @@ async def test_a_group_that_is_held_back(harness: Harness) -> None:
     assert not waiting.done()
     harness.tables.groups.update(GroupConfig(name=GROUP))
     harness.deliveries.long_polling.end_line(group=GROUP)
-    assert bodies(await asyncio.wait_for(waiting, 5)) == ["a1"]
+    assert bodies(await asyncio.wait_for(waiting, 60)) == ["a1"]
 
 
 async def test_subscribing_again_after_a_restart_costs_the_journal_nothing(harness: Harness) -> None:

@@ -26,7 +26,7 @@ async def scrape(broker: InProcessBroker) -> dict[tuple[str, frozenset[tuple[str
     """Every sample by its name and its labels beyond those that all have."""
 
     def fetch() -> str:
-        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as response:
             return str(response.read().decode())
 
     samples = {}
@@ -50,12 +50,12 @@ async def test_traffic_is_shown(tmp_path: Path) -> None:
     async with in_process_broker(tmp_path) as broker:
         for number in range(3):
             request = v2.SendMessageRequest(messages=[message(message_id=str(number))])
-            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
             assert response.status.code == v2.Code.OK
         receive = v2.ReceiveMessageRequest(group=group, batch_size=2)
         receive.message_queue.topic.CopyFrom(topic)
         receive.invisible_duration.FromSeconds(60)
-        answers = [answer async for answer in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=5)]
+        answers = [answer async for answer in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=30)]
         handles = [a.message.system_properties.receipt_handle for a in answers if a.HasField("message")]
         assert len(handles) == 2
         acknowledge = v2.AckMessageRequest(group=group, topic=topic)
@@ -115,11 +115,11 @@ async def test_traffic_is_shown(tmp_path: Path) -> None:
 async def test_failures_are_shown_by_their_code(tmp_path: Path) -> None:
     """So that an alert can tell a caller's mistake from a broker's; an empty receive is neither."""
     async with in_process_broker(tmp_path) as broker:
-        await broker.messaging.SendMessage(v2.SendMessageRequest(), metadata=METADATA, timeout=5)
+        await broker.messaging.SendMessage(v2.SendMessageRequest(), metadata=METADATA, timeout=60)
         receive = v2.ReceiveMessageRequest(group=v2.Resource(name="g"), batch_size=1, auto_renew=True)
         receive.message_queue.topic.name = "orders"
         receive.long_polling_timeout.SetInParent()
-        async for _ in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=5):
+        async for _ in broker.messaging.ReceiveMessage(receive, metadata=METADATA, timeout=30):
             pass
         shown = await scrape(broker)
     results = {dict(key)["response_code"]: dict(key)["result"] for name, key in shown if name.endswith("latency_count")}
@@ -131,21 +131,21 @@ async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
     async with in_process_broker(tmp_path) as broker:
         types = [v2.MessageType.DELAY]
         topic = admin_v1.Topic(name="later", read_queue_count=1, accept_message_types=types)
-        await broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=5)
+        await broker.administration.CreateTopic(admin_v1.CreateTopicRequest(topic=topic), timeout=60)
         handles = []
         for number, seconds in enumerate((0.2, 100.0)):
             delayed = message("later", message_id=str(number))
             due_ms = time.time_ns() // 1_000_000 + round(seconds * 1000)
             delayed.system_properties.delivery_timestamp.FromMilliseconds(due_ms)
             request = v2.SendMessageRequest(messages=[delayed])
-            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=5)
+            response = await broker.messaging.SendMessage(request, metadata=METADATA, timeout=60)
             handles.append(response.entries[0].recall_handle)
         recall = v2.RecallMessageRequest(topic=v2.Resource(name="later"), recall_handle=handles[1])
         assert (await broker.messaging.RecallMessage(recall, metadata=METADATA)).status.code == v2.Code.OK
         store = {"storage_type": "local", "storage_medium": "disk"}
         later = labels(topic="later", **store)
         shown = await scrape(broker)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while shown.get(("rocketmq_timer_dequeue_total", later)) != 1:
                 shown = await scrape(broker)
     assert shown["rocketmq_timer_enqueue_total", later] == 2
@@ -165,7 +165,7 @@ async def test_every_disk_of_the_log_is_shown(tmp_path: Path) -> None:
     config = replace(StoreConfig.tiny(tmp_path / "data"), commit_log_paths=paths)
     async with in_process_broker(tmp_path / "data", store=config) as broker:
         shown = await scrape(broker)
-        status = await broker.administration.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=5)
+        status = await broker.administration.GetStoreStatus(admin_v1.GetStoreStatusRequest(), timeout=60)
     assert [disk.path for disk in status.log_disks] == [str(path) for path in paths]
     for disk in status.log_disks:
         of_path = labels(storage_type="local", storage_medium="disk", path=disk.path)
@@ -180,7 +180,7 @@ async def test_an_edited_table_is_counted(tmp_path: Path) -> None:
     async with in_process_broker(tmp_path) as broker:
         samples = await scrape(broker)
         assert [value for (sample, _), value in samples.items() if sample == name] == [0]
-        await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA, timeout=5)
+        await broker.messaging.SendMessage(v2.SendMessageRequest(messages=[message()]), metadata=METADATA, timeout=60)
     (path,) = tmp_path.rglob("topics.json")
     path.write_bytes(path.read_bytes() + b"\n")
     async with in_process_broker(tmp_path) as broker:

@@ -510,7 +510,7 @@ async def test_retention_takes_no_transaction_that_waits(harness: TransactionHar
     await harness.advance(6.1)
     assert len(harness.asked(sender)) == 1
     end = harness.store.positions[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await harness.transactions.keep_from(end) == end
     assert min(record.physical_offset for record in harness.stored(HALF_TOPIC)[-1:]) >= end
     found = read_half(harness.stored(HALF_TOPIC)[-1])
@@ -696,13 +696,13 @@ async def test_a_repeated_decision_waits_for_the_disk(tmp_path: Path) -> None:
     def hold(operation: Operation) -> None:
         if operation.name == "sync" and "commitlog" in operation.path.parts:
             reached.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     try:
         await harness.send("T1")
         harness.disk.before_operation = hold
         first = asyncio.create_task(harness.end("T1"))
-        assert await asyncio.to_thread(reached.wait, 20)
+        assert await asyncio.to_thread(reached.wait, 60)
         second = asyncio.create_task(harness.end("T1"))
         for _ in range(50):
             await asyncio.sleep(0)

@@ -32,7 +32,7 @@ def config_of(directory: Path = DIRECTORY, **changes: object) -> StoreConfig:
 
 
 async def prepared(store: MessageStore, count: int) -> None:
-    for _ in range(500):
+    for _ in range(6000):
         if store.status().segments_prepared == count:
             return
         await asyncio.sleep(0.01)
@@ -73,7 +73,7 @@ class Thread:
             self.reached.set()
             if self.error:
                 raise OSError(self.error, "as the test wants it", str(operation.path))
-            assert self.go.wait(10)
+            assert self.go.wait(60)
 
 
 async def test_two_segments_are_ready_once_a_quarter_is_written() -> None:
@@ -145,7 +145,7 @@ async def test_an_error_in_advance_is_nobodys_problem(at: str, caplog: pytest.Lo
     thread.at, thread.error = at, errno.EIO
     async with serving(config_of(warm_segments=True), disk) as store:
         await send(store, sender, QUARTER)
-        assert await asyncio.to_thread(thread.reached.wait, 5)
+        assert await asyncio.to_thread(thread.reached.wait, 60)
         for _ in range(6):
             await send(store, sender, QUARTER)
         assert store.state == "open"
@@ -180,7 +180,7 @@ async def test_a_segment_that_is_not_ready_in_time(monkeypatch: pytest.MonkeyPat
     thread.at = "sync"
     async with serving(config_of(), disk) as store:
         await send(store, sender, QUARTER)
-        assert await asyncio.to_thread(thread.reached.wait, 5)
+        assert await asyncio.to_thread(thread.reached.wait, 60)
         await send(store, sender, QUARTER)
         before = store.positions[0], store.queue_range("orders", 0)
         with pytest.raises(StoreBusyError, match=r"within 0\.05 s"):
@@ -203,7 +203,7 @@ async def test_warming_up_ends_when_the_segment_is_needed(monkeypatch: pytest.Mo
     thread.at = "write"
     async with serving(config_of(warm_segments=True), disk) as store:
         await send(store, sender, QUARTER)
-        assert await asyncio.to_thread(thread.reached.wait, 5)
+        assert await asyncio.to_thread(thread.reached.wait, 60)
         for _ in range(2):
             await send(store, sender, QUARTER)
         threading.Timer(0.05, thread.go.set).start()
@@ -247,7 +247,7 @@ async def test_a_full_segment_is_locked_no_more() -> None:
             while store.positions[0] < segment * SEGMENT + SEGMENT // 2:
                 await send(store, sender, QUARTER)
             await prepared(store, 1)
-            for _ in range(500):
+            for _ in range(6000):
                 if disk.locked_count <= 2:  # this one, if it was made in advance, and the next
                     break
                 await asyncio.sleep(0.01)
@@ -269,7 +269,7 @@ async def test_retention_has_them_given_back_before_a_message_goes() -> None:
     """A disk that gets too full loses them first; they do not come back until there is room again."""
     disk, sender, clock = FillingDisk(), Sender(), ManualClock()
     config = config_of(disk_clean_ratio=0.75, disk_force_clean_ratio=0.77, disk_full_ratio=0.9)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         store = MessageStore.open(config, file_system=disk, clock=clock)
         services = asyncio.create_task(store.run())
         for _ in range(6):
@@ -303,7 +303,7 @@ async def test_an_append_waits_for_the_removal_of_the_segment_that_it_needs() ->
         disk.foreign = 0.74
         thread.at = "unlink"
         removal = asyncio.create_task(store.retention.clean())
-        assert await asyncio.to_thread(thread.reached.wait, 5)
+        assert await asyncio.to_thread(thread.reached.wait, 60)
         threading.Timer(0.05, thread.go.set).start()
         await send(store, sender, QUARTER)
         await removal
@@ -325,7 +325,7 @@ async def test_segments_that_cannot_be_given_back_are_used(at_once: bool, caplog
         thread.at, thread.error = "unlink", errno.EIO
         removal = asyncio.create_task(store.retention.clean())
         if at_once:
-            assert await asyncio.to_thread(thread.reached.wait, 5)
+            assert await asyncio.to_thread(thread.reached.wait, 60)
         else:
             await removal
             assert store.status().segments_prepared == 2
@@ -361,12 +361,12 @@ async def test_services_that_end_and_begin_again() -> None:
     disk, sender = MemoryFileSystem(), Sender()
     thread = Thread(disk)
     thread.at = "sync"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         store = MessageStore.open(config_of(), file_system=disk, clock=ManualClock())
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
         await send(store, sender, QUARTER)
-        assert await asyncio.to_thread(thread.reached.wait, 5)
+        assert await asyncio.to_thread(thread.reached.wait, 60)
         services.cancel()
         with suppress(asyncio.CancelledError):
             await services
@@ -387,10 +387,10 @@ async def test_services_that_end_leave_what_is_being_made_to_who_else_waits_for_
     """Retention may wait for it as well, in a task that nobody has cancelled."""
     store = MessageStore.open(config_of(), file_system=MemoryFileSystem(), clock=ManualClock())
     go = threading.Event()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        store._allocation._disk.submit(go.wait, 10)  # so that the next segment is asked for, and not begun
+        store._allocation._disk.submit(go.wait, 60)  # so that the next segment is asked for, and not begun
         await send(store, Sender(), QUARTER)
         while store._allocation._making is None:  # noqa: ASYNC110 - it is the state that matters
             await asyncio.sleep(0.001)

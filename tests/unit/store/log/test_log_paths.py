@@ -491,7 +491,7 @@ async def test_segments_are_made_in_advance_in_a_path_that_is_not_there_yet(tmp_
     with MessageStore.open(config, clock=ManualClock()) as store:
         services = asyncio.create_task(store.run())
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             sender.append(store, [sender.message(5000)])
             await store.wait_stored(store.positions[0])
             while not (store.status().segments_prepared or store.stats.allocation_failures):  # noqa: ASYNC110

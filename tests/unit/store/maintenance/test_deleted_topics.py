@@ -106,7 +106,7 @@ async def running(store: MessageStore) -> AsyncIterator[MessageStore]:
     services = asyncio.create_task(store.run())
     await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield store
     finally:
         services.cancel()
@@ -154,7 +154,7 @@ async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
             if operation.name == name and part in str(operation.path):
                 disk.before_operation = None
                 reached.set()
-                assert go_on.wait(20)
+                assert go_on.wait(60)
 
         disk.before_operation = wait
 
@@ -168,7 +168,7 @@ async def test_a_message_that_comes_while_its_topic_is_deleted() -> None:
             await store.wait_stored(store.append([say(first, "0"), say(second, "0"), say(second, "1")])[-1].end)
             stop_at(name, part)
             deletion = asyncio.create_task(store.delete_topics(rooms))
-            assert await asyncio.to_thread(reached.wait, 20)
+            assert await asyncio.to_thread(reached.wait, 60)
             await store.wait_stored(store.append([say(second, "2")])[-1].end)
             go_on.set()
             await deletion

@@ -374,12 +374,12 @@ async def test_messages_can_be_read_while_their_segment_goes(harness: Harness) -
     def hold(operation: Operation) -> None:
         if operation.name == "sync_directory" and not removed.is_set():
             removed.set()
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(60)
 
     harness.disk.before_operation = hold
     round_of = asyncio.get_running_loop().create_task(harness.store.retention.clean())
-    async with asyncio.timeout(10):
-        assert await asyncio.to_thread(removed.wait, 5)
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(removed.wait, 60)
         assert not harness.disk.exists(DIRECTORY / "commitlog" / f"{0:020d}")
         result = harness.store.read("orders", 0, 0)
         assert (result.status, result.lost, result.records[0].queue_offset) == ("found", 0, 0)
@@ -399,12 +399,12 @@ async def test_queues_know_of_the_removal_before_it_shows(harness: Harness) -> N
     def hold(operation: Operation) -> None:
         if operation.name == "unlink" and "consumequeue" in operation.path.parts and not at_queue.is_set():
             at_queue.set()
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(60)
 
     harness.disk.before_operation = hold
     round_of = asyncio.get_running_loop().create_task(harness.store.retention.clean())
-    async with asyncio.timeout(10):
-        assert await asyncio.to_thread(at_queue.wait, 5)
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(at_queue.wait, 60)
         statuses = [harness.store.read("orders", queue_id, 0).status for queue_id in range(2)]
         may_go_on.set()
         await round_of
@@ -421,12 +421,12 @@ async def test_a_topic_deleted_during_a_round(harness: Harness) -> None:
     def hold(operation: Operation) -> None:
         if operation.name == "unlink" and "gone" in operation.path.parts and not at_queue.is_set():
             at_queue.set()
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(60)
 
     harness.disk.before_operation = hold
     round_of = asyncio.get_running_loop().create_task(harness.store.retention.clean())
-    async with asyncio.timeout(10):
-        assert await asyncio.to_thread(at_queue.wait, 5)
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(at_queue.wait, 60)
         harness.disk.before_operation = None
         deletion = asyncio.get_running_loop().create_task(harness.store.delete_topics(["gone"]))
         await asyncio.sleep(0)
@@ -652,7 +652,7 @@ async def test_the_service_watches_from_the_start_and_removes_after_six_interval
     harness.fill(3)
     harness.disk.ratio = 0.95
     running = asyncio.get_running_loop().create_task(harness.store.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while harness.store.running.flags.writable:  # noqa: ASYNC110 - nobody else is to know of it
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)

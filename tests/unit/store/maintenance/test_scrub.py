@@ -171,7 +171,7 @@ async def test_the_rate_is_bounded(harnesses: list[Harness], monkeypatch: pytest
 async def test_it_can_be_switched_off(harnesses: list[Harness]) -> None:
     """With a rate of 0 the service ends at once."""
     harnesses.append(harness := Harness(scrub_bytes_per_second=0))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await harness.store.scrub.run()
     assert harness.store.stats.scrubbed_bytes == 0
 

@@ -192,7 +192,7 @@ async def test_no_message_is_taken_while_too_many_wait(limit: dict[str, int], al
             store.append([message], essential=True)
         readable = asyncio.Event()
         store.arrival_listeners.append(lambda topic, queue_id, end: readable.set())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await store.wait_stored(last.end)
             await readable.wait()
         [last] = store.append([message])
@@ -259,7 +259,7 @@ async def test_each_queue_that_a_message_names_counts() -> None:
         with pytest.raises(StoreBusyError):
             store.append([message])
         assert store.waiting_count == 2
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await store.wait_stored(store.positions[0])
         assert store.waiting_count == 0
         store.append([message])
