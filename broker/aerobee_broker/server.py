@@ -202,6 +202,16 @@ async def _serve(
     await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
     broker_stats = BrokerStats(counters, tables, store, clock)
+    requests = ByteBudget(
+        "requests in progress",
+        total_max=config.limits.request_bytes_max,
+        holder_max=config.limits.request_bytes_per_client_max,
+    )
+    answers = ByteBudget(
+        "messages for clients",
+        total_max=config.limits.answer_bytes_max,
+        holder_max=config.limits.answer_bytes_per_client_max,
+    )
     remoting = RemotingService(
         settings=settings,
         store=store,
@@ -213,19 +223,11 @@ async def _serve(
         level_delay=level_delay,
         counters=counters,
         accounts=accounts,
+        requests=requests,
+        answers=answers,
         clock=clock,
     )
     loop_delay = LoopDelay()
-    requests = ByteBudget(
-        "requests in progress",
-        total_max=config.limits.request_bytes_max,
-        holder_max=config.limits.request_bytes_per_client_max,
-    )
-    answers = ByteBudget(
-        "messages for clients",
-        total_max=config.limits.answer_bytes_max,
-        holder_max=config.limits.answer_bytes_per_client_max,
-    )
     registrar = Registrar(settings, tables)
     metrics.attach(
         MetricSources(

@@ -22,7 +22,7 @@ from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import admin_v1, records_v1, v2
 from aerobee_proto.pool import POOL
 from tests.support.full_requests import at_the_limit, plausible, repeated_fields
-from tests.support.hostile_clients import cpu_seconds, resident, works
+from tests.support.hostile_clients import cpu_seconds, metric, resident, works
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -91,9 +91,20 @@ async def test_requests_of_nobody_are_not_read(tmp_path: Path) -> None:
             )
             return int((await call(request, metadata=METADATA, timeout=60)).status.code)
 
+    async def conversation(broker: BrokerProcess, path: str, answer_type: Any) -> int:
+        async with own_channel(broker) as channel:
+            call = channel.stream_stream(path, response_deserializer=answer_type.FromString)
+            answers = call(iter([request]), metadata=METADATA, timeout=60)
+            return int((await anext(aiter(answers))).status.code)
+
+    telemetry = f"{MESSAGING}/Telemetry", v2.TelemetryCommand
+    append = "/aerobee.v1.RecordService/StreamAppendRecords", records_v1.AppendRecordsResponse
     with run_broker(tmp_path, ("--dev", "--accounts", str(accounts))) as broker:
         async with watched(broker) as memory:
-            codes = await asyncio.gather(*(sender(broker) for _ in range(12 * ROUNDS)))
+            codes = await asyncio.gather(
+                *(sender(broker) for _ in range(12 * ROUNDS)),
+                *(conversation(broker, *called) for called in (telemetry, append) for _ in range(4 * ROUNDS)),
+            )
     assert set(codes) == {Code.UNAUTHORIZED}
     assert memory.growth < 40 << 20, f"{memory.growth >> 20} MiB"
 
@@ -163,15 +174,14 @@ SERVICES = (
     "aerobee.v1.AdminService",
     "aerobee.v1.RecordService",
 )
-HARMFUL = ("UpdateConfiguration",)  # an operator's, that changes what the others of this test need
+BUSY_SECONDS_MAX = 0.5  # of the broker's processor time without a turn for others, however busy the machine is
+P99_SECONDS_MAX = 0.5  # of the well-behaved client's sends; in the long form, which has the machine for itself
 
 
 def attacks() -> Iterator[tuple[str, Any, bytes]]:
-    """Every method that is no conversation, plain and with each of its repeated fields at its limit."""
+    """Every method, plain and with each of its repeated fields at its limit."""
     for service in SERVICES:
         for method in POOL.FindServiceByName(service).methods:
-            if method.client_streaming or method.name in HARMFUL:
-                continue
             yield service, method, plausible(method.input_type).SerializeToString()
             for path in repeated_fields(method.input_type):
                 request = at_the_limit(method.input_type, path, entries_max_of(path[-1]))
@@ -181,7 +191,8 @@ def attacks() -> Iterator[tuple[str, Any, bytes]]:
 async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four connections make each call at its limits, one call after the other, while a well-behaved client sends.
 
-    Its sends are answered, the broker's memory stays, and no step of the event loop takes long.
+    Its sends are answered, the broker's memory stays, and the event loop is never busy for long without a turn for
+    others. Processor time is measured: the machine may have others to serve.
     """
     waits: list[float] = []
     over = asyncio.Event()
@@ -201,7 +212,12 @@ async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFi
             for service, method, request in attacks():
                 path = f"/{service}/{method.name}"
                 for _ in range(2 * ROUNDS):
-                    if method.server_streaming:
+                    if method.client_streaming:
+                        conversation = channel.stream_stream(path)(iter([request] * 8), metadata=metadata, timeout=3)
+                        with suppress(grpc.aio.AioRpcError):  # its deadline, or what is wrong with the request
+                            async for _ in conversation:
+                                pass
+                    elif method.server_streaming:
                         stream = channel.unary_stream(path)(request, metadata=metadata, timeout=3)
                         with suppress(grpc.aio.AioRpcError):  # its deadline
                             async for _ in stream:
@@ -219,6 +235,7 @@ async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFi
             over.set()
             await steady
         await works(broker)
+        busy = await asyncio.to_thread(metric, broker, "aerobee_event_loop_busy_seconds_max")
         slow = [line for line in broker.log_text().splitlines() if "the event loop was held up" in line]
         assert broker.stop() == 0
         assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
@@ -228,10 +245,12 @@ async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFi
         print(
             f"\nhostile: {len(waits)} sends beside it, p50 {waits[len(waits) // 2] * 1000:.0f} ms, "
             f"p99 {p99 * 1000:.0f} ms, longest {waits[-1] * 1000:.0f} ms, memory +{memory.growth >> 20} MiB, "
-            f"{len(slow)} warnings of the event loop"
+            f"{len(slow)} warnings of the event loop, busy for {busy * 1000:.0f} ms at the most"
         )
         for line in slow[:10]:
             print(line)
     assert len(waits) > 10
-    assert p99 < 3.0  # generous: this machine may have others to serve
+    assert busy < BUSY_SECONDS_MAX
+    if ROUNDS > 1:
+        assert p99 < P99_SECONDS_MAX
     assert memory.growth < 200 << 20, f"{memory.growth >> 20} MiB"

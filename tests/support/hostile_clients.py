@@ -49,6 +49,13 @@ def http_status(broker: BrokerProcess) -> int:
         return int(answer.status)
 
 
+def metric(broker: BrokerProcess, name: str) -> float:
+    """The value of a metric that has one series."""
+    with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=30) as answer:
+        (value,) = re.findall(rf"^{name}{{.*}} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(value)
+
+
 def resident(broker: BrokerProcess) -> int:
     """Bytes of memory that the process holds."""
     with open(f"/proc/{broker.pid}/statm") as file:

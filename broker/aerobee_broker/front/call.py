@@ -84,7 +84,7 @@ class Call:
         self._head = head
         self._method = method
         self._coroutine: Coroutine[Any, Any, Any] | None = None
-        self._admission = None if isinstance(method, BidirectionalStream) else method.admission
+        self._admission = method.admission
         size_max = connection.config.message_size_max
         if self._admission is not None:
             size_max = self._admission.request_size_max
@@ -107,10 +107,10 @@ class Call:
             self._deadline = monotonic() + head.timeout
             connection.deadlines.add(self, self._deadline)
         self.caller: Any = None
-        if isinstance(method, BidirectionalStream):
-            self._start(method.call(_Messages(self), self))
-        elif self._admission is not None and (refusal := self._admission.refusal(self)) is not None:
+        if self._admission is not None and (refusal := self._admission.refusal(self)) is not None:
             self._answer(refusal)
+        elif isinstance(method, BidirectionalStream):
+            self._start(method.call(_Messages(self), self))
 
     # --- From the connection --------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Call:
                 messages = self._reader.feed(data)
             except MessageTooLargeError as error:
                 self._connection.counters.refused["message_size_max"] += 1
-                if self._admission is None:
+                if self._admission is None or isinstance(self._method, BidirectionalStream):
                     self._abort(error)
                 else:
                     self._answer(self._admission.too_large(error.size))

@@ -125,6 +125,8 @@ class BidirectionalStream:
     """Any number of requests and answers, in any order. Also for one answer to many requests."""
 
     call: CallBidirectionalStream
+    admission: Admission | None = None
+    """Its refusal ends the call before the handler is called; the size is that of one request."""
 
 
 class CallUnary(Protocol):

@@ -19,9 +19,9 @@ class FrontConfig(Section):
     stream_count_max: Positive = 10_000  # calls of one connection at a time; a further one is refused
     header_size_max: Positive = 32 << 10  # of one call, by HTTP/2's rule: names, values and 32 bytes for each
     header_count_max: Positive = 128
-    message_size_max: Positive = 130 << 20  # RocketMQ's limit; a body above 4 MiB then gets a clear answer
-    connection_request_size_max: Positive = 160 << 20  # of a connection's requests that are incomplete or unread
-    request_size_max: Positive = 512 << 20  # the same, of all connections
+    message_size_max: Positive = 4 << 20  # of a request to a method that has no limit of its own: health, reflection
+    connection_request_size_max: Positive = 64 << 20  # of a connection's requests that are incomplete or unread
+    request_size_max: Positive = 256 << 20  # the same, of all connections
     connection_answer_size_max: Positive = 64 << 20  # of answers that a connection does not take; then no more calls
     handshake_seconds: Seconds = 20.0  # from the connection to the first frame
     idle_seconds: Seconds = 120.0  # a connection without calls is closed, as in RocketMQ; a Telemetry stream is a call

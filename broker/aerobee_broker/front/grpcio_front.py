@@ -120,11 +120,17 @@ def _handler(method: Method) -> grpc.RpcMethodHandler[Any, Any]:
                     await context.abort(_CODES[error.code], error.details)
 
             return grpc.stream_stream_rpc_method_handler(stream)
-        case BidirectionalStream(call_both):
+        case BidirectionalStream(call_both, admission):
 
             async def both(requests: AsyncIterator[bytes], context: _GrpcioContext) -> None:
+                own = GrpcioContext(context)
                 try:
-                    await call_both(requests, GrpcioContext(context))
+                    refusal = None if admission is None else admission.refusal(own)
+                    if refusal is None:
+                        await call_both(requests, own)
+                    else:
+                        with suppress(ClientWentAwayError):
+                            await own.write(refusal)
                 except CallAbortedError as error:
                     await context.abort(_CODES[error.code], error.details)
 

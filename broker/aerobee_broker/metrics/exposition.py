@@ -186,6 +186,11 @@ class _BrokerCollector:
         )
         slow.add_metric(self._base, self._loop_delay.slow_steps)
         yield slow
+        yield self._gauge(
+            "aerobee_event_loop_busy_seconds_max",
+            "The most processor time that the event loop used between two beats of its timer, which are 0.05 s apart.",
+            self._loop_delay.busy_seconds_max,
+        )
         yield self._gauge("aerobee_request_bytes", "Bytes of the requests in progress.", self._requests.used)
         yield self._gauge(
             "aerobee_answer_bytes", "Bytes of messages that clients have not taken yet.", self._answers.used

@@ -34,6 +34,9 @@ class LoopDelay:
     def __init__(self, *, warning_seconds: float = WARNING_SECONDS) -> None:
         self.seconds = Histogram(_BOUNDS)
         self.slow_steps = 0  # that took longer than `warning_seconds`
+        self.busy_seconds_max = 0.0
+        """The most processor time that the loop used between two beats: others got no turn meanwhile, or nearly none.
+        Unlike the delay it does not grow when other processes have the processors."""
         self._warning_seconds = warning_seconds
         self._beat = 0.0
         self._culprit = ""  # what ran when the loop was found to be late
@@ -48,11 +51,14 @@ class LoopDelay:
             target=self._watch, args=(threading.get_ident(), stop), name="aerobee-loop-watch", daemon=True
         )
         watcher.start()
+        used = time.thread_time()
         try:
             while True:
                 due = time.monotonic() + _BEAT_SECONDS
                 await asyncio.sleep(_BEAT_SECONDS)
                 self._beat = now = time.monotonic()
+                used_before, used = used, time.thread_time()
+                self.busy_seconds_max = max(self.busy_seconds_max, used - used_before)
                 late = max(0.0, now - due)
                 self.seconds.observe(late)
                 if late > self._warning_seconds:

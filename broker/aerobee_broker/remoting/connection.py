@@ -1,7 +1,8 @@
 """The shell around the frames: connections, their limits, and who answers. What a request means is not known here.
 
 Requests of one connection run side by side and are answered as they are ready, so a pull that waits holds up nothing.
-While more than a bound of them run, or the peer does not read its answers, nothing more is read from it.
+While more than a bound of them run, their bytes use up a budget, or the peer does not read its answers, nothing more is
+read from it. The budgets are those of gRPC's calls.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, cast
 
-from aerobee_broker.config import Address
-from aerobee_broker.errors import BrokerError, ListenError
+from aerobee_broker.byte_budget import ByteBudget, Share
+from aerobee_broker.config import Address, LimitsConfig
+from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.remoting.errors import refusal
 from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameFormatError, FrameReader, encode
 
@@ -24,6 +26,8 @@ IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both d
 RUNNING_MAX: Final = 8192  # requests of one connection at a time; a consumer holds one pull for each of its queues
 _BACKLOG: Final = 1024
 _CLOSE_SECONDS: Final = 1.0  # for peers to read the last answers
+_ROOM_SECONDS: Final = 5.0  # between two looks whether there is room for bytes again
+_COMMAND_SIZE: Final = 512  # bytes that a request takes beside its body and fields
 _OPAQUE_MAX: Final = (1 << 31) - 1
 
 Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
@@ -53,6 +57,7 @@ class Connection(asyncio.Protocol):
         self.local = Address("127.0.0.1", 0)
         self.key = f"remoting {next(server.numbers)}"
         """Names the connection where client ids do; no client id has a blank in front of a number."""
+        self._waits_for_room = False
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -82,7 +87,7 @@ class Connection(asyncio.Protocol):
                     asked.set_result(command)
             else:
                 self._running += 1
-                self._server.start(self._answer(command))
+                self._server.start(self._answer(command, self._taken(command)))
         self._pause_or_resume()
 
     def pause_writing(self) -> None:
@@ -109,9 +114,13 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def writable(self) -> None:
-        """Return when the peer has read enough of what was written, or is gone."""
+    async def writable(self, seconds: float) -> None:
+        """Return when the peer has read enough of what was written, or is gone, and its answers leave room for more.
+
+        Raises TooManyRequestsError when there was no room for so long.
+        """
         await self._writable.wait()
+        await self._server.answers.room((self.key,), seconds=seconds)
 
     def notify(self, command: Command) -> bool:
         """Send a request that wants no answer; False if the peer is gone, or does not read."""
@@ -148,7 +157,13 @@ class Connection(asyncio.Protocol):
 
     # --- Inside -----------------------------------------------------------------------------------------------
 
-    async def _answer(self, command: Command) -> None:
+    def _taken(self, command: Command) -> Share:
+        """The bytes of a request, until it is answered. They are in memory already."""
+        share = Share(self._server.requests, (self.key,))
+        share.take_now(_COMMAND_SIZE + len(command.body) + sum(map(len, command.fields.values())))
+        return share
+
+    async def _answer(self, command: Command, taken: Share) -> None:
         try:
             try:
                 answer = await self._server.handler(command, self)
@@ -158,9 +173,21 @@ class Connection(asyncio.Protocol):
                 answer.opaque = command.opaque
                 answer.flag |= FLAG_RESPONSE
                 self._write(answer)
+                if answer.body and not self._writable.is_set():
+                    await self._kept(len(answer.body))
         finally:
+            taken.close()
             self._running -= 1
             self._pause_or_resume()
+
+    async def _kept(self, size: int) -> None:
+        """An answer that waits in memory for the peer to read."""
+        answers, holders = self._server.answers, (self.key,)
+        answers.take_now(size, holders)
+        try:
+            await self._writable.wait()
+        finally:
+            answers.give(size, holders)
 
     def _write(self, command: Command) -> None:
         assert self._transport is not None, "whoever writes has looked"
@@ -175,7 +202,11 @@ class Connection(asyncio.Protocol):
         return next(self._opaques) & _OPAQUE_MAX
 
     def _pause_or_resume(self) -> None:
-        wanted = self._running >= RUNNING_MAX or not self._writable.is_set()
+        has_room = self._server.requests.has_room(1, (self.key,))
+        if not has_room and not self._waits_for_room and self.is_open:
+            self._waits_for_room = True
+            self._server.start(self._resume_with_room())
+        wanted = self._running >= RUNNING_MAX or not self._writable.is_set() or not has_room
         if wanted == self._paused or not self.is_open:
             return
         assert self._transport is not None, "it is open"
@@ -185,6 +216,15 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    async def _resume_with_room(self) -> None:
+        """Read on when requests in progress, of this connection or of others, have been answered."""
+        while self.is_open:
+            with suppress(TooManyRequestsError):  # look whether it is still open
+                await self._server.requests.room((self.key,), seconds=_ROOM_SECONDS)
+                break
+        self._waits_for_room = False
+        self._pause_or_resume()
 
     def _watch_idleness(self) -> None:
         loop = asyncio.get_running_loop()
@@ -199,8 +239,21 @@ class Connection(asyncio.Protocol):
 class RemotingServer:
     """Listens, and keeps the connections. Its tasks are those of requests; they end with `stop`."""
 
-    def __init__(self, handler: Handler, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        requests: ByteBudget | None = None,
+        answers: ByteBudget | None = None,
+    ) -> None:
+        """`requests` and `answers`: bytes of requests in progress, and of answers that peers do not read.
+
+        Without them the server has budgets of its own, of the default sizes.
+        """
         self.handler = handler
+        self.requests = requests or _budget("requests in progress")
+        self.answers = answers or _budget("answers that were not read")
         self.idle_seconds = idle_seconds
         self.connections: set[Connection] = set()
         self.closed_listeners: list[Callable[[Connection], None]] = []
@@ -258,3 +311,8 @@ class RemotingServer:
         while self.connections:
             self._closed_one.clear()
             await self._closed_one.wait()
+
+
+def _budget(what: str) -> ByteBudget:
+    limits = LimitsConfig()
+    return ByteBudget(what, total_max=limits.request_bytes_max, holder_max=limits.request_bytes_per_client_max)

@@ -30,6 +30,7 @@ _COMMIT: Final = 1
 _MAY_BE_HELD: Final = 2
 _HAS_SUBSCRIPTION: Final = 4
 _ANSWER_SIZE_MAX: Final = 256 << 10  # bytes of records, but always one record; RocketMQ's for what is in memory
+_ROOM_SECONDS: Final = 2.0  # that a pull which may not be held waits for room for its answer
 _HELD_SECONDS_MAX: Final = 120.0
 # What RocketMQ calls the state of a read, in the remark of the answer.
 _NAMES: Final = {
@@ -82,7 +83,7 @@ class PullRequests:
         if sys_flag & _MAY_BE_HELD:
             seconds = min(max(integer(request, "suspendTimeoutMillis", 0), 0) / 1000, _HELD_SECONDS_MAX)
         size_max = min(integer(request, "maxMsgBytes", _ANSWER_SIZE_MAX, bits=32), _ANSWER_SIZE_MAX)
-        await connection.writable()
+        await connection.writable(seconds + _ROOM_SECONDS)
         held = _Held(self._deliveries, connection.key, f"{group} pull {next(self._waits)}", name, queue_id, seconds)
         return await self._read(group, held, offset, count, size_max, wanted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
@@ -63,6 +64,8 @@ class RemotingService:
         level_delay: LevelDelay,
         counters: BrokerCounters,
         accounts: Accounts | None,
+        requests: ByteBudget,
+        answers: ByteBudget,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -77,7 +80,7 @@ class RemotingService:
         self._routes = RouteTables(clock)
         self._registered_revision = -1
         self._permissions = Permissions(accounts, store)
-        self.server = RemotingServer(self.handle)
+        self.server = RemotingServer(self.handle, requests=requests, answers=answers)
         self.server.closed_listeners.append(self._closed)
         self._offsets = offsets = OffsetRequests(store, tables, deliveries)
         pull = PullRequests(settings, store, tables, deliveries, self.clients, offsets, counters)

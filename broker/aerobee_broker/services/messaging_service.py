@@ -14,13 +14,13 @@ from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.clients.permissions import check_settings
 from aerobee_broker.errors import BrokerError
 from aerobee_broker.front.calls import (
-    BidirectionalStream,
     CallAbortedError,
     ClientWentAwayError,
     Context,
     Method,
     StatusCode,
 )
+from aerobee_broker.loop_share import LoopShare, step_started
 from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
@@ -36,6 +36,7 @@ from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
+    ROOM_SECONDS,
     ClientIdentity,
     holders_of,
     introduce,
@@ -74,6 +75,7 @@ class MessagingService:
         self._clients = clients
         self._counters = counters
         self._limits = limits
+        self._loop_share = LoopShare()  # for what clients say in their Telemetry streams
         self._answers = answers
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
         self._identify = ClientIdentity(clients, accounts)
@@ -112,7 +114,7 @@ class MessagingService:
             },
             streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
             readers={"SendMessage": read_send_request},
-            ready_made={"Telemetry": BidirectionalStream(self._telemetry)},
+            conversations={"Telemetry": self._telemetry},
         )
 
     async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:
@@ -185,9 +187,10 @@ class MessagingService:
         introduce(client, context)
         account = client.account
         stream = self._clients.open_stream(client)
+        held = Share(self._limits.in_progress, holders_of(client, context))
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(
-                self._read_telemetry(requests, client, account, stream), name="telemetry-reader"
+                self._read_telemetry(requests, client, account, stream, held), name="telemetry-reader"
             )
             try:
                 while (command := await stream.next()) is not None:
@@ -206,9 +209,12 @@ class MessagingService:
         client: Client,
         account: Account | None,
         stream: TelemetryStream,
+        held: Share,
     ) -> None:
         try:
             async for data in requests:
+                await held.take(len(data), ROOM_SECONDS)
+                started = step_started()
                 command: Any = self._read_command(data)
                 client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile
                 if client.stream is None:
@@ -219,10 +225,13 @@ class MessagingService:
                 if (reply := self._telemetry_processor.process(command, client)) is not None:
                     stream.write(reply)
                     self._clients.introduced(client)
+                held.close()
+                await self._loop_share.pause(started)  # settings may name thousands of topics
         except BrokerError as error:
             status = status_of(error, "Telemetry")
             if status.code == v2.Code.INVALID_CLIENT_PROPERTIES:
                 stream.write(v2.TelemetryCommand(status=status))  # has no gRPC status of its own
             stream.failure = f"{v2.Code.Name(status.code)}: {status.message}"
         finally:
+            held.close()
             stream.close()

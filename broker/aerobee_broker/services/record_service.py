@@ -13,7 +13,7 @@ from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.errors import BadRecordError
-from aerobee_broker.front.calls import BidirectionalStream, ClientWentAwayError, Context, Method
+from aerobee_broker.front.calls import ClientWentAwayError, Context, Method
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.records.append import AnyAppendRequest, AppendProcessor, read_append_request
 from aerobee_broker.processors.records.offsets import OffsetsProcessor
@@ -71,7 +71,7 @@ class RecordService:
             },
             streams={"ReadRecords": self._read},
             readers={"AppendRecords": read_append_request},
-            ready_made={_STREAM: BidirectionalStream(self._append_stream)},
+            conversations={_STREAM: self._append_stream},
         )
 
     async def _append(self, request: AnyAppendRequest, client: Client) -> records_v1.AppendRecordsResponse:

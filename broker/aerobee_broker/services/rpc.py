@@ -20,7 +20,15 @@ from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.clients.permissions import check_permission
 from aerobee_broker.errors import InvalidRequestError, TooManyRequestsError
-from aerobee_broker.front.calls import ClientWentAwayError, Context, Method, ServerStream, Unary
+from aerobee_broker.front.calls import (
+    BidirectionalStream,
+    CallBidirectionalStream,
+    ClientWentAwayError,
+    Context,
+    Method,
+    ServerStream,
+    Unary,
+)
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
@@ -52,25 +60,26 @@ def service_methods(
     *,
     unary: Mapping[str, UnaryCall],
     streams: Mapping[str, StreamCall] | None = None,
-    ready_made: Mapping[str, Method] | None = None,
+    conversations: Mapping[str, CallBidirectionalStream] | None = None,
     readers: Mapping[str, ReadRequest] | None = None,
 ) -> dict[str, Method]:
     """All methods of the service with this full name, by their paths. `readers`: of methods with large requests."""
     readers = readers or {}
-    found: dict[str, Method] = dict(ready_made or {})
+    found: dict[str, Method] = {}
     streams = streams or {}
+    conversations = conversations or {}
     for method in POOL.FindServiceByName(service).methods:
         name = method.name
-        if name in found:
-            continue
         admission = MethodAdmission(service, method, identify, counters, limits, readers.get(name))
-        if method.server_streaming:
+        if method.client_streaming:
+            found[name] = BidirectionalStream(conversations[name], admission)
+        elif method.server_streaming:
             found[name] = ServerStream(_stream(admission, streams[name]), admission)
         else:
             found[name] = Unary(_unary(admission, unary[name]), admission)
     known = {method.name for method in POOL.FindServiceByName(service).methods}
     assert found.keys() == known
-    assert {*unary, *streams} <= known
+    assert {*unary, *streams, *conversations} == known
     return {f"/{service}/{name}": method for name, method in found.items()}
 
 

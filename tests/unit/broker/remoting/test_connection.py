@@ -1,0 +1,103 @@
+"""The bytes of remoting's requests and answers are bounded by the budgets of all calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from aerobee_broker.byte_budget import ByteBudget
+from aerobee_broker.config import Address
+from aerobee_broker.errors import TooManyRequestsError
+from aerobee_broker.remoting.connection import Connection, RemotingServer
+from aerobee_broker.remoting.frame import Command, encode
+
+HOLDER_MAX = 256 << 10
+READ_SIZE = 512 << 10  # what one read of a socket may bring beyond that
+SIZE = 64 << 10
+
+
+class Server:
+    """A server whose requests wait until `let_go`; each answer has as many bytes as `answer_size`."""
+
+    def __init__(self) -> None:
+        self.requests = ByteBudget("requests in progress", total_max=4 * HOLDER_MAX, holder_max=HOLDER_MAX)
+        self.answers = ByteBudget("answers", total_max=4 * HOLDER_MAX, holder_max=HOLDER_MAX)
+        self.remoting = RemotingServer(self._handle, requests=self.requests, answers=self.answers)
+        self.let_go = asyncio.Event()
+        self.answer_size = 0
+        self.handled = 0
+        self.most = 0
+        self.connection: Connection | None = None
+
+    async def _handle(self, command: Command, connection: Connection) -> Command:
+        self.connection = connection
+        self.handled += 1
+        self.most = max(self.most, self.requests.used)
+        await self.let_go.wait()
+        return Command(0, body=b"x" * self.answer_size)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    yield server
+    server.let_go.set()
+    await server.remoting.stop(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - a budget has no event
+            await asyncio.sleep(0.001)
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address = await server.remoting.listen("listen.remoting", Address("127.0.0.1", 0))
+    return await asyncio.open_connection(address.host, address.port)
+
+
+async def test_requests_beyond_the_budget_are_not_read(server: Server) -> None:
+    """A connection that sends more than may be in progress is read again when some have been answered; none is lost."""
+    _, writer = await connect(server)
+    count = 128
+    writer.write(encode(Command(10, body=bytes(SIZE))) * count)
+    await until(lambda: server.requests.used >= HOLDER_MAX)
+    await asyncio.sleep(0.05)  # to read more, if it did
+    assert server.handled < count
+    server.let_go.set()
+    await until(lambda: server.handled == count)
+    await until(lambda: server.requests.used == 0)
+    assert HOLDER_MAX <= server.most <= HOLDER_MAX + READ_SIZE
+    writer.close()
+
+
+async def test_a_connection_that_ends_gives_its_bytes_back(server: Server) -> None:
+    """Also while it waits for room."""
+    _, writer = await connect(server)
+    writer.write(encode(Command(10, body=bytes(SIZE))) * 16)
+    await until(lambda: server.requests.used >= HOLDER_MAX)
+    writer.transport.abort()
+    server.let_go.set()
+    await until(lambda: server.requests.used == 0 and not server.remoting.connections)
+
+
+async def test_answers_that_nobody_reads_are_counted(server: Server) -> None:
+    """They count until they are read; who would read messages for this peer waits for room, and is refused then."""
+    server.answer_size = 4 << 20
+    server.let_go.set()
+    reader, writer = await connect(server)
+    writer.write(encode(Command(10)) * 4)
+    await until(lambda: server.answers.used >= server.answer_size)
+    assert server.connection is not None
+    waiting = asyncio.create_task(server.connection.writable(60))
+    received = 0
+    while received < 4 * server.answer_size:
+        received += len(await reader.read(1 << 20))
+    await waiting
+    await until(lambda: server.answers.used == 0)
+    server.answers.take_now(HOLDER_MAX, (server.connection.key,))
+    with pytest.raises(TooManyRequestsError, match="answers have"):
+        await server.connection.writable(0.01)
+    writer.close()
