@@ -38,12 +38,14 @@ class InProcessBroker:
     async def waiting(self, count: int) -> None:
         """Return once so many receives, pulls and reads wait at the broker for a message."""
 
-        def fetch() -> str:
+        def fetch() -> float:
             with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=60) as response:
-                return str(response.read().decode())
+                (line,) = (each for each in response.read().decode().splitlines() if each.startswith(gauge))
+            return float(line.rpartition(" ")[2])
 
+        gauge = "aerobee_long_polls{"
         async with asyncio.timeout(60):
-            while f"\naerobee_long_polls {count}.0\n" not in await asyncio.to_thread(fetch):  # noqa: ASYNC110
+            while await asyncio.to_thread(fetch) != count:  # noqa: ASYNC110 - nobody is told
                 await asyncio.sleep(0.01)
 
 
