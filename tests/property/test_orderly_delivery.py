@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +13,7 @@ from aerobee_broker.delivery.events import QueueEvent
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 
+PAGE_SIZE = 2
 MESSAGE_GROUPS = ("a", "b", "c", "")
 START = 100
 
@@ -30,6 +32,8 @@ class Modelled:
 class OrderlyDeliveryMachine(RuleBasedStateMachine):
     """Every operation on both. The log (which message has which message group) never forgets."""
 
+    ready_max: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.log: dict[int, str] = {}
@@ -39,6 +43,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.events: list[QueueEvent] = []
         self.acknowledged: set[int] = set()
         self.left_out: set[int] = set()
+        self.was_standard = False
         self.withdrawn: set[int] = set()  # a crash may forget of these that they were
         self.queue = QueueDelivery(START)
         self.queue.keep_order(MessageGroupOrder)
@@ -69,6 +74,12 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
             if message.status == "in flight" and message.until <= self.now:
                 message.status = "waiting"
 
+    def waiting(self, queue: QueueDelivery) -> list[int]:
+        return [offset for offset in queue.unfinished() if offset not in queue.in_flight]
+
+    def check_taken(self, offsets: list[int], count: int) -> None:
+        assert offsets == self.may_go(count)
+
     # What happens
 
     @rule(groups=st.lists(st.sampled_from((*MESSAGE_GROUPS, None)), max_size=5))
@@ -83,13 +94,13 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
                 self.left_out.add(offset)
             else:
                 seen.append((offset, group))
-        self.queue.see(seen, START + len(self.messages))
+        self.queue.see(seen, START + len(self.messages), ready_max=self.ready_max)
 
     @rule(count=st.integers(1, 4), seconds=st.integers(0, 5), client=st.sampled_from((None, "client")))
     def deliver(self, count: int, seconds: int, client: str | None) -> None:
         """A batch is what the model says: whatever comes before in its message group is finished, or goes with it."""
         offsets = self.queue.take_ready(count)
-        assert offsets == self.may_go(count)
+        self.check_taken(offsets, count)
         if not offsets:
             return
         self.nonce += 1
@@ -149,11 +160,11 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.messages[offset].status = "finished"
         self.acknowledged.add(offset)
 
-    @precondition(lambda self: self.with_status("waiting"))
+    @precondition(lambda self: self.queue.ready)
     @rule(data=st.data())
     def finish_waiting(self, data: st.DataObject) -> None:
-        """A message that waits is lost, or becomes a dead letter."""
-        offset = data.draw(st.sampled_from(self.with_status("waiting")))
+        """A message that waits in memory is lost, or becomes a dead letter."""
+        offset = data.draw(st.sampled_from(sorted(self.queue.ready)))
         self.events.append(self.queue.finish([offset]))
         self.messages[offset].status = "finished"
         self.acknowledged.add(offset)
@@ -190,6 +201,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
     def change_group(self, standard: bool) -> None:
         """The group is a standard group for a moment; while it is one, it may deliver new messages at once."""
         self.queue.forget_order()
+        self.was_standard |= standard
         if standard:
             offset = START + len(self.messages)
             self.log[offset] = "a"
@@ -206,7 +218,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         assert queue.order.unknown == {*queue.in_flight, *queue.ready}
         assert not queue.order.has_open()
         for offset in list(queue.order.unknown):
-            queue.learn(offset, self.log[offset])
+            queue.learn(offset, self.log[offset], ready_max=self.ready_max)
 
     @rule(last_snapshot=st.booleans(), twice=st.booleans())
     def restart(self, last_snapshot: bool, twice: bool) -> None:
@@ -221,7 +233,8 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.expire_model()
         if last_snapshot:
             assert restored.cursor == self.queue.cursor
-            assert restored.ready == self.queue.ready
+            assert sorted(restored.ready) == self.waiting(self.queue)
+            assert self.queue.ready.items() <= restored.ready.items()
         assert restored.cursor <= self.queue.cursor
         for offset, flight in restored.in_flight.items():
             message = self.messages[offset]
@@ -256,15 +269,17 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         rest = [
             (o, m.message_group) for o, m in self.messages.items() if o >= restored.cursor and m.status != "finished"
         ]
-        restored.see(rest, START + len(self.messages))
+        restored.see(rest, START + len(self.messages), ready_max=self.ready_max)
         for offset, message in self.messages.items():
             if message.status == "waiting" and offset in restored.in_flight:  # it was withdrawn
                 flight = restored.in_flight[offset]
                 message.status, message.attempt = "in flight", flight.attempt
                 message.nonce, message.until = flight.nonce, flight.invisible_until_ms
             elif message.status == "waiting":
-                assert message.attempt == restored.ready[offset] or offset in self.withdrawn
-                message.attempt = restored.ready[offset]
+                attempt = restored.deliveries_of_waiting(offset)
+                assert attempt is not None
+                assert message.attempt == attempt or offset in self.withdrawn
+                message.attempt = attempt
 
     @invariant()
     def same_as_model(self) -> None:
@@ -272,8 +287,9 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         queue = self.queue
         assert queue.cursor == START + len(self.messages)
         assert sorted(queue.in_flight) == self.with_status("in flight")
-        assert sorted(queue.ready) == self.with_status("waiting")
-        assert queue.take_ready(1000) == self.may_go(1000)
+        assert self.waiting(queue) == self.with_status("waiting")
+        assert queue.waiting_count == len(self.with_status("waiting"))
+        self.check_taken(queue.take_ready(1000), 1000)
         assert isinstance(queue.order, MessageGroupOrder)
         assert queue.order.has_open() == bool(self.may_go(1))
         unfinished = [offset for offset, message in self.messages.items() if message.status != "finished"]
@@ -284,3 +300,36 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
 
 TestOrderlyDelivery = OrderlyDeliveryMachine.TestCase
 TestOrderlyDelivery.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+class PagingMachine(OrderlyDeliveryMachine):
+    """The same when hardly any message waits in memory. All message groups that may go still do."""
+
+    ready_max = 3
+
+    def check_taken(self, offsets: list[int], count: int) -> None:
+        """Of each message group its first messages, and of each that may go at least one."""
+        may_go = self.may_go(1000)
+        assert offsets == sorted(set(offsets))
+        for group in MESSAGE_GROUPS:
+            possible = [offset for offset in may_go if self.messages[offset].message_group == group]
+            taken = [offset for offset in offsets if self.messages[offset].message_group == group]
+            assert taken == possible[: len(taken)]
+            assert len(taken) >= min(len(possible), 1) or len(offsets) == count
+        assert offsets[:1] == may_go[:1]
+
+    @invariant()
+    def few_wait_in_memory(self) -> None:
+        """Beyond the limit, at most a page of each message group, and what has come back."""
+        returned = sum(1 for message in self.messages.values() if message.attempt) + len(self.withdrawn)
+        in_memory = len(self.queue.ready)
+        assert self.was_standard or in_memory <= self.ready_max + len(MESSAGE_GROUPS) * PAGE_SIZE + returned
+
+
+TestPagedDelivery = PagingMachine.TestCase
+TestPagedDelivery.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aerobee_broker.delivery.message_group_order.PAGE_SIZE", PAGE_SIZE)

@@ -34,8 +34,8 @@ class DeliveryConfig(Section):
     waiting_max: Positive = 100_000  # and of all
     in_flight_per_group_max: Positive = 100_000
     fifo_waiting_max: Positive = 10_000
-    """Messages of one queue that a FIFO group passes over because others of their message groups are in flight. When
-    so many wait, what lies behind them waits, too, whatever its message group. About 250 bytes of memory each."""
+    """Messages of one queue that a FIFO group keeps in memory while others of their message groups are in flight, at
+    about 250 bytes each. Of further ones it keeps 8 bytes each."""
     priority_waiting_max: Positive = 4_096
     """Messages of one queue of a priority topic that are compared: the highest priority among the oldest so many that
     wait for a group goes first. What lies behind them is looked at as they go out. About 250 bytes of memory each."""

@@ -11,17 +11,24 @@ may messages that were delivered before, but a new one never goes out beside a r
     some           locked               locked
 
 The heap names the first waiting offset of every open sequence, and stale pairs which are dropped when they come up.
+
+A waiting message costs some 200 bytes. When many wait, the later ones of a sequence are *paged out*: only their queue
+offsets are kept, 8 bytes each in an array of the sequence. They were never delivered and stand behind all others of
+their sequence, which pages in the next PAGE_SIZE of them when none of it waits in memory any more. A sequence with
+paged messages therefore always has one that waits, and pages out whatever else is seen of it.
 """
 
 from __future__ import annotations
 
 import heapq
+from array import array
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
 from aerobee_store.records.properties import SHARDING_KEY
 
+PAGE_SIZE: Final = 32  # messages: the official clients receive as many at once
 _STALE_MAX: Final = 1024  # pairs in the heap beyond twice the sequences
 
 
@@ -44,7 +51,7 @@ class MessageGroupOrder:
     LABEL_PROPERTY: ClassVar = SHARDING_KEY
     """Of a message: its value is the label that is told here, the message group; "" without one."""
 
-    __slots__ = ("_deliveries", "_flights", "_open", "_sequence_of", "_sequences", "unknown")
+    __slots__ = ("_deliveries", "_flights", "_open", "_paged", "_ran_out", "_sequence_of", "_sequences", "unknown")
 
     def __init__(self, in_flight: Mapping[int, int], ready: Mapping[int, int]) -> None:
         """`in_flight`: offset -> nonce. `ready`: offset -> deliveries so far, always as they are now."""
@@ -53,6 +60,8 @@ class MessageGroupOrder:
         self._sequences: dict[str, _Sequence] = {}
         self._sequence_of: dict[int, _Sequence] = {}  # of every message that is known and not finished
         self._open: list[tuple[int, str]] = []
+        self._paged: dict[str, array[int]] = {}  # by message group, ascending, never empty
+        self._ran_out: list[str] = []  # message groups with paged messages of which none waits
         self._flights: dict[int, int] = {}  # nonce -> messages in flight
         for nonce in in_flight.values():
             self._flights[nonce] = self._flights.get(nonce, 0) + 1
@@ -85,6 +94,79 @@ class MessageGroupOrder:
         sequence.waiting.append(offset)
         if len(sequence.waiting) == 1:
             self._offer(sequence)
+
+    # Paging
+
+    @property
+    def paged_count(self) -> int:
+        """How many messages are paged out."""
+        return sum(map(len, self._paged.values()))
+
+    def paged(self) -> Iterator[int]:
+        """Their offsets, ascending."""
+        return heapq.merge(*self._paged.values())
+
+    def is_paged(self, offset: int) -> bool:
+        """Whether this message is paged out."""
+        return any(
+            (index := bisect_left(offsets, offset)) < len(offsets) and offsets[index] == offset
+            for offsets in self._paged.values()
+        )
+
+    def page_out(self, offset: int, label: str, *, is_full: bool) -> bool:
+        """Take the next message of the queue instead of `add`; False if it must be added.
+
+        `is_full`: enough messages wait in memory.
+        """
+        paged = self._paged.get(label)
+        if paged is not None:
+            paged.append(offset)
+            return True
+        sequence = self._sequences.get(label)
+        if not is_full or sequence is None or not sequence.waiting:
+            return False
+        self._paged[label] = array("q", (offset,))
+        return True
+
+    def page_out_known(self, in_flight: Iterable[int]) -> list[int]:
+        """Page out what waits behind the first PAGE_SIZE of each sequence; return the offsets.
+
+        Messages in front of one that was delivered, which only a group has that was not orderly before, stay.
+        """
+        assert not self.unknown, "the order is not known yet"
+        paged: list[int] = []
+        last_in_flight: dict[str, int] = {}
+        for offset in in_flight:
+            label = self.message_group_of(offset)
+            last_in_flight[label] = max(offset, last_in_flight.get(label, 0))
+        for sequence in self._sequences.values():
+            keep = len(sequence.waiting)
+            keep_min = max(PAGE_SIZE, bisect_left(sequence.waiting, last_in_flight.get(sequence.message_group, 0)))
+            while keep > keep_min and not self._deliveries[sequence.waiting[keep - 1]]:
+                keep -= 1
+            if keep < len(sequence.waiting):
+                offsets = array("q", sequence.waiting[keep:])
+                del sequence.waiting[keep:]
+                self._paged[sequence.message_group] = offsets + self._paged.get(sequence.message_group, array("q"))
+                paged.extend(offsets)
+        for offset in paged:
+            del self._sequence_of[offset]
+        return paged
+
+    def page_in(self) -> list[tuple[int, str]]:
+        """The (offset, message group) of messages that are paged out no longer; `add` them."""
+        found: list[tuple[int, str]] = []
+        while self._ran_out:
+            label = self._ran_out.pop()
+            paged = self._paged.get(label)
+            sequence = self._sequences.get(label)
+            if paged is None or (sequence is not None and sequence.waiting):
+                continue
+            found.extend((offset, label) for offset in paged[:PAGE_SIZE])
+            del paged[:PAGE_SIZE]
+            if not paged:
+                del self._paged[label]
+        return found
 
     # Out
 
@@ -126,6 +208,7 @@ class MessageGroupOrder:
             sequence = self._sequence_of[offset]
             _remove(sequence.waiting, offset)
             sequence.in_flight += 1
+            self._note_ran_out(sequence)
         self._flights[nonce] = self._flights.get(nonce, 0) + len(offsets)
 
     # Back
@@ -156,6 +239,7 @@ class MessageGroupOrder:
             sequence.in_flight -= 1
         else:
             _remove(sequence.waiting, offset)
+            self._note_ran_out(sequence)
         if not sequence.in_flight and not sequence.waiting:
             del self._sequences[sequence.message_group]
         else:
@@ -168,6 +252,10 @@ class MessageGroupOrder:
         if sequence is None:
             sequence = self._sequences[message_group] = _Sequence(message_group)
         return sequence
+
+    def _note_ran_out(self, sequence: _Sequence) -> None:
+        if not sequence.waiting and sequence.message_group in self._paged:
+            self._ran_out.append(sequence.message_group)
 
     def _offer(self, sequence: _Sequence) -> None:
         if sequence.waiting and not sequence.in_flight:

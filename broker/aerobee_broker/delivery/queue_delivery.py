@@ -123,27 +123,70 @@ class QueueDelivery:
 
     def forget_order(self) -> None:
         """From now on whatever is ready goes out."""
+        paged = dict.fromkeys(self._paged(), 0)
         self.order = None
+        if paged:
+            self._make_ready(paged)
 
-    def learn(self, offset: int, label: str) -> None:
-        """One of `order.unknown` has this label: the value of the order's LABEL_PROPERTY, "" without."""
+    @property
+    def waiting_count(self) -> int:
+        """Messages below the cursor that are neither finished nor in flight."""
+        return len(self.ready) + (self.order.paged_count if isinstance(self.order, MessageGroupOrder) else 0)
+
+    def deliveries_of_waiting(self, offset: int) -> int | None:
+        """How often a waiting message was delivered; None for one that does not wait."""
+        deliveries = self.ready.get(offset)
+        if deliveries is None and isinstance(self.order, MessageGroupOrder) and self.order.is_paged(offset):
+            return 0
+        return deliveries
+
+    def unfinished(self) -> list[int]:
+        """The offsets below the cursor that are not finished, ascending."""
+        return sorted((*self.in_flight, *self.ready, *self._paged()))
+
+    def _paged(self) -> Iterable[int]:
+        return self.order.paged() if isinstance(self.order, MessageGroupOrder) else ()
+
+    def learn(self, offset: int, label: str, *, ready_max: int | None = None) -> None:
+        """One of `order.unknown` has this label: the value of the order's LABEL_PROPERTY, "" without.
+
+        `ready_max` as in `see`.
+        """
         assert self.order is not None, "keep_order comes first"
         self.order.learn(offset, label, is_in_flight=offset in self.in_flight)
+        full = ready_max is not None and len(self.ready) > ready_max
+        if full and not self.order.unknown and isinstance(self.order, MessageGroupOrder):
+            for paged in self.order.page_out_known(self.in_flight):
+                del self.ready[paged]
 
-    def see(self, messages: Iterable[tuple[int, str]], cursor: int) -> None:
+    def see(self, messages: Iterable[tuple[int, str]], cursor: int, *, ready_max: int | None = None) -> None:
         """(offset, label) of messages from the cursor on, ascending; they are ready for their first delivery.
+
+        `ready_max`: when so many are, those that stand behind another of their message group are paged out instead.
 
         `cursor` becomes the cursor; what lies between the old and the new one and is not in `messages` is finished.
         Not an event: the next one tells, at the latest that of `record_seen`.
         """
         assert self.order is not None, "only order needs to see more than it delivers"
+        order = self.order if isinstance(self.order, MessageGroupOrder) else None
         for offset, label in messages:
             self.skip(offset)
             self.cursor = offset + 1
-            self.ready[offset] = 0
-            self.order.add(offset, label)
+            is_full = ready_max is not None and len(self.ready) >= ready_max
+            if order is None or not order.page_out(offset, label, is_full=is_full):
+                self._add_ready(offset, label)
             self._unrecorded.append(offset)
         self.skip(cursor)
+
+    def _add_ready(self, offset: int, label: str) -> None:
+        assert self.order is not None, "only order needs to see more than it delivers"
+        self.ready[offset] = 0
+        self.order.add(offset, label)
+
+    def _page_in(self) -> None:
+        if isinstance(self.order, MessageGroupOrder):
+            for offset, label in self.order.page_in():
+                self._add_ready(offset, label)
 
     def exhausted(self, attempt_max: int) -> list[int]:
         """The offsets, ascending, of ready messages that were delivered `attempt_max` times or more."""
@@ -252,6 +295,7 @@ class QueueDelivery:
         self._add_deadline(invisible_until_ms, tuple(offsets))
         if self.order is not None:
             self.order.deliver(offsets, nonce)
+            self._page_in()
         return self._delivered(runs, nonce, invisible_until_ms, client_id)
 
     def skip(self, cursor: int) -> None:
@@ -365,6 +409,7 @@ class QueueDelivery:
         entries = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
         for offset, flight in self.in_flight.items():
             entries.append(Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id))
+        entries.extend(Entry(offset, 0, 0, 0, None) for offset in self._paged())
         entries.sort()
         begin = self.commit_offset
         for start in range(0, max(len(entries), 1), entry_count_max):
@@ -485,7 +530,11 @@ class QueueDelivery:
         """The event; with what was seen before it and still waits, as runs of attempt 0."""
         begin = self._recorded_cursor
         if self._unrecorded:
-            attempts = [(offset, 0) for offset in self._unrecorded if offset in self.ready]
+            attempts = [
+                (offset, 0)
+                for offset in self._unrecorded
+                if offset not in self.in_flight and not self.is_finished(offset)
+            ]
             attempts.extend(
                 (offset, run.attempt) for run in runs for offset in range(run.offset, run.offset + run.size)
             )
@@ -506,6 +555,7 @@ class QueueDelivery:
         self._forget_ready(offset)
         if self.order is not None:
             self.order.finish(offset, 0 if entry is None else entry.nonce)
+            self._page_in()
         self._add_finished(offset, offset + 1)
 
     def _forget_ready(self, offset: int) -> None:

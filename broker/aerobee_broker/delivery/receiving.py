@@ -300,24 +300,25 @@ class Receiving:
         """Read the labels of some messages that were there before the order; True if all are known."""
         for offset in list(islice(order.unknown, _LEARNT_PER_STEP_MAX)):
             record = self._subscriptions.read_one(queue, offset)
-            queue.delivery.learn(offset, "" if record is None else record.properties.get(order.LABEL_PROPERTY, ""))
+            label = "" if record is None else record.properties.get(order.LABEL_PROPERTY, "")
+            queue.delivery.learn(offset, label, ready_max=self._settings.current.delivery.fifo_waiting_max)
         return not order.unknown
 
     def _see(self, queue: Queue, count: int, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
-        """See new messages until `count` may be delivered, or too many wait; True if only this step was too short.
+        """See new messages until `count` may be delivered; True if only this step was too short.
 
-        What is passed over here waits in `delivery.ready` and is not looked at again before it may be delivered.
+        What is passed over here waits, in `delivery.ready` or paged out, and is not read again before it may be
+        delivered.
         """
         delivery = queue.delivery
         budget = size = _SEEN_PER_STEP_MAX
         for turn in range(wanted.reads_per_step):
             missing = count - len(delivery.take_ready(count))
-            room = self._settings.current.delivery.fifo_waiting_max - len(delivery.ready)
-            if missing <= 0 or room <= 0:
+            if missing <= 0:
                 return False
             # As many as are missing first; when these had to wait there may be a long row of them.
             size = missing if turn == 0 else 4 * size
-            size = min(size, budget, room)
+            size = min(size, budget)
             looked = self._see_next(queue, MessageGroupOrder, size, wanted, seen)
             if looked is None:
                 return False
@@ -362,7 +363,9 @@ class Receiving:
             seen.update((record.queue_offset, record) for record in result.records)
         label = order.LABEL_PROPERTY
         delivery.see(
-            [(record.queue_offset, record.properties.get(label, "")) for record in result.records], result.next_offset
+            [(record.queue_offset, record.properties.get(label, "")) for record in result.records],
+            result.next_offset,
+            ready_max=self._settings.current.delivery.fifo_waiting_max,
         )
         if result.next_offset >= result.max_offset:
             return None

@@ -201,9 +201,9 @@ class Subscriptions:
                         queue_id=queue_id,
                         commit_offset=delivery.commit_offset,
                         max_offset=high,
-                        lag=len(delivery.in_flight) + len(delivery.ready) + new,
+                        lag=len(delivery.in_flight) + delivery.waiting_count + new,
                         in_flight=len(delivery.in_flight),
-                        ready=len(delivery.ready) + new,
+                        ready=delivery.waiting_count + new,
                         retrying=retrying,
                         ready_offset=min(delivery.ready, default=new_from if new else None),
                     )

@@ -99,7 +99,7 @@ class QueryProcessor:
             low, high = self._store.queue_range(topic, queue_id)
             begin_at = max(low, first_offset if queue_id == first_queue else 0)
             delivery = self._deliveries.queue_delivery(topic, group, queue_id)
-            seen = [] if delivery is None else sorted((*delivery.in_flight, *delivery.ready))
+            seen = [] if delivery is None else delivery.unfinished()
             cursor = status.commit_offset if delivery is None else delivery.cursor
             offsets = chain(seen[bisect_left(seen, begin_at) :], range(max(cursor, begin_at), high))
             for offset in offsets:

@@ -262,7 +262,7 @@ class MessageAdministration:
             wire.state, wire.attempts = _State.IN_FLIGHT, flight.attempt
             wire.invisible_until.CopyFrom(timestamp(flight.invisible_until_ms))
             wire.client_id = flight.client_id or ""
-        elif (deliveries := delivery.ready.get(offset)) is not None:
+        elif (deliveries := delivery.deliveries_of_waiting(offset)) is not None:
             # In order, a message that waits for another of its message group has been seen and not delivered.
             wire.state, wire.attempts = (_State.READY, deliveries) if deliveries else (_State.WAITING, 0)
         else:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
+from aerobee_broker.delivery.message_group_order import PAGE_SIZE
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from tests.support.delivery_harness import TOPIC, Harness, MovableClock
@@ -166,22 +167,43 @@ async def test_a_long_row_of_one_busy_message_group_is_passed_over_once(start: S
     assert told(await receive(harness, 2)) == [("a0", 1), ("a1", 1)]
 
 
-async def test_a_queue_waits_when_too_much_waits_in_it(start: Start) -> None:
-    """At the limit nothing behind is delivered, and nothing is lost: it goes on as soon as there is room."""
+async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(start: Start) -> None:
+    """Beyond the limit its messages are paged out: the others go on, memory stays bounded, a crash changes nothing."""
     harness = await start(fifo_waiting_max=10)
     await harness.send("a", message_group="a")
     [busy] = await receive(harness, 1)
-    await harness.send(*[f"a{number}" for number in range(12)], message_group="a")
-    await harness.send("b0", message_group="b")
+    for turn in range(3):
+        await harness.send(*[f"a{number}" for number in range(200 * turn, 200 * (turn + 1))], message_group="a")
+        await harness.send(f"b{turn}", message_group="b")
+    queue = harness.deliveries.queue_delivery(TOPIC, LEDGER, 0)
+    assert queue is not None
+    for turn in range(3):
+        found = await receive(harness, 1)
+        assert told(found) == [(f"b{turn}", 1)]
+        await acknowledge(harness, *found)
+        assert len(queue.ready) <= 10 + 2 * PAGE_SIZE
+    assert queue.waiting_count >= 400
     assert await receive(harness) == []
-    waiting = asyncio.create_task(receive(harness, 4, wait=10))
-    await asyncio.sleep(0)
-    await acknowledge(harness, busy)
-    first = await waiting
-    assert told(first) == [(f"a{number}", 1) for number in range(4)]
-    assert told(await receive(harness)) == [("b0", 1)]  # 8 wait and 2 more are seen: now there is room
-    await acknowledge(harness, *first)
-    assert told(await receive(harness)) == [(f"a{number}", 1) for number in range(4, 12)]
+    assert queue.waiting_count == 600
+    harness = await harness.crash()
+    await harness.send("c", message_group="c")
+    found = await receive(harness)
+    assert told(found) == [("c", 1)]
+    queue = harness.deliveries.queue_delivery(TOPIC, LEDGER, 0)
+    assert queue is not None
+    assert queue.waiting_count == 600
+    assert len(queue.ready) <= 10 + PAGE_SIZE
+    await acknowledge(harness, *found, busy)
+    number = 0
+    while number < 600:
+        found = await receive(harness, 50)
+        assert told(found) == [(f"a{number + index}", 1) for index in range(len(found))]
+        assert found
+        number += len(found)
+        await acknowledge(harness, *found)
+    assert await receive(harness) == []
+    assert queue.is_trivial
+    await harness.stop()
 
 
 async def test_a_filter_leaves_out_what_a_busy_message_group_kept_waiting(start: Start) -> None:
