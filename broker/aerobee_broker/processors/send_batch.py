@@ -85,7 +85,12 @@ def _texts(columns: SendColumns, peer_host: bytes) -> list[bytes]:
     """The property string of each message."""
     fields = (columns.message_id, columns.tag, columns.keys, columns.born_host)
     count = len(columns)
-    has_tag, has_keys, has_host = (np.fromiter(map(bool, field), np.bool_, count) for field in fields[1:])
+    has_tag, has_keys, has_host = (
+        np.full(count, bool(field[0]))
+        if all(field) or not any(field)
+        else np.fromiter(map(bool, field), np.bool_, count)
+        for field in fields[1:]
+    )
     if np.count_nonzero(has_host):
         has_host &= np.fromiter(map(peer_host.__ne__, columns.born_host), np.bool_, count)
     kinds = has_tag + 2 * has_keys + 4 * has_host

@@ -36,11 +36,13 @@ _OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTIES, _SYSTEM, _BODY})
 _OF_SYSTEM: Final = frozenset({_TAG, _KEYS, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST})
 _OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
 _OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
+_ALIKE_SIZE_MAX: Final = 64  # bytes of strings that are compared to find out whether they are all the same
 _INT32_MAX: Final = (1 << 31) - 1
 _RESERVED: Final = frozenset(name.encode() for name in RESERVED_NAMES)
 
 _STATUS: Final = v2.Status(code=v2.Code.OK, message="OK").SerializeToString()
 _STATUS_FIELD: Final = b"\x0a" + varint(len(_STATUS)) + _STATUS  # of the answer, and of each entry
+_PARTS: Final = 6  # of an entry: see `_around`
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +95,7 @@ def _read_columns(data: bytes, read: Callable[[bytes], v2.SendMessageRequest]) -
     rows = _Rows(wire, unusual)
     topic_begin, topic_end = rows.one(found, _TOPIC)
     topic = data[topic_begin[0] : topic_end[0]]
-    if [data[a:b] for a, b in zip(topic_begin.tolist(), topic_end.tolist(), strict=True)].count(topic) < len(begin):
+    if rows.strings(topic_begin, topic_end).count(topic) < len(begin):
         return None
     try:
         resource = v2.Resource.FromString(topic)
@@ -180,6 +182,11 @@ class _Rows:
 
     def strings(self, begin: Integers, end: Integers) -> list[bytes]:
         data = self._wire.data
+        size = end - begin
+        if len(size) and size[0] <= _ALIKE_SIZE_MAX and all_true(size == size[0]):  # as topics and tags often are
+            first, last = data[begin[0] : end[0]], data[begin[-1] : end[-1]]
+            if first == last and self._wire.joined(begin, len(first)) == first * len(size):
+                return [first] * len(size)
         return [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
     def numbers(self, found: dict[int, Field], tag: int) -> Integers:
@@ -232,14 +239,14 @@ class _Rows:
 
 def send_answer(message_ids: Sequence[bytes], first_queue_offset: int) -> bytes:
     """A SendMessageResponse with an entry for each message: its id, and its offset in the queue, ascending."""
-    parts: list[bytes] = [_STATUS_FIELD]
     offsets = varints_of_run(first_queue_offset, len(message_ids))
     if not first_queue_offset:
         offsets[0] = b""  # protobuf leaves out zeros
-    for message_id, offset in zip(message_ids, offsets, strict=True):
-        before, between, behind = _around(len(message_id), len(offset))
-        parts += (before, message_id, between, message_id, behind, offset)
-    return b"".join(parts)
+    before, between, behind = zip(*map(_around, map(len, message_ids), map(len, offsets)), strict=True)
+    parts = [b""] * (_PARTS * len(message_ids))
+    for number, column in enumerate((before, message_ids, between, message_ids, behind, offsets)):
+        parts[number::_PARTS] = column
+    return b"".join((_STATUS_FIELD, *parts))
 
 
 @lru_cache(maxsize=256)

@@ -60,6 +60,10 @@ class Wire:
         self.data: Final = data
         self._words = windows(data + bytes(_WORD - 1), _WORD)  # one for each byte; the last ones are padded
 
+    def joined(self, begin: Integers, size: int) -> bytes:
+        """The bytes at these places, so many at each; they are within the request."""
+        return windows(self.data, size)[begin].tobytes() if size else b""
+
     def fields(
         self, start: Integers, end: Integers, tags: Collection[int], *, steps_max: int
     ) -> tuple[dict[int, Field], Booleans]:

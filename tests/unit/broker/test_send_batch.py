@@ -103,6 +103,7 @@ STAYS: dict[str, Callable[[v2.Message], object]] = {
     "ancient": lambda message: message.system_properties.born_timestamp.FromMilliseconds(-5),
     "late": lambda message: setattr(message.system_properties.born_timestamp, "seconds", 1 << 40),
     "own host": lambda message: setattr(message.system_properties, "born_host", PEER[0]),
+    "another host": lambda message: setattr(message.system_properties, "born_host", "10.9.9.8"),
     "no host": lambda message: message.system_properties.ClearField("born_host"),
     "compressed": lambda message: setattr(message.system_properties, "body_encoding", v2.Encoding.GZIP),
     "empty key": lambda message: message.system_properties.keys.append(""),
