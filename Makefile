@@ -10,7 +10,7 @@ WORKERS ?= 3
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store clean
+.PHONY: help setup run test test-pythons check conformance lint type proto test-sdks test-front test-random test-crash test-chaos test-hostile test-java-store test-cluster test-client-rocketmq test-spark bench bench-broker bench-records soak-records bench-peers bench-front bench-store bench-replication clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -96,6 +96,9 @@ test-client-rocketmq: .venv/.dev ## our client against Apache RocketMQ 5 from it
 
 bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=--large: also 10 GiB; ARGS=--short: seconds
 	$(BIN)/python -m tests.benchmarks.store $(ARGS)
+
+bench-replication: .venv/.dev ## sends that wait for a replica beside sends that do not, and the rate of catching up
+	$(BIN)/python -m tests.benchmarks.replication $(ARGS)
 
 bench-broker: .venv/.dev ## the benchmarks of the broker alone, five minutes; ARGS=--short: seconds; ARGS=delays: one part
 	$(BIN)/python -m tests.benchmarks.broker $(ARGS)

@@ -21,6 +21,7 @@ from aerobee_broker.commands import (
     namesrv,
     query,
     receive,
+    replication,
     send,
     serve,
     spark,
@@ -60,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (
         *(serve, status, topic, group, subscription, client, send, receive, query, dlq, configuration, store),
-        *(spark, bench, namesrv, version),
+        *(spark, bench, namesrv, replication, version),
     ):
         module.add_parser(commands)
     return parser

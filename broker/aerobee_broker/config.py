@@ -29,6 +29,7 @@ from msgspec import Meta
 
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.front.config import FrontConfig
+from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_broker.tables.topics import QUEUE_COUNT_MAX
 from aerobee_broker.timer.config import PRECISIONS_MS, TimerConfig
 from aerobee_broker.transactions.config import TransactionsConfig
@@ -189,6 +190,7 @@ class BrokerConfig(Section):
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
     sources: dict[str, Source] = field(default_factory=dict)  # by full name, of what is not a default
 
@@ -207,7 +209,25 @@ class BrokerConfig(Section):
         ):
             if advertised is not None and not advertised.port:
                 raise ConfigError(f"listen.{key}: port 0 cannot be dialled; give the port that clients reach")
+        self._check_replication()
         self._check_tls()
+
+    def _check_replication(self) -> None:
+        replication = self.replication
+        if replication.role != "none" and self.listen.remoting is None:
+            raise ConfigError("replication.role: brokers find each other there; set listen.remoting, as 0.0.0.0:10911")
+        for key in ("listen", "advertise", "master", "master_ha"):
+            if text := getattr(replication, key):
+                try:
+                    Address.parse(text)
+                except ValueError as error:
+                    raise ConfigError(
+                        f"replication.{key}: {text!r} is not an address: {error}, as 127.0.0.1:10912"
+                    ) from None
+        if replication.role == "replica" and not (replication.master or self.namesrv):
+            raise ConfigError(
+                "replication.master: missing; name the master's remoting address, or name servers (broker.namesrv)"
+            )
 
     def _check_tls(self) -> None:
         given = {"tls.certificate": self.tls.certificate, "tls.key": self.tls.key}

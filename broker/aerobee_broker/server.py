@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.clients.accounts import Accounts
@@ -48,6 +48,7 @@ from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.telemetry import TelemetryProcessor
 from aerobee_broker.processors.transaction import TransactionProcessor
 from aerobee_broker.remoting.service import RemotingService
+from aerobee_broker.replication.config import Role
 from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
@@ -64,6 +65,9 @@ from aerobee_broker.transactions.producers import Producers
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
+
+if TYPE_CHECKING:
+    from aerobee_broker.replication.master_broker import MasterBroker
 
 _log = logging.getLogger(__name__)
 
@@ -107,16 +111,22 @@ class _Readiness:
         return f"the store refuses {what}: {self.store.running.reason}"
 
 
+def _announce_nothing(_remoting: Address, _metrics: Address) -> None:
+    """Nobody wants to know."""
+
+
 async def run(
     config: BrokerConfig,
     stop: asyncio.Event,
     announce: Callable[[Listening, Address], None],
     *,
     clock: Clock | None = None,
+    announce_replica: Callable[[Address, Address], None] = _announce_nothing,
 ) -> int:
     """Serve until `stop` is set, then drain and return 0.
 
-    `announce` is called once with the addresses for clients and for metrics when the broker serves. Raises StoreError
+    `announce` is called once with the addresses for clients and for metrics when the broker serves; `announce_replica`
+    before that with its remoting address, while it is a replica. Raises StoreError
     or BrokerError for what a person has to set right (a locked store, a port in use), and whatever a dying service died
     of, after logging its traceback: a half-alive broker is worse than a restart.
     """
@@ -132,32 +142,101 @@ async def run(
     except OSError as error:
         raise ListenError("listen.metrics", config.listen.metrics, error.strerror or str(error)) from None
     try:
-        batch_topics = BatchTopics(config.store.directory, clock)
-        store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
-        ready.store = store
-        try:
-            settings = Settings(config)
-            runtime_settings = RuntimeSettings.load(settings, store)
-            await _serve(
-                settings,
-                runtime_settings,
-                accounts,
-                stop,
-                announce,
-                clock,
-                store,
-                batch_topics,
-                metrics,
-                metrics_address,
-                ready,
-            )
-        finally:
-            # Blocking, and nothing else is left to run: only the probes must still be answered.
-            await asyncio.to_thread(store.close)
+        while True:
+            batch_topics = BatchTopics(config.store.directory, clock)
+            store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
+            ready.store = store
+            is_promoted = False
+            try:
+                role = _role(config, store)
+                if role == "replica":
+                    is_promoted = await _follow(
+                        config,
+                        accounts,
+                        stop,
+                        announce_replica,
+                        clock,
+                        store,
+                        batch_topics,
+                        metrics,
+                        metrics_address,
+                        ready,
+                    )
+                else:
+                    settings = Settings(config)
+                    runtime_settings = RuntimeSettings.load(settings, store)
+                    await _serve(
+                        settings,
+                        runtime_settings,
+                        accounts,
+                        stop,
+                        announce,
+                        clock,
+                        store,
+                        batch_topics,
+                        metrics,
+                        metrics_address,
+                        ready,
+                        is_master=role == "master",
+                    )
+            finally:
+                # Blocking, and nothing else is left to run: only the probes must still be answered.
+                await asyncio.to_thread(store.close)
+            if not is_promoted or stop.is_set():
+                break
     finally:
         await endpoint.stop()
     _log.info("broker stopped")
     return 0
+
+
+def _role(config: BrokerConfig, store: MessageStore) -> Role:
+    if config.replication.role == "none":
+        return "none"
+    from aerobee_broker.replication import roles  # a single broker loads nothing of replication
+
+    return roles.load(config, store.file_system)
+
+
+async def _follow(
+    config: BrokerConfig,
+    accounts: Accounts | None,
+    stop: asyncio.Event,
+    announce: Callable[[Address, Address], None],
+    clock: Clock,
+    store: MessageStore,
+    batch_topics: BatchTopics,
+    metrics: Metrics,
+    metrics_address: Address,
+    ready: _Readiness,
+) -> bool:
+    """Be a replica until `stop` is set (False) or it is promoted (True)."""
+    from aerobee_broker.replication.epochs import Epochs
+    from aerobee_broker.replication.metrics import ReplicaCollector
+    from aerobee_broker.replication.replica import ReplicaBroker
+
+    settings = Settings(config)
+    tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
+    batch_topics.attach(tables.topics)
+    epochs = await asyncio.to_thread(Epochs, store.file_system, config.store.directory)
+    replica = ReplicaBroker(settings, store, tables, epochs, accounts, clock)
+    bound = await replica.listen()
+    collector = ReplicaCollector(replica)
+    metrics.collectors.append(collector)
+    ready.reason = None
+    announce(bound, metrics_address)
+    try:
+        is_promoted = await replica.serve(stop)
+    except BaseExceptionGroup as group:
+        cause = _first(group)
+        _log.critical("a service failed, the replica stops", exc_info=cause)
+        raise cause from None
+    finally:
+        metrics.collectors.remove(collector)
+    ready.reason = "promoted: the broker starts as a master" if is_promoted else "stopping"
+    if is_promoted:
+        await asyncio.to_thread(replica.become_master)
+    return is_promoted
 
 
 async def _serve(
@@ -172,6 +251,8 @@ async def _serve(
     metrics: Metrics,
     metrics_address: Address,
     ready: _Readiness,
+    *,
+    is_master: bool,
 ) -> None:
     config = settings.current
     tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
@@ -279,7 +360,17 @@ async def _serve(
                 requests,
                 answers,
             )
+            master: MasterBroker | None = None
             try:
+                if is_master:
+                    from aerobee_broker.replication import master_broker
+
+                    assert listening.remoting is not None, "the configuration says so"
+                    master = await master_broker.MasterBroker.start(
+                        config, store, registrar, remoting.server, listening.remoting
+                    )
+                    remoting.add(master.handlers)
+                    metrics.collectors.append(master.collector)
                 if config.name_servers:
                     assert listening.remoting is not None, "the configuration says so"
                     registrar.listening(listening.remoting)
@@ -304,6 +395,8 @@ async def _serve(
                 with suppress(asyncio.CancelledError):
                     await server.stop(0)
                     await remoting.server.stop(0)
+                    if master is not None:
+                        await master.stop()
             for service in services:
                 service.cancel()
     except BaseExceptionGroup as group:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
         InvalidMessageError,
         InvalidRecordError,
         LightQueuesFullError,
+        LogMismatchError,
         RecordNotFoundError,
+        ReplicaMissingError,
+        ReplicaTimeoutError,
         StoreAccessError,
         StoreBusyError,
         StoreClosedError,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         StoreFullError,
         StoreLockedError,
         SyncTimeoutError,
+        TooFewReplicasError,
     )
     from aerobee_store.message_reader import ReadResult
     from aerobee_store.message_store import MessageStore
@@ -46,12 +50,15 @@ __all__ = [
     "InvalidMessageError",
     "InvalidRecordError",
     "LightQueuesFullError",
+    "LogMismatchError",
     "Message",
     "MessageStore",
     "ReadResult",
     "Record",
     "RecordBatch",
     "RecordNotFoundError",
+    "ReplicaMissingError",
+    "ReplicaTimeoutError",
     "RunningFlags",
     "StoreAccessError",
     "StoreBusyError",
@@ -65,6 +72,7 @@ __all__ = [
     "StoreStatus",
     "SyncTimeoutError",
     "SystemClock",
+    "TooFewReplicasError",
 ]
 
 _MODULES = {
@@ -83,6 +91,10 @@ _MODULES = {
     "RecordBatch": "aerobee_store.records.record_batch",
     "RecordNotFoundError": "aerobee_store.errors",
     "RunningFlags": "aerobee_store.running_flags",
+    "ReplicaTimeoutError": "aerobee_store.errors",
+    "ReplicaMissingError": "aerobee_store.errors",
+    "LogMismatchError": "aerobee_store.errors",
+    "TooFewReplicasError": "aerobee_store.errors",
     "StoreAccessError": "aerobee_store.errors",
     "StoreBusyError": "aerobee_store.errors",
     "StoreClosedError": "aerobee_store.errors",

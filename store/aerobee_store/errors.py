@@ -74,3 +74,19 @@ class StoreFailedError(StoreError):
 
 class SyncTimeoutError(StoreError):
     """The disk did not confirm a sync in time. The message is in the log and may still become durable."""
+
+
+class ReplicaTimeoutError(SyncTimeoutError):
+    """Too few replicas confirmed a message in time. It is in the log, and replicas may still confirm it."""
+
+
+class ReplicaMissingError(SyncTimeoutError):
+    """A message is stored, but so few replicas are connected that it cannot be confirmed."""
+
+
+class TooFewReplicasError(StoreFullError):
+    """No message is taken while fewer brokers than `replication.min_in_sync` have the log."""
+
+
+class LogMismatchError(StoreError):
+    """Bytes that should continue the log do not: another offset, or no valid records. Nothing was appended."""

@@ -38,6 +38,7 @@ from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.log_paths import LogPaths
 from aerobee_store.log.mapped_file import MappedFileQueue
 from aerobee_store.log.write_modes import BufferPool, segments_of
+from aerobee_store.log_follower import LogFollower
 from aerobee_store.maintenance.deleted_topics import DeletedTopics
 from aerobee_store.maintenance.retention import Retention, RetentionListener
 from aerobee_store.maintenance.scrub import Scrub
@@ -73,6 +74,13 @@ class Service(Protocol):
     @property
     def name(self) -> str: ...
     async def run(self) -> None: ...
+
+
+class Replicas(Protocol):
+    """The brokers that have copies of the log."""
+
+    async def wait(self, end: int) -> None:
+        """Return once enough of them have the log durable before `end`. ReplicaTimeoutError, ReplicaMissingError."""
 
 
 class MessageStore:
@@ -164,6 +172,10 @@ class MessageStore:
             self.stats,
             clock,
         )
+        self.follower = LogFollower(config, self._log, self._queues, self._dispatch, self._durability, self.stats)
+        """Appends what another broker's log has; for a store that follows it."""
+        self.replicas: Replicas | None = None
+        """Those that a send waits for besides the own disk; None: nobody."""
         record_size_max = max(config.record_size_max, config.segment_size)
         repair = UnitRepair(self._log, self.running, self.stats, record_size_max=record_size_max)
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, repair, self.stats)
@@ -368,8 +380,9 @@ class MessageStore:
         """Return once the bytes before physical offset `end` are as safe as the flush mode promises.
 
         With sync flush they are on the disk; with async flush in the page cache, where the death of the process cannot
-        harm them. `durable` asks for one or the other whatever the mode. Raises StoreFailedError, or SyncTimeoutError
-        when the disk takes too long. Cancelling only stops the waiting.
+        harm them. `durable` asks for one or the other whatever the mode, of this disk alone; without it, the bytes are
+        on the disks of as many replicas as `replicas` wants, too. Raises StoreFailedError, or SyncTimeoutError when a
+        disk takes too long (ReplicaTimeoutError, ReplicaMissingError: of a replica). Cancelling only stops the waiting.
         """
         if self.state != "open":
             self._check_open()
@@ -380,6 +393,8 @@ class MessageStore:
             await self._durability.wait_promised(end)
         else:
             await self._durability.wait_committed(end)
+        if self.replicas is not None and durable is None:
+            await self.replicas.wait(end)
         self.stats.stored_seconds.observe(perf_counter() - started)
 
     def request_flush(self) -> None:
@@ -486,6 +501,19 @@ class MessageStore:
         if self._log.flushed >= self._dispatch.dispatched:  # nearly always; to look is a read of the queue's file
             return low, high
         return low, max(low, self._run_reader.max_offset(topic, queue_id, flushed_only=True))
+
+    def flushed_bytes(self, physical_offset: int, size_max: int) -> memoryview:
+        """Durable bytes of the log as they are, of one segment; empty where it has none."""
+        return self._log.flushed_bytes(physical_offset, size_max)
+
+    def is_boundary(self, physical_offset: int) -> bool:
+        """Whether a record or a blank begins here, or the durable log ends here, or only zeros follow in a blank."""
+        return self._log.is_boundary(physical_offset)
+
+    @property
+    def flush_listeners(self) -> list[Callable[[], None]]:
+        """Called when more of the log is durable."""
+        return self._durability.flush_listeners
 
     @property
     def min_physical_offset(self) -> int:

@@ -7,6 +7,7 @@ bit  flag                set by
   8  INDEX_FILE_ERROR    an index file that cannot be made or written, for good; NOT_WRITEABLE as well
  16  DISK_FULL           retention, from the disk's usage, and cleared by it again
  32  FENCED              whoever owns the store
+128  REPLICAS_MISSING    whoever owns the store: too few brokers have a copy of the log. Not RocketMQ's
  64  LOGIC_DISK_FULL     nobody here: retention takes the fullest disk and sets DISK_FULL, as RocketMQ does
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from aerobee_store.errors import StoreAccessError, StoreError, StoreFullError
+from aerobee_store.errors import StoreAccessError, StoreError, StoreFullError, TooFewReplicasError
 
 
 class RunningFlags(enum.Flag):
@@ -29,6 +30,7 @@ class RunningFlags(enum.Flag):
     DISK_FULL = 16
     FENCED = 32
     LOGIC_DISK_FULL = 64
+    REPLICAS_MISSING = 128
 
     @property
     def readable(self) -> bool:
@@ -42,8 +44,9 @@ class RunningFlags(enum.Flag):
 
 
 _DISK: Final = RunningFlags.DISK_FULL | RunningFlags.LOGIC_DISK_FULL
+_ESSENTIAL_PASSES: Final = _DISK | RunningFlags.REPLICAS_MISSING
 _FORBID_WRITING: Final = (
-    _DISK
+    _ESSENTIAL_PASSES
     | RunningFlags.NOT_WRITEABLE
     | RunningFlags.LOGICS_QUEUE_ERROR
     | RunningFlags.INDEX_FILE_ERROR
@@ -76,11 +79,12 @@ class RunningState:
         return "; ".join(self._reasons.values())
 
     def check_writable(self, *, essential: bool) -> None:
-        """Raise StoreFullError or StoreAccessError if nothing may be appended.
+        """Raise StoreFullError (TooFewReplicasError) or StoreAccessError if nothing may be appended.
 
-        `essential`: what consumers need to go on is appended to a full disk, too (see `MessageStore.append`).
+        `essential`: what consumers need to go on is appended to a full disk and without replicas, too (see
+        `MessageStore.append`).
         """
-        forbidden = self.flags & (_FORBID_WRITING & ~_DISK if essential else _FORBID_WRITING)
+        forbidden = self.flags & (_FORBID_WRITING & ~_ESSENTIAL_PASSES if essential else _FORBID_WRITING)
         if forbidden:
             raise self._error(forbidden)
 
@@ -91,4 +95,6 @@ class RunningState:
 
     def _error(self, forbidden: RunningFlags) -> StoreError:
         text = "; ".join(reason for flag, reason in self._reasons.items() if flag & forbidden)
-        return StoreFullError(text) if not forbidden & ~_DISK else StoreAccessError(text)
+        if forbidden & ~_ESSENTIAL_PASSES:
+            return StoreAccessError(text)
+        return TooFewReplicasError(text) if forbidden & RunningFlags.REPLICAS_MISSING else StoreFullError(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,21 @@ def test_nothing_on_the_map_is_gone() -> None:
     there = {path.name for folder in ("store", "broker", "client", "proto") for path in (ROOT / folder).rglob("*.py")}
     assert len(named) > 40
     assert named - there == set()
+
+
+def test_a_broker_without_replication_loads_nothing_of_it() -> None:
+    """But its settings: nothing of it can run then."""
+    code = (
+        "import asyncio, sys, tempfile, pathlib\n"
+        "from aerobee_broker import server\n"
+        "from aerobee_broker.config import BrokerConfig\n"
+        "async def main():\n"
+        "    stop = asyncio.Event()\n"
+        "    with tempfile.TemporaryDirectory() as directory:\n"
+        "        config = BrokerConfig.tiny(pathlib.Path(directory) / 'store')\n"
+        "        await server.run(config, stop, lambda listening, metrics: stop.set())\n"
+        "asyncio.run(main())\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('aerobee_broker.replication')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["aerobee_broker.replication", "aerobee_broker.replication.config"]

@@ -53,6 +53,12 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"
     )
+    parser.add_argument(
+        "--role", choices=("none", "master", "replica"), help="in replication (default: none); docs/replication.md"
+    )
+    parser.add_argument("--listen-replicas", metavar="HOST:PORT", help="where a master takes replicas (default: none)")
+    parser.add_argument("--master", metavar="HOST:PORT", help="of a replica: the master's remoting address")
+    parser.add_argument("--acks", metavar="N", help="replicas that must have a message: none, a number, all")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="accounts file in TOML (default: no authentication)")
@@ -99,6 +105,10 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
         "listen.remoting": arguments.listen_remoting,
         "broker.namesrv": arguments.namesrv,
         "listen.front": arguments.front,
+        "replication.role": arguments.role,
+        "replication.listen": arguments.listen_replicas,
+        "replication.master": arguments.master,
+        "replication.acks": arguments.acks,
         "tls.certificate": arguments.tls_cert,
         "tls.key": arguments.tls_key,
         "auth.accounts": arguments.accounts,
@@ -156,7 +166,10 @@ async def serve(config: BrokerConfig, stop: asyncio.Event, *, clock: Clock | Non
         collect_less_garbage()
         _announce(config, listening, metrics)
 
-    return await server.run(config, stop, serving, clock=clock)
+    def following(remoting: Address, metrics: Address) -> None:
+        print(f"ready role=replica remoting={remoting} metrics={metrics}", flush=True)
+
+    return await server.run(config, stop, serving, clock=clock, announce_replica=following)
 
 
 def collect_less_garbage() -> None:

@@ -77,8 +77,10 @@ class Collector(Protocol):
 class Exposition:
     """All collectors. Without sources it is the process alone."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, further: Sequence[Collector] = ()) -> None:
+        """`further` may change; they are shown besides."""
         self._config = config
+        self._further = further
         self._process = CollectorRegistry()
         self.collectors: list[Collector] = []
         self._rendering = asyncio.Lock()
@@ -107,7 +109,7 @@ class Exposition:
             )
             started = step_started()
             parts = [generate_latest(self._process)]
-            for collector in self.collectors:
+            for collector in (*self.collectors, *self._further):
                 for family in collector.collect():
                     if family is not None:
                         parts += family.chunks()

@@ -23,7 +23,9 @@ from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 
 if TYPE_CHECKING:
-    from aerobee_broker.metrics.exposition import Exposition
+    from collections.abc import Sequence
+
+    from aerobee_broker.metrics.exposition import Collector, Exposition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Metrics:
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self._sources: MetricSources | None = None
+        self.collectors: list[Collector] = []
+        """Of parts that only some brokers have; shown after the process, while they are here."""
         self._attached = False
         self._exposition: Exposition | None = None
         self._loading = asyncio.Lock()
@@ -62,15 +66,15 @@ class Metrics:
         async with self._loading:
             exposition = self._exposition
             if exposition is None:
-                exposition = self._exposition = await asyncio.to_thread(_new_exposition, self._config)
+                exposition = self._exposition = await asyncio.to_thread(_new_exposition, self._config, self.collectors)
             if self._sources is not None and not self._attached:
                 self._attached = True
                 exposition.attach(self._sources)
         return await exposition.render()
 
 
-def _new_exposition(config: BrokerConfig) -> Exposition:
+def _new_exposition(config: BrokerConfig, collectors: Sequence[Collector]) -> Exposition:
     """Takes a while the first time."""
     from aerobee_broker.metrics.exposition import Exposition
 
-    return Exposition(config)
+    return Exposition(config, collectors)

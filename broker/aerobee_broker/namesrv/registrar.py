@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from zlib_ng.zlib_ng import crc32
@@ -50,13 +50,20 @@ def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
     return topics
 
 
+def _nothing(_answer: Command) -> None:
+    """A master has no use for the answer."""
+
+
 class Registrar:
     """Registers one broker with all name servers of its configuration. `run` beside everything else."""
 
     name: Final = "registrar"
 
-    def __init__(self, settings: Settings, tables: Tables) -> None:
+    def __init__(self, settings: Settings, tables: Tables, *, broker_id: int = MASTER_ID) -> None:
         self._settings = settings
+        self._broker_id = broker_id
+        self.ha_address: Address | None = None  # where replicas connect
+        self.answered: Callable[[Command], None] = _nothing  # called with each answer to a registration
         self._tables = tables
         self._servers: Sequence[Address] = settings.current.name_servers
         self._bound: Address | None = None
@@ -124,13 +131,14 @@ class Registrar:
         body = self._body()
         fields = {
             **self._identity(connection),
-            "haServerAddr": self._address(connection),
+            "haServerAddr": str(self.ha_address or self._address(connection)),
             "compressed": "false",
             "bodyCrc32": str(crc32(body) & _CRC_MASK),
         }
         answer = await connection.ask(Command(Request.REGISTER_BROKER, fields=fields, body=body), _ANSWER_SECONDS)
         if answer.code != Answer.SUCCESS:
             raise BrokerError(f"it refuses this broker: code {answer.code}: {answer.remark}")
+        self.answered(answer)
 
     async def _say_goodbye(self, connection: Connection) -> None:
         goodbye = Command(Request.UNREGISTER_BROKER, fields=self._identity(connection))
@@ -143,7 +151,7 @@ class Registrar:
         return {
             "brokerName": self._settings.current.name,
             "clusterName": self._settings.current.cluster,
-            "brokerId": str(MASTER_ID),
+            "brokerId": str(self._broker_id),
             "brokerAddr": self._address(connection),
         }
 

@@ -259,7 +259,7 @@ class RemotingServer:
         self.closed_listeners: list[Callable[[Connection], None]] = []
         self.numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._closed_one = asyncio.Event()
 
     def connection(self) -> Connection:
@@ -267,14 +267,15 @@ class RemotingServer:
         return Connection(self)
 
     async def listen(self, setting: str, address: Address) -> Address:
-        """Bind the address that this setting names; the one that was bound. Raises ListenError."""
+        """Bind the address that this setting names; the one that was bound. May be called again. Raises ListenError."""
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
+            listener = await asyncio.get_running_loop().create_server(
                 self.connection, address.host, address.port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise ListenError(setting, address, error.strerror or str(error)) from None
-        return Address(address.host, self._listener.sockets[0].getsockname()[1])
+        self._listeners.append(listener)
+        return Address(address.host, listener.sockets[0].getsockname()[1])
 
     def start(self, work: Awaitable[None]) -> None:
         """Run the answering of a request."""
@@ -291,8 +292,8 @@ class RemotingServer:
 
     async def stop(self, seconds: float) -> None:
         """Take no more connections, wait so long for requests in progress, then close all."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         for task in tuple(self._tasks):

@@ -29,6 +29,9 @@ _CODES: Final[dict[type[BaseException], Answer]] = {
     broker.BrokerError: Answer.SYSTEM_ERROR,
     JsonFormatError: Answer.INVALID_PARAMETER,
     store.InvalidMessageError: Answer.MESSAGE_ILLEGAL,
+    store.TooFewReplicasError: Answer.SYSTEM_ERROR,  # likewise
+    store.ReplicaTimeoutError: Answer.FLUSH_SLAVE_TIMEOUT,
+    store.ReplicaMissingError: Answer.SLAVE_NOT_AVAILABLE,
     store.StoreFullError: Answer.SYSTEM_BUSY,  # StoreBusyError, too: producers try another broker
     store.StoreAccessError: Answer.SERVICE_NOT_AVAILABLE,
     store.StoreFailedError: Answer.SERVICE_NOT_AVAILABLE,
@@ -44,6 +47,11 @@ class RemotingError(broker.BrokerError):
     def __init__(self, code: Answer, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def code_of_timeout(error: store.SyncTimeoutError) -> Answer:
+    """Of a message that is stored, and not as safe as it should be."""
+    return _CODES[type(error)]
 
 
 def refusal(error: Exception, code: int) -> Command:

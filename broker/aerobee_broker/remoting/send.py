@@ -19,7 +19,7 @@ from aerobee_broker.errors import IllegalTopicError
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.remoting.codes import Answer
 from aerobee_broker.remoting.connection import Connection
-from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.errors import RemotingError, code_of_timeout
 from aerobee_broker.remoting.fields import answer, boolean, integer, text
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.tables.tables import Tables
@@ -217,8 +217,8 @@ class SendRequests:
         """How safe the message is: what a client asks for with WAIT=false is the page cache."""
         try:
             await self._store.wait_stored(end, durable=False if message.properties.get(p.WAIT) == "false" else None)
-        except SyncTimeoutError:
-            return Answer.FLUSH_DISK_TIMEOUT  # stored all the same, and clients count it so
+        except SyncTimeoutError as error:
+            return code_of_timeout(error)  # stored all the same, and clients count it so
         return Answer.SUCCESS
 
     def _sent(

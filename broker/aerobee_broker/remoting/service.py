@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.byte_budget import ByteBudget
@@ -152,6 +153,10 @@ class RemotingService:
         )
         self._handlers |= administration.handlers
         self._handlers |= statistics.handlers
+
+    def add(self, handlers: Mapping[int, Handler]) -> None:
+        """Answer these requests, too, or instead of what was answered to them."""
+        self._handlers |= handlers
 
     async def listen(self, address: Address) -> Address:
         """Bind; the address that was bound. Raises ListenError."""

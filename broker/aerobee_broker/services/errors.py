@@ -36,6 +36,9 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     store.StoreFullError: _Code.TOO_MANY_REQUESTS,  # StoreBusyError, too
     store.LightQueuesFullError: _Code.LITE_TOPIC_QUOTA_EXCEEDED,
     store.StoreAccessError: _Code.INTERNAL_SERVER_ERROR,
+    store.TooFewReplicasError: _Code.HA_NOT_AVAILABLE,
+    store.ReplicaMissingError: _Code.HA_NOT_AVAILABLE,
+    store.ReplicaTimeoutError: _Code.SLAVE_PERSISTENCE_TIMEOUT,
     store.SyncTimeoutError: _Code.MASTER_PERSISTENCE_TIMEOUT,
     store.StoreFailedError: _Code.INTERNAL_SERVER_ERROR,
     store.StoreClosedError: _Code.INTERNAL_SERVER_ERROR,

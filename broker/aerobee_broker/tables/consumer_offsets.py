@@ -115,6 +115,12 @@ class OffsetTable(VersionedTable):
         self._offsets.pop(f"{topic}@{group}", None)
         self._changed(_CHANGES_PER_VERSION)
 
+    def replace(self, other: OffsetTable) -> None:
+        """Become equal to another table."""
+        self._offsets = {key: dict(queues) for key, queues in other._offsets.items()}
+        self._topics_of_group = {group: dict(topics) for group, topics in other._topics_of_group.items()}
+        self._replace(other)
+
     def _remember(self, topic: str, group: str) -> None:
         self._topics_of_group.setdefault(group, {})[topic] = None
 

@@ -99,6 +99,12 @@ class VersionedTable:
     def mark_saved(self, revision: int) -> None:
         self._revision.mark_saved(revision)
 
+    def _replace(self, other: VersionedTable) -> None:
+        """Take the version and the unknown fields of another table, whose content is taken as well."""
+        self._version = other._version
+        self._extra = other._extra
+        self._revision.advance()
+
     def _note_version(self) -> None:
         self._version = self._version.next(self._clock.now_ms())
 
@@ -168,6 +174,12 @@ class NamedTable(VersionedTable, Generic[_Item]):
     def snapshot(self) -> Bean:
         """The content of the file as it is now, independent of later changes."""
         return self.content()()
+
+    def replace(self, other: NamedTable[_Item]) -> None:
+        """Become equal to another table. To be saved as a whole: its version has nothing to do with the one before."""
+        self._items = dict(other._items)
+        self._unsaved.clear()
+        self._replace(other)
 
     def _put(self, item: _Item) -> None:
         self._items[item.name] = item

@@ -141,6 +141,8 @@ class Durability:
         """What has ended the writes of the store."""
         self._error: StoreFailedError | None = None  # the same, as everybody who waits is told
         self._last_appended_timestamp = 0
+        self.flush_listeners: list[Callable[[], None]] = []
+        """Called when more of the log is durable, before those who wait for it are answered."""
 
         self._sync_wanted = asyncio.Event()
         self._sync_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -457,6 +459,8 @@ class Durability:
                 raise self._error
             if self._log.wrote > self._log.flushed:
                 await self._sync()
+                for listener in self.flush_listeners:
+                    listener()
             self._answer_flushed()
             if self._dispatch.dispatched < self._log.flushed:
                 self._follow_flushed()

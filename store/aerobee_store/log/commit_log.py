@@ -183,6 +183,25 @@ class CommitLog:
             self._uncommitted.append(active)
         self.wrote += len(data)
 
+    def begin_at(self, physical_offset: int) -> None:
+        """Let a log without segments begin at this offset, which begins a segment."""
+        assert not self.files.files, "the log has begun"
+        assert physical_offset % self.segment_size == 0, "a log begins with a segment"
+        self.wrote = self.committed = self.flushed = physical_offset
+
+    def append_copied(self, data: Buffer) -> None:
+        """Append bytes of another log as they are: records, or a part of the blank that ends a segment.
+
+        They must not cross the end of a segment. StoreBusyError and OSError (ENOSPC): nothing has changed then.
+        """
+        active = self._active
+        if active is None or active.wrote == active.size:
+            following = self._following(active)
+            following.begin_writing()
+            self._active = active = following
+        self._reserve(active, active.wrote + len(data), self._disk_headroom // 2)
+        self.append(data)
+
     def commit(self) -> None:
         """Move all that was appended to the page cache. OSError is final: what is in the file then is not known."""
         for file in self._uncommitted:
@@ -274,6 +293,28 @@ class CommitLog:
             raise RecordNotFoundError(f"the log does not hold {size} bytes at physical offset {physical_offset}")
         position = physical_offset - file.start_offset
         return file.view[position : position + size]
+
+    def flushed_bytes(self, physical_offset: int, size_max: int) -> memoryview:
+        """At most so many durable bytes from this offset on, of one segment; empty if there are none."""
+        file = self.files.find(physical_offset)
+        if file is None:
+            return memoryview(b"")
+        begin = physical_offset - file.start_offset
+        end = min(begin + size_max, file.flushed, self.flushed - file.start_offset)
+        return file.view[begin : max(begin, end)]
+
+    def is_boundary(self, physical_offset: int) -> bool:
+        """Whether a record or a blank begins at this offset, the durable log ends there, or zeros of a blank follow."""
+        if physical_offset == self.flushed:
+            return True
+        file = self.files.find(physical_offset)
+        if file is None or physical_offset > self.flushed:
+            return False
+        position = physical_offset - file.start_offset
+        found = record.peek(file.view, position, file.flushed, physical_offset=physical_offset, check_crc=False)
+        if not isinstance(found, record.ScanStop) or found.reason is record.StopReason.BLANK:
+            return True
+        return file.flushed == file.size and not any(file.view[position:])
 
     def _reserve(self, file: MappedFile, end: int, headroom: int) -> None:
         # Messages give way first: queues, index and tables still need room when no message is taken any more.

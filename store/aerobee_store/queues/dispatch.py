@@ -18,6 +18,7 @@ What waits is bounded (`DispatchRoom`): a disk that hangs must not fill the memo
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,21 @@ import numpy as np
 
 from aerobee_store.clock import Clock
 from aerobee_store.errors import StoreError
-from aerobee_store.queues.batch_consume_queue import BATCH_UNIT, NOT_COMPACTED, AnyQueue
+from aerobee_store.queues.batch_consume_queue import (
+    BATCH_UNIT,
+    NOT_COMPACTED,
+    AnyQueue,
+    BatchConsumeQueue,
+    BatchUnits,
+)
 from aerobee_store.queues.consume_queue import UNIT, UNIT_DTYPE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService, IntArray
 from aerobee_store.records.properties import index_hashes
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags
 from aerobee_store.stats import StoreStats
+
+_log = logging.getLogger(__name__)
 
 ArrivalListener = Callable[[str, int, int], None]
 """Called with topic, queue id and the queue's new end, after its units are there."""
@@ -89,6 +98,31 @@ class EntryBatch:
         return hashes, self.physical_offsets[rows]
 
 
+class ReceivedUnits(NamedTuple):
+    """Consecutive units of one queue. `stored`: the store times, for a queue that has extended units."""
+
+    queue: ConsumeQueue
+    queue_offset: int
+    units: bytes
+    stored: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRecords:
+    """Records of any queues that another broker has given their places: its log is copied.
+
+    `hashes`, `key_offsets` and `key_timestamps`: the entries for the index, in its order.
+    """
+
+    units: Sequence[ReceivedUnits]
+    batch_units: Sequence[tuple[BatchConsumeQueue, BatchUnits]]
+    hashes: IntArray
+    key_offsets: IntArray
+    key_timestamps: IntArray
+    count: int
+    store_timestamp: int
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchRoom:
     """What may wait for dispatch. `count`: of messages, each further queue of one counting as one, a batch in store
@@ -112,6 +146,9 @@ class Dispatcher(Protocol):
 
     def put_batch(self, batch: EntryBatch) -> None:
         """Take records of one queue that were appended together."""
+
+    def put_received(self, records: ReceivedRecords) -> None:
+        """Take records of another broker's log."""
 
 
 class QueueDispatcher:
@@ -172,6 +209,21 @@ class QueueDispatcher:
         queue.put(batch.queue_offset, units)
         self.grown[batch.queue] = None
 
+    def put_received(self, records: ReceivedRecords) -> None:
+        for queue, queue_offset, units, stored in records.units:
+            if queue_offset < queue.max_offset:
+                # The other broker has deleted the topic and made it again: its offsets begin anew.
+                _log.warning("queue begins again offset=%d directory=%s", queue_offset, queue.directory)
+                queue.truncate(queue_offset)
+                gone = max(0, queue.max_offset - queue_offset)
+                queue_offset, units, stored = queue_offset + gone, units[gone * UNIT.size :], stored[gone:]
+            if units:
+                queue.put(queue_offset, queue.extended(units, stored) if queue.extends else units)
+                self.grown[queue] = None
+        for batch_queue, batch_units in records.batch_units:
+            batch_queue.complete(batch_units, distrust=False)
+            self.grown[batch_queue] = None
+
 
 class IndexDispatcher:
     """Feeds the index."""
@@ -200,6 +252,10 @@ class IndexDispatcher:
             timestamps = np.full(len(hashes), batch.store_timestamp, np.int64)
             self._index.put(hashes, physical_offsets, timestamps, self._clock.now_ms())
 
+    def put_received(self, records: ReceivedRecords) -> None:
+        if len(records.hashes):
+            self._index.put(records.hashes, records.key_offsets, records.key_timestamps, self._clock.now_ms())
+
 
 class Dispatch:
     """Single-threaded: the event loop's, or recovery's before there is one."""
@@ -214,16 +270,16 @@ class Dispatch:
         self.dispatched = 0  # physical offset up to which queues and index are complete
         self.last_timestamp = 0  # store time of the last record that was dispatched
         self._failure: OSError | StoreError | None = None
-        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch, int]] = deque()
+        self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch | ReceivedRecords, int]] = deque()
         self._waiting_items = 0  # what of it takes memory one by one
         self.waiting_count = 0  # messages that were appended and not dispatched
 
-    def add(self, end: int, entries: Sequence[Entry] | EntryBatch, further: int = 0) -> None:
+    def add(self, end: int, entries: Sequence[Entry] | EntryBatch | ReceivedRecords, further: int = 0) -> None:
         """Note what lies in the log before physical offset `end` and behind what was added before.
 
         `further`: how many queues the entries are in besides their own.
         """
-        if isinstance(entries, EntryBatch):
+        if isinstance(entries, EntryBatch | ReceivedRecords):
             self.waiting_count += entries.count
             items = 1
         else:
@@ -263,12 +319,15 @@ class Dispatch:
         while waiting and waiting[0][0] <= confirm_offset:
             end, entries, items = waiting.popleft()
             waiting_items += items
-            if isinstance(entries, EntryBatch):
+            if isinstance(entries, EntryBatch | ReceivedRecords):
                 self._put_entries(ready)
                 ready = []
                 for dispatcher in self.dispatchers:
                     self._at_work = dispatcher
-                    dispatcher.put_batch(entries)
+                    if isinstance(entries, EntryBatch):
+                        dispatcher.put_batch(entries)
+                    else:
+                        dispatcher.put_received(entries)
                 self.last_timestamp = entries.store_timestamp
                 count += entries.count
             else:

@@ -51,12 +51,13 @@ def store() -> MessageStore:
 
 @pytest.mark.parametrize("flag", [flag for flag in RunningFlags if not flag.writable])
 def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -> None:
-    """Nothing is stored and the reason is told, until the flag is cleared; a full disk has an error of its own."""
+    """Nothing is stored and the reason is told, until the flag is cleared; a full disk and missing replicas have
+    errors that let producers try again."""
     [batch_source] = store.append([MESSAGE])
     store.flush()
     record = store._log.bytes_at(batch_source.physical_offset, batch_source.size)
     batch = RecordBatch.parse(record, base_physical_offset=None)
-    disk = flag in (RunningFlags.DISK_FULL, RunningFlags.LOGIC_DISK_FULL)
+    disk = flag in (RunningFlags.DISK_FULL, RunningFlags.LOGIC_DISK_FULL, RunningFlags.REPLICAS_MISSING)
     store.running.set(flag, "the reason and the way out")
     before = store.positions
     error = StoreFullError if disk else StoreAccessError

@@ -19,7 +19,7 @@ from aerobee_store import (
     StoreConfig,
     StoreFailedError,
 )
-from aerobee_store.queues.dispatch import Entry, EntryBatch
+from aerobee_store.queues.dispatch import Entry, EntryBatch, ReceivedRecords
 from aerobee_store.records.record import TransactionType, encode
 from aerobee_store.testing import ManualClock, MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY, Sender, compare
@@ -129,6 +129,9 @@ class Follower:
 
     def put_batch(self, batch: EntryBatch) -> None:
         self.seen.append((batch.queue.topic, batch.queue_offset, batch.count))
+
+    def put_received(self, records: ReceivedRecords) -> None:
+        self.seen += [(units.queue.topic, units.queue_offset, len(units.units)) for units in records.units]
 
 
 def test_a_dispatcher_that_is_added_comes_after_queues_and_index(store: MessageStore) -> None:

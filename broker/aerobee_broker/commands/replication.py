@@ -1,0 +1,129 @@
+"""`aerobee replication` and `aerobee promote`: who follows whom, and making a replica the master."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from aerobee_broker.commands.options import CommandError, new_command
+
+if TYPE_CHECKING:
+    from aerobee_broker.commands.options import Commands
+    from aerobee_broker.config import Address
+    from aerobee_broker.remoting.frame import Command
+
+_STATUS_EXAMPLES = """\
+  aerobee replication                          of the broker at 127.0.0.1:10911
+  aerobee replication --remoting b:10911       of another one, master or replica, Aerobee's or RocketMQ's
+"""
+_PROMOTE_EXAMPLES = """\
+  aerobee promote --remoting b:10911           the replica at b:10911 becomes the master
+
+Stop the old master first, or cut it off from its clients: messages that it takes from now on are not copied.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    status = new_command(
+        commands,
+        "replication",
+        "show the replicas of a master, or how far a replica is",
+        run,
+        examples=_STATUS_EXAMPLES,
+    )
+    status.add_argument("--json", action="store_true", help="as the broker answers")
+    promote = new_command(commands, "promote", "make a replica the master", run_promote, examples=_PROMOTE_EXAMPLES)
+    for parser in (status, promote):
+        parser.add_argument(
+            "--remoting",
+            metavar="HOST:PORT",
+            default="127.0.0.1:10911",
+            help="the broker's remoting address (default: %(default)s)",
+        )
+        parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="(default: %(default)g)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from aerobee_broker.remoting.codes import Request
+    from aerobee_broker.remoting.frame import Command
+
+    (answered,) = _ask(arguments, Command(Request.GET_BROKER_HA_STATUS))
+    found = json.loads(answered.body)
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(_lines(found)))
+    return 0
+
+
+def run_promote(arguments: argparse.Namespace) -> int:
+    from aerobee_broker.remoting.codes import Request
+    from aerobee_broker.remoting.frame import Command
+
+    (epochs,) = _ask(arguments, Command(Request.GET_BROKER_EPOCH_CACHE))
+    broker_id = json.loads(epochs.body)["brokerId"]
+    fields = {"masterBrokerId": str(broker_id)}
+    _ask(arguments, Command(Request.NOTIFY_BROKER_ROLE_CHANGED, fields=fields))
+    print(f"{arguments.remoting} becomes the master; `aerobee replication` shows when it is")
+    return 0
+
+
+def _lines(found: dict[str, object]) -> list[str]:
+    end = found["masterCommitLogMaxOffset"]
+    if not found["master"]:
+        info = found["haClientRuntimeInfo"]
+        assert isinstance(info, dict), "checked by whoever wrote it"
+        state = "connected" if info.get("connected") else f"not connected: {info.get('lastError') or 'no master yet'}"
+        return [
+            f"replica of {info.get('masterAddr') or 'nobody'}, {state}",
+            f"log end {end}, epoch {found.get('epoch', '-')}, {info.get('lag', '-')} bytes behind",
+        ]
+    connections = found["haConnectionInfo"]
+    assert isinstance(connections, list), "likewise"
+    return [
+        f"master, log end {end}, epoch {found.get('epoch', '-')}, replicas in sync {found['inSyncSlaveNums']}",
+        *(
+            f"  replica {item.get('replicaId', '-')} at {item['addr']}: {item['diff']} bytes behind, "
+            f"{'in sync' if item['inSync'] else 'not in sync'}{'' if item.get('counts', True) else ', does not count'}"
+            for item in connections
+        ),
+    ]
+
+
+def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
+    import asyncio
+
+    from aerobee_broker.config import Address
+
+    try:
+        address = Address.parse(arguments.remoting)
+    except ValueError as error:
+        raise CommandError(
+            f"--remoting: {arguments.remoting!r} is not an address: {error}, as 127.0.0.1:10911"
+        ) from None
+    return asyncio.run(_ask_all(address, requests, arguments.timeout))
+
+
+async def _ask_all(address: Address, requests: tuple[Command, ...], seconds: float) -> list[Command]:
+    import asyncio
+
+    from aerobee_broker.remoting.connection import Connection, PeerGoneError, RemotingServer
+
+    async def refuse(_request: Command, _connection: Connection) -> None:
+        return None
+
+    answers = []
+    try:
+        async with asyncio.timeout(seconds):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                RemotingServer(refuse).connection, address.host, address.port
+            )
+            for request in requests:
+                answers.append(await connection.ask(request, seconds))
+            connection.close()
+    except (OSError, TimeoutError, PeerGoneError) as error:
+        raise CommandError(
+            f"no answer from {address}: {error or 'timeout'}; is it a broker's remoting address?"
+        ) from None
+    for answered in answers:
+        if answered.code:
+            raise CommandError(f"{address} refuses: code {answered.code}: {answered.remark}")
+    return answers

@@ -1,0 +1,143 @@
+"""Which replicas have how much of the log on their disks, and who waits for that. No sockets.
+
+    replica     known by its id (ours) or its IP address (RocketMQ's): two connections of one count once
+    counts      a replica of ours; one of RocketMQ only with replication.rocketmq_acks, for it reports what it has
+                received, before it is on its disk
+    in sync     it counts, is connected, and is at most replication.lag_bytes_max behind
+    confirmed   the offset before which enough replicas have the log: of n acknowledgements the n-th highest report;
+                of "all" the lowest of those in sync
+
+Waiters are kept in the order of their offsets, so one that waits long holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_store.errors import ReplicaMissingError, ReplicaTimeoutError
+from aerobee_store.running_flags import RunningFlags, RunningState
+
+ReplicaKey = tuple[str, str]
+"""("id", number) or ("host", address)."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica, as long as it is connected. Offsets are physical, `acked` -1 before the first report."""
+
+    key: ReplicaKey
+    address: str
+    counts: bool
+    acked: int = -1
+    sent: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(slots=True)
+class Acknowledgements:
+    """Of one master. Event loop only. It is the `replicas` of its store."""
+
+    config: ReplicationConfig
+    end: Callable[[], int]
+    """Where the durable log ends."""
+    request_flush: Callable[[], None]
+    running: RunningState
+    connections: list[Replica] = field(default_factory=list)
+    _waiters: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self._look()
+
+    # --- What replicas do -------------------------------------------------------------------------------------
+
+    def connected(self, replica: Replica) -> None:
+        self.connections.append(replica)
+        self._look()
+
+    def gone(self, replica: Replica) -> None:
+        """Its connection ended: what it has cannot be known any more."""
+        self.connections.remove(replica)
+        self._look()
+
+    def reported(self, replica: Replica, offset: int) -> None:
+        """The replica has the log before `offset` on its disk."""
+        replica.acked = offset
+        self._look()
+
+    # --- What the master asks ---------------------------------------------------------------------------------
+
+    def acked(self) -> dict[ReplicaKey, int]:
+        """The highest report of each replica that counts."""
+        found: dict[ReplicaKey, int] = {}
+        for replica in self.connections:
+            if replica.counts:
+                found[replica.key] = max(found.get(replica.key, -1), replica.acked)
+        return found
+
+    def in_sync(self) -> list[int]:
+        """The reports of the replicas that are in sync, highest first."""
+        behind = self.end() - self.config.lag_bytes_max
+        return sorted((offset for offset in self.acked().values() if offset >= 0 and offset >= behind), reverse=True)
+
+    def confirmed(self) -> int:
+        """The physical offset before which enough replicas have the log; -1 if there are too few."""
+        wanted = self.config.acks_wanted
+        offsets = self.in_sync()
+        if wanted is None:
+            return min(offsets, default=self.end())
+        if not wanted:
+            return self.end()
+        return offsets[wanted - 1] if len(offsets) >= wanted else -1
+
+    @property
+    def waiting_count(self) -> int:
+        """Sends that wait for replicas, or gave up waiting a moment ago."""
+        return len(self._waiters)
+
+    async def wait(self, end: int) -> None:
+        """Return once enough replicas have the log before `end` on their disks; the own disk is not waited for."""
+        self.request_flush()  # only what is durable here is sent
+        confirmed = self.confirmed()
+        if confirmed >= end:
+            return
+        if confirmed < 0:
+            raise ReplicaMissingError(
+                f"the message is stored, but {len(self.in_sync())} replicas are in sync, and replication.acks is "
+                f"{self.config.acks}; look at the replicas with: aerobee replication"
+            )
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (end, next(self._numbers), waiter))
+        try:
+            async with asyncio.timeout(self.config.ack_timeout_seconds):
+                await waiter
+        except TimeoutError:
+            raise ReplicaTimeoutError(
+                f"the message is stored, but too few replicas confirmed it within "
+                f"{self.config.ack_timeout_seconds:g} s (replication.acks = {self.config.acks}); they may still do so"
+            ) from None
+
+    def _look(self) -> None:
+        """Answer whose bytes are confirmed, and refuse messages while too few brokers are in sync."""
+        if self._waiters:
+            confirmed = self.confirmed()
+            while self._waiters and (self._waiters[0][0] <= confirmed or self._waiters[0][2].done()):
+                _, _, waiter = heapq.heappop(self._waiters)
+                if not waiter.done():
+                    waiter.set_result(None)
+        wanted = self.config.min_in_sync
+        if wanted > 1:
+            found = 1 + len(self.in_sync())
+            if found >= wanted:
+                self.running.clear(RunningFlags.REPLICAS_MISSING)
+            else:
+                self.running.set(
+                    RunningFlags.REPLICAS_MISSING,
+                    f"{found} of {wanted} brokers are in sync (replication.min_in_sync); start the replicas, or look "
+                    f"at them with: aerobee replication",
+                )

@@ -1,0 +1,59 @@
+"""How a broker takes part in replication. Part of BrokerConfig, as the section `replication`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from aerobee_store.config import Positive, Section
+from aerobee_store.errors import ConfigError
+
+ROLES = ("none", "master", "replica")
+Role = Literal["none", "master", "replica"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationConfig(Section):
+    """Sizes in bytes, durations in seconds. RocketMQ's name of a setting stands beside it."""
+
+    section: ClassVar[str] = "replication"
+
+    role: Role = "none"
+    """brokerRole: "none" takes no part. `aerobee promote` changes it for good, whatever stands here."""
+    listen: str = ""
+    """haListenPort: where a master takes replicas, as 0.0.0.0:10912; also of a replica, for when it is promoted."""
+    advertise: str = ""
+    """brokerIP2: what name servers tell replicas instead; empty: where it listens."""
+    broker_id: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
+    """brokerId of a replica in routes and to its master; the master is 0."""
+    master: str = ""
+    """The master's remoting address; empty: as name servers say."""
+    master_ha: str = ""
+    """haMasterAddress: where the master takes replicas; empty: as the master or the name servers say."""
+    acks: str = "none"
+    """How many replicas must have a message on their disks before its sender is answered: "none", a number, or "all"
+    for every replica that is in sync."""
+    min_in_sync: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """minInSyncReplicas: with fewer brokers in sync, the master among them, it takes no messages."""
+    ack_timeout_seconds: Annotated[float, Meta(gt=0, le=3600)] = 2.5
+    """syncFlushTimeout for replicas: below the 3 s for which clients wait, so that they hear why."""
+    lag_bytes_max: Positive = 256 << 20
+    """haMaxGapNotInSync: a replica that is further behind is not in sync."""
+    rocketmq_acks: bool = False
+    """Whether replicas of RocketMQ count. They report what they have received, before it is on their disk."""
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.acks not in ("none", "all") and not (
+            self.acks.isascii() and self.acks.isdigit() and int(self.acks) <= 1000
+        ):
+            raise ConfigError(f"replication.acks: {self.acks!r} is neither none, all nor a number up to 1000")
+        if self.role == "master" and not self.listen:
+            raise ConfigError("replication.listen: missing; replicas connect there, as 0.0.0.0:10912")
+
+    @property
+    def acks_wanted(self) -> int | None:
+        """How many replicas a send waits for; None: all that are in sync."""
+        return None if self.acks == "all" else 0 if self.acks == "none" else int(self.acks)

@@ -1,0 +1,175 @@
+"""The replica's side of replication: follows the log of one master over one connection. A thin shell.
+
+    units -> LogFollower.receive     checked and appended
+          -> wait_stored             on this disk
+          -> report                  only then
+
+What comes while the disk syncs waits in the socket, so nothing is unbounded. Bytes that do not continue the log, a
+silent master, or an older epoch than the last one end the connection, with nothing of them appended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from aerobee_broker.config import Address
+from aerobee_broker.errors import BrokerError
+from aerobee_broker.replication.epochs import Epochs, common_end
+from aerobee_broker.replication.frames import (
+    Epoch,
+    MasterReader,
+    Protocol,
+    ReplicaHandshake,
+    ReplicationFormatError,
+    Unit,
+    encode_report,
+)
+from aerobee_broker.replication.master import HEARTBEAT_SECONDS, SILENCE_SECONDS
+from aerobee_store import MessageStore
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS: Final = 5.0
+_READ_SIZE: Final = 1 << 20  # at the most so much is synced at once
+
+
+class DivergedError(BrokerError):
+    """This log has bytes that the master's never had, from `offset` on."""
+
+    def __init__(self, offset: int, end: int) -> None:
+        super().__init__(
+            f"the log of this replica differs from the master's from physical offset {offset} on, and ends at {end}"
+        )
+        self.offset = offset
+        self.end = end
+
+
+class MasterGoneError(BrokerError):
+    """The connection to the master ended."""
+
+
+class Follower:
+    """Follows the master at one address. `run` returns only by raising."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        epochs: Epochs,
+        protocol: Protocol,
+        replica_id: int,
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._epochs = epochs
+        self._protocol = protocol
+        self._replica_id = replica_id
+        self._heartbeat_seconds = heartbeat_seconds
+        self._silence_seconds = silence_seconds
+        self._masters: list[Epoch] = []
+        self.master_end = 0  # how far the master's log is known to go
+        self.bytes_received = 0
+        self.caught_up = asyncio.Event()  # set once the master had nothing more to send
+
+    async def run(self, master: Address) -> None:
+        """Connect and follow. OSError, TimeoutError, BrokerError (DivergedError), StoreError."""
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(master.host, master.port, limit=_READ_SIZE)
+        try:
+            await self._follow(reader, writer)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # they fail for one reason
+        finally:
+            writer.close()
+            self._store.follower.forget_rest()
+
+    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = MasterReader(self._protocol)
+        units: list[Unit] = []
+        # What the connection before has brought is appended, and may not be synced: the master goes on behind it.
+        await self._store.wait_stored(self._store.positions[0], durable=True)
+        if self._protocol == "epochs":
+            writer.write(ReplicaHandshake(self._replica_id).encode())
+            while frames.handshake is None:
+                units += frames.feed(await self._some(reader))
+            self._compare(frames.handshake.epochs, frames.handshake.end)
+        self._report(writer)
+        async with asyncio.TaskGroup() as tasks:
+            beats = tasks.create_task(self._send_heartbeats(writer))
+            try:
+                while True:
+                    await self._take(units, writer)
+                    frames.check()
+                    units = frames.feed(await self._some(reader))
+            finally:
+                beats.cancel()
+
+    def _compare(self, epochs: Sequence[Epoch], master_end: int) -> None:
+        """Raise DivergedError if this log has what the master's has not."""
+        end = self._store.positions[0]
+        newest = epochs[-1].number if epochs else 0
+        if newest < self._epochs.last:
+            raise ReplicationFormatError(
+                f"the master's last epoch is {newest}, and this replica has seen {self._epochs.last}: it was replaced"
+            )
+        common = common_end(self._epochs.all, end, epochs, master_end)
+        if common is None:
+            common = 0 if self._epochs.all else min(end, master_end)
+        if common < end:
+            raise DivergedError(common, end)
+        self._masters = list(epochs)
+        self.master_end = master_end
+        self._epochs.follow(epochs, end)
+
+    async def _take(self, units: Sequence[Unit], writer: asyncio.StreamWriter) -> None:
+        """Append, sync, report."""
+        end = None
+        for unit in units:
+            self._note_epoch(unit)
+            if unit.body:
+                if unit.offset and not self._store.positions[0]:
+                    self._store.follower.begin_at(unit.offset)  # the master's log begins there by now
+                end = self._store.follower.receive(unit.offset, unit.body)
+                self.bytes_received += len(unit.body)
+            else:
+                self.caught_up.set()
+            self.master_end = max(self.master_end, unit.offset + len(unit.body))
+        if end is not None:
+            await self._store.wait_stored(end, durable=True)
+            self._report(writer)
+            await writer.drain()
+
+    def _note_epoch(self, unit: Unit) -> None:
+        if self._protocol == "plain" or unit.epoch < 0:
+            return
+        if unit.epoch < self._epochs.last:
+            raise ReplicationFormatError(
+                f"the master writes in epoch {unit.epoch}, and this replica has seen {self._epochs.last}"
+            )
+        if unit.epoch > self._epochs.last and unit.body:
+            self._masters.append(Epoch(unit.epoch, unit.epoch_start))
+            self._epochs.follow([*self._epochs.all, self._masters[-1]], unit.offset)
+
+    def _report(self, writer: asyncio.StreamWriter) -> None:
+        """Tell the master how far the log is on this disk; it never names what is not."""
+        writer.write(encode_report(min(self._store.positions[0], self._store.positions[2]), self._protocol))
+
+    async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            self._report(writer)
+            await writer.drain()
+
+    async def _some(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(self._silence_seconds):
+                data = await reader.read(_READ_SIZE)
+        except TimeoutError:
+            raise MasterGoneError(f"the master was silent for {self._silence_seconds:g} s") from None
+        if not data:
+            raise MasterGoneError("the master closed the connection")
+        return data

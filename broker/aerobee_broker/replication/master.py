@@ -1,0 +1,261 @@
+"""The master's side of replication: takes connections of replicas and sends them the log. A thin shell.
+
+Only durable bytes are sent, so no replica ever has what this broker could lose. A unit ends with a record wherever one
+fits into it, so that a replica of RocketMQ, which appends whatever comes, never ends within a record.
+
+    first report      sent from
+    0                 the beginning of the log
+    within the log    there, if a record begins there; otherwise the connection is closed: the logs differ
+    anything else     nowhere: the connection is closed
+
+A report beyond what was sent, or below the last one, closes the connection and does not count. So does silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from contextlib import suppress
+from typing import Final
+
+from aerobee_broker.config import Address
+from aerobee_broker.errors import BrokerError, ListenError
+from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
+from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.frames import (
+    UNIT_SIZE_MAX,
+    UNIT_SIZE_SENT,
+    MasterHandshake,
+    Protocol,
+    ReplicaReader,
+    ReplicationFormatError,
+    Unit,
+    encode_unit,
+)
+from aerobee_store import MessageStore
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS: Final = 5.0  # haSendHeartbeatInterval
+SILENCE_SECONDS: Final = 20.0  # haHousekeepingInterval
+CONNECTIONS_MAX: Final = 64
+_SETTLE_SECONDS: Final = 1.0  # how long eight bytes that could begin a handshake wait for the rest
+_READ_SIZE: Final = 4096
+_WRITE_BUFFER: Final = 1 << 20  # of one replica; beyond it nothing is sent until it has read some
+_SIZE: Final = struct.Struct(">i")
+
+
+class ReplicaRefusedError(BrokerError):
+    """A replica cannot be served as it asks; its connection is closed."""
+
+
+class ReplicationMaster:
+    """Serves all replicas of one store. `run` beside everything else."""
+
+    name: Final = "replication"
+
+    def __init__(
+        self,
+        config: ReplicationConfig,
+        store: MessageStore,
+        epochs: Epochs,
+        acknowledgements: Acknowledgements,
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._epochs = epochs
+        self._acknowledgements = acknowledgements
+        self._heartbeat_seconds = heartbeat_seconds
+        self._silence_seconds = silence_seconds
+        self._listener: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._more: set[asyncio.Event] = set()
+        store.flush_listeners.append(self._wake)
+
+    async def listen(self) -> Address:
+        """Bind; the address that was bound. Raises ListenError."""
+        address = Address.parse(self._config.listen)
+        try:
+            self._listener = await asyncio.start_server(self._accept, address.host, address.port, limit=_READ_SIZE)
+        except OSError as error:
+            raise ListenError("replication.listen", address, error.strerror or str(error)) from None
+        return Address(address.host, self._listener.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        self._store.flush_listeners.remove(self._wake)
+        if self._listener is not None:
+            self._listener.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _wake(self) -> None:
+        for event in self._more:
+            event.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "streams are served in tasks"
+        self._tasks.add(task)
+        peer = writer.get_extra_info("peername") or ("unknown", 0)
+        host = str(peer[0]).removeprefix("::ffff:")
+        try:
+            if len(self._tasks) > CONNECTIONS_MAX:
+                raise ReplicaRefusedError(f"there are {CONNECTIONS_MAX} connections already")
+            await self._serve(reader, writer, host, f"{host}:{peer[1]}")
+        except (OSError, EOFError, TimeoutError, BrokerError) as error:
+            cause = str(error) or type(error).__name__
+            _log.warning("replica disconnected address=%s:%s cause=%s", host, peer[1], cause)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, address: str) -> None:
+        frames = ReplicaReader()
+        start, protocol = await self._first_report(reader, writer, frames)
+        handshake = frames.handshake
+        is_ours = handshake is not None
+        key = ("host", host) if handshake is None else ("id", str(handshake.replica_id))
+        replica = Replica(key, address, counts=is_ours or self._config.rocketmq_acks)
+        position = self._start_of(start)
+        replica.sent = position
+        _log.info("replica connected address=%s id=%s from=%d end=%d", address, key[1], position, self._end)
+        if not replica.counts and self._config.acks != "none":
+            _log.warning(
+                "replica does not count for replication.acks address=%s: replicas of RocketMQ confirm messages before "
+                "these are on their disk; replication.rocketmq_acks = true lets them count all the same",
+                address,
+            )
+        more = asyncio.Event()
+        self._more.add(more)
+        self._acknowledgements.connected(replica)
+        try:
+            self._acknowledgements.reported(replica, start)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send(writer, replica, protocol, position, more))
+                tasks.create_task(self._read(reader, frames, replica))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._more.discard(more)
+            self._acknowledgements.gone(replica)
+
+    @property
+    def _end(self) -> int:
+        return self._store.positions[2]
+
+    async def _first_report(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: ReplicaReader
+    ) -> tuple[int, Protocol]:
+        answered = False
+        async with asyncio.timeout(self._silence_seconds):
+            while True:
+                settles = frames.protocol is None
+                try:
+                    async with asyncio.timeout(_SETTLE_SECONDS if settles else None):
+                        reports = frames.feed(await _some(reader))
+                except TimeoutError:
+                    if not settles:
+                        raise
+                    reports = frames.settle()
+                if frames.handshake is not None and not answered:
+                    answered = True
+                    writer.write(MasterHandshake(self._end, self._epochs.all).encode())
+                if reports:
+                    assert frames.protocol is not None, "it reported"
+                    return reports[-1], frames.protocol
+
+    def _start_of(self, report: int) -> int:
+        store, end = self._store, self._end
+        if report == 0:
+            return store.min_physical_offset
+        if not store.min_physical_offset <= report <= end:
+            raise ReplicaRefusedError(
+                f"its log ends at {report}, and this one has {store.min_physical_offset}..{end}; a replica that is "
+                f"ahead has what this broker never had, and one that is behind has to begin with an empty store"
+            )
+        if not store.is_boundary(report):
+            raise ReplicaRefusedError(f"its log ends at {report}, where no record begins: the logs differ")
+        return report
+
+    async def _read(self, reader: asyncio.StreamReader, frames: ReplicaReader, replica: Replica) -> None:
+        while True:
+            async with asyncio.timeout(self._silence_seconds):
+                data = await _some(reader)
+            for offset in frames.feed(data):
+                if not replica.acked <= offset <= replica.sent:
+                    raise ReplicationFormatError(
+                        f"it confirmed {offset} after {replica.acked}, and was sent the log up to {replica.sent}"
+                    )
+                self._acknowledgements.reported(replica, offset)
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, replica: Replica, protocol: Protocol, position: int, more: asyncio.Event
+    ) -> None:
+        writer.transport.set_write_buffer_limits(_WRITE_BUFFER)
+        rest = 0  # of a record that is sent in parts
+        while True:
+            more.clear()
+            while body := self._unit_body(position, protocol, rest):
+                if rest or len(body) == UNIT_SIZE_SENT:
+                    rest = self._rest_behind(body, rest)
+                replica.sent = position + len(body)
+                replica.bytes_sent += len(body)
+                writer.write(encode_unit(self._unit(position, body, protocol), protocol))
+                position += len(body)
+                await writer.drain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_seconds):
+                    await more.wait()
+            if not more.is_set():
+                writer.write(encode_unit(self._unit(position, b"", protocol), protocol))
+                await writer.drain()
+
+    def _unit(self, position: int, body: bytes, protocol: Protocol) -> Unit:
+        epoch = self._epochs.at(position) if protocol == "epochs" else None
+        if epoch is None:
+            return Unit(position, body)
+        return Unit(position, body, epoch.number, epoch.start, max(self._acknowledgements.confirmed(), 0))
+
+    def _unit_body(self, position: int, protocol: Protocol, rest: int) -> bytes:
+        """The next bytes, of one segment and one epoch: whole records, or a part of what is larger than a unit."""
+        size_max = UNIT_SIZE_MAX if not rest else min(rest, UNIT_SIZE_SENT)
+        if protocol == "epochs" and (end := self._epochs.end_of(position)) is not None:
+            size_max = min(size_max, end - position)
+        data = self._store.flushed_bytes(position, size_max)
+        if not len(data) and self._store.min_physical_offset > position:
+            raise ReplicaRefusedError(f"the log at {position} has expired before it was sent")
+        return bytes(data if rest else data[: _records_end(data) or UNIT_SIZE_SENT])
+
+    @staticmethod
+    def _rest_behind(body: bytes, rest: int) -> int:
+        """How much of the record or blank that `body` ends in has yet to be sent."""
+        if rest:
+            return rest - len(body)
+        size: int = _SIZE.unpack_from(body)[0]
+        return max(0, size - len(body))
+
+
+def _records_end(data: memoryview) -> int:
+    """Where the last whole record within the usual size of a unit ends; or the first one, if it is larger. 0: none."""
+    position = 0
+    while position + _SIZE.size <= len(data):
+        (size,) = _SIZE.unpack_from(data, position)
+        if size <= 0 or position + size > len(data) or (position and position + size > UNIT_SIZE_SENT):
+            break
+        position += size
+    return position
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
+    data = await reader.read(_READ_SIZE)
+    if not data:
+        raise EOFError("the replica closed the connection")
+    return data

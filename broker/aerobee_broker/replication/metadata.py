@@ -1,0 +1,76 @@
+"""Copies a master's tables: topics, groups, consumer offsets, delay offsets. They are no part of the log.
+
+Tables whose version or content is the same are left alone; the others are replaced at once and saved in RocketMQ's
+files, as they are at the master. So a replica has no moment without its topics.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from aerobee_broker.errors import BrokerError
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.consumer_groups import GroupTable
+from aerobee_broker.tables.consumer_offsets import OffsetTable
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import TopicTable
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+from aerobee_store.tables import java_json
+from aerobee_store.tables.json_table import JsonTable
+
+_ANSWER_SECONDS: Final = 10.0
+
+
+class _Table(Protocol):
+    """What a master's answer can replace."""
+
+    def snapshot(self) -> object: ...
+
+
+class Metadata:
+    """The tables of a replica, and how they follow the master's."""
+
+    def __init__(self, store: MessageStore, tables: Tables, clock: Clock) -> None:
+        self._store = store
+        self._tables = tables
+        self._clock = clock
+        path = store.config.directory / "config" / "delayOffset.json"
+        self._delays = JsonTable(store.file_system, path, stats=store.stats)
+        self._delay_offsets: object = None
+        self.copied = 0  # how often a table was replaced
+
+    async def copy(self, master: Connection) -> None:
+        """Ask for all tables, take over what is new, and save it. BrokerError, TimeoutError, OSError."""
+        tables, clock = self._tables, self._clock
+        topics = TopicTable.from_json(await self._asked(master, Request.GET_ALL_TOPIC_CONFIG), clock)
+        groups = GroupTable.from_json(await self._asked(master, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG), clock)
+        offsets = OffsetTable.from_json(await self._asked(master, Request.GET_ALL_CONSUMER_OFFSET), clock)
+        if self._differ(tables.topics, topics):
+            tables.topics.replace(topics)
+        if self._differ(tables.groups, groups):
+            tables.groups.replace(groups)
+        if self._differ(tables.offsets, offsets):
+            tables.offsets.replace(offsets)
+        await tables.save_all()
+        delays = await self._asked(master, Request.GET_ALL_DELAY_OFFSET)
+        if delays != self._delay_offsets:
+            await self._store.in_disk_thread(self._delays.save, delays)
+            self._delay_offsets = delays
+            self.copied += 1
+
+    def _differ(self, own: _Table, masters: _Table) -> bool:
+        differ = own.snapshot() != masters.snapshot()
+        self.copied += differ
+        return differ
+
+    async def _asked(self, master: Connection, code: Request) -> dict[str, object]:
+        answered = await master.ask(Command(code), _ANSWER_SECONDS)
+        if answered.code != Answer.SUCCESS:
+            raise BrokerError(f"the master answers request {code:d} with code {answered.code}: {answered.remark}")
+        content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
+        if not isinstance(content, dict):
+            raise BrokerError(f"the master answers request {code:d} with what is no object")
+        return content

@@ -1,0 +1,58 @@
+"""The metrics of replication; there are none without it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aerobee_broker.metrics.families import GaugeFamily, Pieces
+from aerobee_broker.replication.acknowledgements import Acknowledgements
+from aerobee_broker.replication.epochs import Epochs
+
+
+class _Following(Protocol):
+    """What a replica knows of itself."""
+
+    @property
+    def is_connected(self) -> bool: ...
+    @property
+    def lag_bytes(self) -> int: ...
+
+
+class MasterCollector:
+    """Of a master."""
+
+    def __init__(self, acknowledgements: Acknowledgements, epochs: Epochs) -> None:
+        self._acknowledgements = acknowledgements
+        self._epochs = epochs
+
+    def collect(self) -> Pieces:
+        found = self._acknowledgements
+        yield _gauge("aerobee_replication_epoch", "The epoch in which this master writes.", self._epochs.last)
+        yield _gauge("aerobee_replicas_connected", "Connections of replicas.", len(found.connections))
+        yield _gauge("aerobee_replicas_in_sync", "Replicas that are in sync.", len(found.in_sync()))
+        yield _gauge("aerobee_replication_waiting", "Sends that wait for replicas.", found.waiting_count)
+        lag = GaugeFamily(
+            "aerobee_replica_lag_bytes", "Durable bytes that a replica has not confirmed.", labels=("replica",)
+        )
+        end = found.end()
+        for replica in found.connections:
+            lag.add_metric((replica.key[1],), max(end - max(replica.acked, 0), 0))
+        yield lag
+
+
+class ReplicaCollector:
+    """Of a replica, as long as it is one."""
+
+    def __init__(self, replica: _Following) -> None:
+        self._replica = replica
+
+    def collect(self) -> Pieces:
+        connected = self._replica.is_connected
+        yield _gauge("aerobee_replica_connected", "Whether this replica follows its master.", int(connected))
+        yield _gauge("aerobee_replica_behind_bytes", "Bytes of the master's log not on disk.", self._replica.lag_bytes)
+
+
+def _gauge(name: str, text: str, value: int) -> GaugeFamily:
+    family = GaugeFamily(name, text, labels=())
+    family.add_metric((), value)
+    return family

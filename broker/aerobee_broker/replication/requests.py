@@ -1,0 +1,118 @@
+"""What operators and other brokers ask about replication, over the remoting protocol.
+
+906   EXCHANGE_BROKER_HA_INFO      where the master takes replicas, and where its durable log ends
+907   GET_BROKER_HA_STATUS         who follows, how far behind; or whom this broker follows
+1007  GET_BROKER_EPOCH_CACHE       the epochs of the log
+1008  NOTIFY_BROKER_ROLE_CHANGED   become the master: `masterBrokerId` is this broker's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aerobee_broker.config import Address, BrokerConfig
+from aerobee_broker.namesrv.route_tables import MASTER_ID
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection, Handler
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, integer
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.replication.acknowledgements import Acknowledgements
+from aerobee_broker.replication.epochs import Epochs
+from aerobee_store import MessageStore
+from aerobee_store.tables.java_json import Bean
+
+
+class ReplicationRequests:
+    """Those that masters and replicas answer alike; each has its own part in 907. `handlers` is the table."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, epochs: Epochs, broker_id: int) -> None:
+        self._config = config
+        self._store = store
+        self._epochs = epochs
+        self._broker_id = broker_id
+        self.acknowledgements: Acknowledgements | None = None  # of a master
+        self.ha_address: Address | None = None  # where a master takes replicas
+        self.following: Callable[[], Bean] | None = None  # of a replica: whom, and how far it is
+        self.promote: Callable[[], None] | None = None  # of a replica
+        self.handlers: dict[int, Handler] = {
+            Request.EXCHANGE_BROKER_HA_INFO: self.exchange,
+            Request.GET_BROKER_HA_STATUS: self.status,
+            Request.GET_BROKER_EPOCH_CACHE: self.epochs,
+            Request.NOTIFY_BROKER_ROLE_CHANGED: self.change_role,
+        }
+
+    async def exchange(self, _request: Command, _: Connection) -> Command:
+        """Only a master answers something."""
+        fields: dict[str, object] = {"masterFlushOffset": self._store.positions[2]}
+        if self.ha_address is not None:
+            fields["masterHaAddress"] = self.ha_address
+        return answer(fields)
+
+    async def status(self, _request: Command, _: Connection) -> Command:
+        """In RocketMQ's form, with members of ours that its tools leave out."""
+        end = self._store.positions[2]
+        found = self.acknowledgements
+        connections: list[object] = []
+        if found is not None:
+            for replica in found.connections:
+                lag = end - max(replica.acked, 0)
+                connections.append(
+                    Bean(
+                        addr=replica.address,
+                        diff=lag,
+                        inSync=lag <= self._config.replication.lag_bytes_max,
+                        slaveAckOffset=replica.acked,
+                        transferFromWhere=replica.sent,
+                        transferredByteInSecond=0,
+                        counts=replica.counts,
+                        replicaId=replica.key[1],
+                    )
+                )
+        idle = Bean(
+            lastReadTimestamp=0, lastWriteTimestamp=0, masterFlushOffset=0, maxOffset=0, transferredByteInSecond=0
+        )
+        return answer(
+            body=Bean(
+                epoch=self._epochs.last,
+                haClientRuntimeInfo=idle if self.following is None else self.following(),
+                haConnectionInfo=connections,
+                inSyncSlaveNums=0 if found is None else len(found.in_sync()),
+                master=found is not None,
+                masterCommitLogMaxOffset=self._store.positions[0],
+            )
+        )
+
+    async def epochs(self, _request: Command, _: Connection) -> Command:
+        """The last epoch ends with the log."""
+        end = self._store.positions[0]
+        epochs = self._epochs.all
+        ends = [*(epoch.start for epoch in epochs[1:]), end]
+        listed = [
+            Bean(endOffset=epoch_end, epoch=epoch.number, startOffset=epoch.start)
+            for epoch, epoch_end in zip(epochs, ends, strict=False)
+        ]
+        return answer(
+            body=Bean(
+                brokerId=self._broker_id,
+                brokerName=self._config.name,
+                clusterName=self._config.cluster,
+                epochList=list[object](listed),
+                maxOffset=end,
+            )
+        )
+
+    async def change_role(self, request: Command, _: Connection) -> Command:
+        """A replica becomes the master; of all else it is told by its master or by name servers."""
+        if self.promote is None:
+            if self._broker_id == MASTER_ID:
+                return answer()  # again, after an answer was lost
+            raise RemotingError(Answer.SYSTEM_ERROR, "this broker is changing its role already; ask for its status")
+        wanted = integer(request, "masterBrokerId")
+        if wanted != self._broker_id:
+            raise RemotingError(
+                Answer.INVALID_PARAMETER,
+                f"masterBrokerId is {wanted}, and this broker is {self._broker_id}; ask the one that is to be master",
+            )
+        self.promote()
+        return answer()

@@ -1,0 +1,36 @@
+"""What a broker is at present: the role in its configuration, or the one that a promotion has given it for good."""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from aerobee_broker.config import BrokerConfig
+from aerobee_broker.errors import BrokerError
+from aerobee_broker.replication.config import ROLES, Role
+from aerobee_store.disk.file_system import FileSystem
+
+FILE_NAME: Final = "replicationRole"
+
+
+class RoleFileError(BrokerError):
+    """The file holds no role."""
+
+
+def load(config: BrokerConfig, file_system: FileSystem) -> Role:
+    """The role of this broker. Blocking. RoleFileError, OSError."""
+    path = config.store.directory / FILE_NAME
+    if not file_system.exists(path):
+        return config.replication.role
+    text = file_system.read_bytes(path).decode("ascii", "replace").strip()
+    if text in ROLES:
+        return cast(Role, text)
+    raise RoleFileError(f"{path}: {text[:40]!r} is no role; write master or replica into it")
+
+
+def save(config: BrokerConfig, file_system: FileSystem, role: Role) -> None:
+    """From now on this is the role, also after a restart. Blocking; durable when it returns. OSError."""
+    path = config.store.directory / FILE_NAME
+    temporary = path.with_suffix(".tmp")
+    file_system.write_new(temporary, f"{role}\n".encode())
+    file_system.rename(temporary, path)
+    file_system.sync_directory(path.parent)

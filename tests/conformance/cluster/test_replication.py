@@ -1,0 +1,439 @@
+"""Items 99 to 115: replication between our brokers, and with peers that only speak the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.config import Address
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection, RemotingServer
+from aerobee_broker.remoting.fields import answer
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.replication.frames import MasterReader, Unit, encode_report
+from aerobee_store import MessageStore
+from aerobee_store.records import record
+from tests.conformance.cluster.test_name_servers import name_server
+from tests.support import golden_remoting
+from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
+from tests.support.replicating import Master, eventually, log_bytes, master, replica, store_config
+
+_REPORT = struct.Struct(">q")
+
+
+class _Peer:
+    """One side of a connection to a master."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.frames = MasterReader("plain")
+
+    @classmethod
+    async def connect(cls, address: Address) -> _Peer:
+        return cls(*await asyncio.open_connection(address.host, address.port))
+
+    def report(self, offset: int) -> None:
+        self._writer.write(encode_report(offset, "plain"))
+
+    async def units(self) -> list[Unit]:
+        """What has come; empty once the master closed."""
+        async with asyncio.timeout(60):
+            while data := await self._reader.read(1 << 16):
+                if found := self.frames.feed(data):
+                    return found
+        return []
+
+    async def log(self, end: int) -> list[Unit]:
+        """The units up to this offset."""
+        found: list[Unit] = []
+        while not found or found[-1].offset + len(found[-1].body) < end:
+            units = await self.units()
+            assert units, "the master closed the connection"
+            found += [unit for unit in units if unit.body]
+        return found
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def _fill(found: Master, count: int, body: bytes = b"x" * 300) -> int:
+    """Send messages; where the log ends then."""
+    for number in range(count):
+        assert (await send(found.client, "T", body, queue_id=number % 4)).code == Answer.SUCCESS
+    return int((await found.status())["masterCommitLogMaxOffset"])
+
+
+async def test_c099_a_new_replica_gets_the_log_from_its_beginning(tmp_path: Path) -> None:
+    """In units of at most 32 KiB that cross no file and end with a record; blanks are sent as well."""
+    async with master(tmp_path / "a") as found:
+        end = await _fill(found, 120)
+        peer = await _Peer.connect(found.ha)
+        peer.report(0)
+        units = await peer.log(end)
+        peer.close()
+    assert units[0].offset == 0
+    for unit in units:
+        assert len(unit.body) <= 32 << 10
+        assert unit.offset // 16384 == (unit.offset + len(unit.body) - 1) // 16384
+    log = b"".join(unit.body for unit in units)
+    assert log_bytes(tmp_path / "a").startswith(log)
+    assert len(log) > 2 * 16384
+
+
+async def test_a_record_larger_than_a_unit_is_sent_whole(tmp_path: Path) -> None:
+    """So a replica of RocketMQ, which appends what comes, never ends within a record."""
+    async with master(tmp_path / "a", segment_size=1 << 20) as found:
+        end = await _fill(found, 3, b"x" * 8000)
+        end = await _fill(found, 30, b"y" * 3000)
+        peer = await _Peer.connect(found.ha)
+        peer.report(0)
+        for unit in await peer.log(end):
+            at = 0
+            while at < len(unit.body):
+                header = record.peek(unit.body, at, physical_offset=unit.offset + at)
+                assert isinstance(header, record.RecordHeader)
+                at += header.size
+        peer.close()
+
+
+@pytest.mark.parametrize("offset", [5, -1, 1 << 60, 1 << 32])
+async def test_c104_requests_that_cannot_be_served(tmp_path: Path, offset: int) -> None:
+    """Within a record, behind the end, below zero: closed, and nothing was sent."""
+    async with master(tmp_path / "a") as found:
+        await _fill(found, 3)
+        peer = await _Peer.connect(found.ha)
+        peer.report(offset)
+        assert await peer.units() == []
+        peer.close()
+        assert (await found.status())["haConnectionInfo"] == []
+
+
+async def test_c103_a_forged_report_does_not_count(tmp_path: Path) -> None:
+    """It is beyond what was sent: closed, and the next send still finds no replica."""
+    async with master(tmp_path / "a", acks="1", rocketmq_acks=True) as found:
+        peer = await _Peer.connect(found.ha)
+        peer.report(0)
+        await eventually(lambda: _in_sync(found, 1))
+        sending = asyncio.ensure_future(send(found.client, "T"))
+        (unit, *_) = await peer.units()
+        peer.report(1 << 60)
+        assert await peer.units() == []
+        peer.close()
+        assert (await sending).code in (Answer.SLAVE_NOT_AVAILABLE, Answer.FLUSH_SLAVE_TIMEOUT)
+        assert (await send(found.client, "T")).code == Answer.SLAVE_NOT_AVAILABLE
+        assert unit.offset == 0
+
+
+async def test_c105_a_send_waits_for_the_acknowledgement(tmp_path: Path) -> None:
+    """11 without a replica, 12 after the limit, 0 when the replica has confirmed; the message is stored each time."""
+    async with master(tmp_path / "a", acks="1", rocketmq_acks=True, ack_timeout_seconds=0.2) as found:
+        first = await send(found.client, "T")
+        assert first.code == Answer.SLAVE_NOT_AVAILABLE
+        assert first.fields["queueOffset"] == "0"
+        peer = await _Peer.connect(found.ha)
+        peer.report(0)
+        await peer.log(int((await found.status())["masterCommitLogMaxOffset"]))
+        second = await send(found.client, "T")
+        assert (second.code, second.fields["queueOffset"]) == (Answer.FLUSH_SLAVE_TIMEOUT, "1")
+        sending = asyncio.ensure_future(send(found.client, "T"))
+        while not sending.done():
+            reading = asyncio.ensure_future(peer.units())
+            await asyncio.wait([sending, reading], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not reading.done():
+                reading.cancel()
+                break
+            units = reading.result()
+            peer.report(units[-1].offset + len(units[-1].body))
+        assert (await sending).code == Answer.SUCCESS
+        assert (await sending).fields["queueOffset"] == "2"
+        peer.close()
+
+
+async def test_c107_nothing_acknowledged_is_missing_on_the_replica(tmp_path: Path) -> None:
+    """It is stopped in the middle of sends, again and again; what was answered with 0 is in its log."""
+    answered: set[bytes] = set()
+    async with master(tmp_path / "a", acks="1") as found:
+        for turn in range(3):
+            async with replica(tmp_path / "b", found.broker.remoting):
+                await eventually(lambda: _in_sync(found, 1))
+                sends = {
+                    (body := f"{turn}-{number}".encode()): asyncio.ensure_future(send(found.client, "T", body))
+                    for number in range(40)
+                }
+                await asyncio.wait(sends.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(sends.values())
+            answered |= {body for body, sent in sends.items() if sent.result().code == Answer.SUCCESS}
+    assert answered
+    copied = log_bytes(tmp_path / "b")
+    assert log_bytes(tmp_path / "a").startswith(copied)
+    assert {body for body in answered if body not in _bodies(tmp_path / "b")} == set()
+
+
+async def test_a_replica_of_ours_has_the_same_log_and_tables(tmp_path: Path) -> None:
+    """Across files, and after it was away; consumers read from it, and sends to it are refused."""
+    async with master(tmp_path / "a") as found:
+        async with replica(tmp_path / "b", found.broker.remoting) as copy:
+            await copy.follows_to(await _fill(found, 80))
+        end = await _fill(found, 80)
+        group = {"consumerGroup": "CG", "topic": "T", "queueId": 0, "commitOffset": 3}
+        await found.client.call(Request.PULL_MESSAGE, pull_fields("T"))  # the group appears
+        assert (await found.client.call(Request.UPDATE_CONSUMER_OFFSET, group)).code == 0
+        async with replica(tmp_path / "b", found.broker.remoting) as copy:
+            await copy.follows_to(end)
+
+            async def copied() -> bool:
+                answer = await copy.client.call(Request.QUERY_CONSUMER_OFFSET, group)
+                return answer.fields.get("offset") == "3"
+
+            await eventually(copied)
+            pulled = await copy.client.call(Request.PULL_MESSAGE, pull_fields("T", group="CG"))
+            same = await found.client.call(Request.PULL_MESSAGE, pull_fields("T", group="CG"))
+            assert (pulled.code, pulled.body) == (0, same.body)
+            assert records(pulled.body)[0].topic == "T"
+            for code in (Request.GET_ALL_TOPIC_CONFIG, Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG):
+                own, masters = json_body(await copy.client.call(code)), json_body(await found.client.call(code))
+                assert all(masters[name] == value for name, value in own.items())
+            status = await found.status()
+            assert [(item["replicaId"], item["inSync"]) for item in status["haConnectionInfo"]] == [("1", True)]
+    assert log_bytes(tmp_path / "a").startswith(log_bytes(tmp_path / "b"))
+    assert len(log_bytes(tmp_path / "b")) >= end - 16
+
+
+async def test_c114_a_replica_refuses_sends(tmp_path: Path) -> None:
+    """With the code for which producers try another broker; offsets are committed to the master alone."""
+    async with master(tmp_path / "a") as found, replica(tmp_path / "b", found.broker.remoting) as copy:
+        refused = await send(copy.client, "T")
+        assert (refused.code, refused.remark[:15] if refused.remark else "") == (Answer.SYSTEM_BUSY, "[REJECTREQUEST]")
+        commit = {"consumerGroup": "CG", "topic": "T", "queueId": 0, "commitOffset": 3}
+        assert (await copy.client.call(Request.UPDATE_CONSUMER_OFFSET, commit)).code == Answer.SYSTEM_BUSY
+        unknown = await copy.client.call(Request.UPDATE_AND_CREATE_TOPIC)
+        assert unknown.code == Answer.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_a_promoted_replica_goes_on(tmp_path: Path) -> None:
+    """It has every message, takes new ones at the next offsets, in a new epoch; after a restart it is still master."""
+    async with master(tmp_path / "a") as found:
+        end = await _fill(found, 30)
+        async with replica(tmp_path / "b", found.broker.remoting) as copy:
+            await copy.follows_to(end)
+            listening = await copy.promote()
+            client = await RemotingClient.connect(listening.remoting)
+            epochs = json_body(await client.call(Request.GET_BROKER_EPOCH_CACHE))["epochList"]
+            assert [epoch["epoch"] for epoch in epochs] == [1, 2]
+            assert epochs[1]["startOffset"] >= end
+            before = json_body(await client.call(Request.GET_BROKER_HA_STATUS))
+            assert before["master"]
+            sent = await send(client, "T", queue_id=0)
+            assert (sent.code, sent.fields["queueOffset"]) == (0, "8")
+            await client.close()
+    async with replica(tmp_path / "b", found.broker.remoting) as again:
+        assert again.promoted.done() or (await again.status())["master"]
+
+
+async def test_c108_the_golden_master(tmp_path: Path) -> None:
+    """What a master of RocketMQ sent is our log then; every report is of bytes that are on the disk."""
+    stream = golden_remoting.streams()["default-5.3.3"].master_to_slave
+    units = [unit for unit in MasterReader("plain").feed(stream) if unit.body]
+    end = units[-1].offset + len(units[-1].body)
+    async with (
+        _scripted(stream) as script,
+        replica(tmp_path / "b", script.remoting, segment_size=1 << 20, master_ha=str(script.ha)) as copy,
+    ):
+        await copy.follows_to(end)
+        await script.reported(end)
+    assert log_bytes(tmp_path / "b") == b"".join(unit.body for unit in units).rstrip(b"\0")
+    assert script.reports == sorted(script.reports)
+    with MessageStore.open(store_config(tmp_path / "b", 1 << 20)) as store:
+        assert store.recovery.units_added == 0
+
+
+@pytest.mark.parametrize("bad", ["offset", "garbage", "zeros", "checksum", "size"])
+async def test_c109_what_does_not_continue_the_log(tmp_path: Path, bad: str) -> None:
+    """Nothing of it is appended, the connection ends, and the replica connects again; the right bytes it takes then."""
+    units = MasterReader("plain").feed(golden_remoting.streams()["default-4.9.7"].master_to_slave)
+    first, second, *_ = [unit for unit in units if unit.body]
+    body = bytearray(second.body)
+    header = record.peek(second.body, physical_offset=second.offset)
+    assert isinstance(header, record.RecordHeader)
+    body[header.body_start] ^= 1
+    wrong = {
+        "offset": _unit(second.offset + 1, second.body),
+        "garbage": _unit(second.offset, bytes(range(1, 101))),
+        "zeros": _unit(second.offset, bytes(2000)),
+        "checksum": _unit(second.offset, bytes(body)),
+        "size": struct.pack(">qi", second.offset, 4 << 20),
+    }[bad]
+    async with (
+        _scripted(_unit(first.offset, first.body) + wrong) as script,
+        replica(tmp_path / "b", script.remoting, segment_size=1 << 20, master_ha=str(script.ha)) as copy,
+    ):
+        await copy.follows_to(len(first.body))
+        await script.closed(2)  # it came again, and went
+        assert (await copy.status())["masterCommitLogMaxOffset"] == len(first.body)
+        script.stream = _unit(second.offset, second.body)
+        await copy.follows_to(second.offset + len(second.body))
+    assert log_bytes(tmp_path / "b") == first.body + second.body
+
+
+async def test_c115_a_replica_that_has_what_the_master_has_not(tmp_path: Path) -> None:
+    """Its last record is another than the master's at that place; nothing is deleted, and the reason is told."""
+    async with master(tmp_path / "a") as found:
+        async with replica(tmp_path / "b", found.broker.remoting) as copy:
+            await copy.follows_to(await _fill(found, 20))
+            client = await RemotingClient.connect((await copy.promote()).remoting)
+            await send(client, "T", b"only here")
+            await client.close()
+        (tmp_path / "b" / "replicationRole").unlink()  # by whoever wants it to follow the old master
+        await _fill(found, 5)
+        async with replica(tmp_path / "b", found.broker.remoting) as copy:
+
+            async def refused() -> bool:
+                return "differs from the master's" in (await copy.status())["haClientRuntimeInfo"]["lastError"]
+
+            await eventually(refused)
+    assert b"only here" in log_bytes(tmp_path / "b")
+
+
+async def test_c113_the_master_comes_later(tmp_path: Path) -> None:
+    """Until then the replica tries again, and says why it does not follow."""
+    async with master(tmp_path / "a") as first:
+        address = first.broker.remoting
+    async with replica(tmp_path / "b", address) as copy:
+
+        async def said() -> bool:
+            return bool((await copy.status())["haClientRuntimeInfo"]["lastError"])
+
+        await eventually(said)
+
+
+async def test_a_replica_finds_its_master_by_name_servers(tmp_path: Path) -> None:
+    """Routes have both; after the promotion the replica is the master there, too."""
+    async with name_server(tmp_path / "ns") as names:
+        servers = (str(names),)
+        asking = await RemotingClient.connect(names)
+
+        async def addresses() -> Any:
+            answered = await asking.call(Request.GET_ROUTE_INFO_BY_TOPIC, {"topic": "T"})
+            return json_body(answered)["brokerDatas"][0]["brokerAddrs"] if answered.code == 0 else {}
+
+        async with AsyncExitStack() as first:
+            found = await first.enter_async_context(master(tmp_path / "a", namesrv=servers))
+            end = await _fill(found, 5)
+            async with replica(tmp_path / "b", None, namesrv=servers) as copy:
+                await copy.follows_to(end)
+                both = {"0": str(found.broker.remoting), "1": str(copy.remoting)}
+
+                async def routed() -> bool:
+                    return bool(await addresses() == both)
+
+                async def has_topics() -> bool:
+                    answered = await copy.client.call(Request.GET_ALL_TOPIC_CONFIG)
+                    return "T" in json_body(answered)["topicConfigTable"]
+
+                await eventually(routed)
+                await eventually(has_topics)
+                text = await asyncio.to_thread(_metrics_of, found)
+                assert re.search(r'^aerobee_replica_lag_bytes{replica="1"} 0(\.0)?$', text, re.MULTILINE)
+                assert re.search(r"^aerobee_replicas_in_sync(\{\})? 1(\.0)?$", text, re.MULTILINE)
+                await first.aclose()
+                listening = await copy.promote()
+
+                async def moved() -> bool:
+                    return bool(await addresses() == {"0": str(listening.remoting)})
+
+                await eventually(moved)
+        await asking.close()
+
+
+def _metrics_of(found: Master) -> str:
+    with urllib.request.urlopen(f"http://{found.broker.metrics}/metrics", timeout=60) as answered:
+        text: str = answered.read().decode()
+    return text
+
+
+class _Script:
+    """A master that says what the test wants, and what it heard."""
+
+    def __init__(self, stream: bytes) -> None:
+        self.stream = stream
+        self.first = MasterReader("plain").feed(stream)[0].body
+        self.reports: list[int] = []
+        self.remoting = self.ha = Address("127.0.0.1", 0)
+        self._closed = 0
+        self._changed = asyncio.Condition()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of a replica: all at once after its first report."""
+        try:
+            first = True
+            while data := await reader.read(1 << 16):
+                async with self._changed:
+                    self.reports += [offset for (offset,) in _REPORT.iter_unpack(data[: len(data) // 8 * 8])]
+                    self._changed.notify_all()
+                if first:
+                    writer.write(self.stream)
+                    first = False
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            async with self._changed:
+                self._closed += 1
+                self._changed.notify_all()
+
+    async def answer(self, request: Command, _: Connection) -> Command:
+        """As a master of RocketMQ without a record at 0."""
+        if request.code == Request.GET_BROKER_RUNTIME_INFO:
+            return answer(body={"table": {"commitLogMinOffset": "0"}})
+        if request.code == Request.VIEW_MESSAGE_BY_ID and self.reports:
+            return answer(body=self.first)  # of which the replica compares the last record
+        return answer(code=1, remark="no such thing")
+
+    async def reported(self, offset: int) -> None:
+        async with asyncio.timeout(60), self._changed:
+            await self._changed.wait_for(lambda: offset in self.reports)
+
+    async def closed(self, count: int) -> None:
+        async with asyncio.timeout(60), self._changed:
+            await self._changed.wait_for(lambda: self._closed >= count)
+
+
+@asynccontextmanager
+async def _scripted(stream: bytes) -> AsyncIterator[_Script]:
+    script = _Script(stream)
+    remoting = RemotingServer(script.answer)
+    script.remoting = await remoting.listen("test", Address("127.0.0.1", 0))
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+    script.ha = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    try:
+        yield script
+    finally:
+        server.close()
+        await remoting.stop(0)
+
+
+def _unit(offset: int, body: bytes) -> bytes:
+    return struct.pack(">qi", offset, len(body)) + body
+
+
+def _bodies(directory: Path) -> set[bytes]:
+    with MessageStore.open(store_config(directory)) as store:
+        return {
+            found.body
+            for queue_id in store.queue_ids("T")
+            for offset in range(*store.queue_range("T", queue_id))
+            for found in store.read("T", queue_id, offset, max_count=1).records
+        }
+
+
+async def _in_sync(found: Master, count: int) -> bool:
+    return bool((await found.status())["inSyncSlaveNums"] == count)

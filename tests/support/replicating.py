@@ -1,0 +1,140 @@
+"""Masters and replicas in the test's event loop, and peers that only speak the protocol of replication."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker import server
+from aerobee_broker.config import Address, BrokerConfig, ListenConfig
+from aerobee_broker.listeners import Listening
+from aerobee_broker.remoting.codes import Request
+from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_store import StoreConfig
+from tests.support.in_process_broker import InProcessBroker
+from tests.support.remoting_client import RemotingClient, json_body, remoting_broker
+
+_LOOPBACK = Address("127.0.0.1", 0)
+_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Master:
+    """A broker with a port for replicas, and a connection to it."""
+
+    broker: InProcessBroker
+    client: RemotingClient
+    ha: Address
+
+    async def status(self) -> Any:
+        return json_body(await self.client.call(Request.GET_BROKER_HA_STATUS))
+
+
+@asynccontextmanager
+async def master(
+    directory: Path, *, segment_size: int = 16384, namesrv: tuple[str, ...] = (), **replication: Any
+) -> AsyncIterator[Master]:
+    """A master on free ports."""
+    config = ReplicationConfig(**{"role": "master", "listen": "127.0.0.1:0", **replication})
+    store = store_config(directory, segment_size)
+    async with remoting_broker(directory, replication=config, store=store, namesrv=namesrv) as (broker, client):
+        fields = (await client.call(Request.EXCHANGE_BROKER_HA_INFO)).fields
+        yield Master(broker, client, Address.parse(fields["masterHaAddress"]))
+
+
+def store_config(directory: Path, segment_size: int = 16384) -> StoreConfig:
+    """Small files."""
+    return replace(StoreConfig.tiny(directory), segment_size=segment_size)
+
+
+@dataclass(slots=True)
+class RunningReplica:
+    """A replica, and the connection to it. `promoted` is done when it serves as a master."""
+
+    client: RemotingClient
+    remoting: Address
+    promoted: asyncio.Future[Listening]
+
+    async def status(self) -> Any:
+        return json_body(await self.client.call(Request.GET_BROKER_HA_STATUS))
+
+    async def follows_to(self, end: int) -> None:
+        """Return once its durable log ends there."""
+
+        async def reached() -> bool:
+            return bool((await self.status())["haClientRuntimeInfo"]["maxOffset"] >= end)
+
+        await eventually(reached)
+
+    async def promote(self) -> Listening:
+        """Make it the master; where that listens."""
+        assert (await self.client.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})).code == 0
+        async with asyncio.timeout(_SECONDS):
+            return await self.promoted
+
+
+@asynccontextmanager
+async def replica(
+    directory: Path,
+    followed: Address | None,
+    *,
+    segment_size: int = 16384,
+    namesrv: tuple[str, ...] = (),
+    **replication: Any,
+) -> AsyncIterator[RunningReplica]:
+    """A replica of the broker with this remoting address, or of the one that name servers know; ended at the end. The
+    exit fails if it failed."""
+    settings = {"role": "replica", "listen": "127.0.0.1:0", "master": str(followed or ""), **replication}
+    config = BrokerConfig.tiny(
+        directory,
+        store=store_config(directory, segment_size),
+        listen=ListenConfig(grpc=_LOOPBACK, metrics=_LOOPBACK, remoting=_LOOPBACK, drain_seconds=0.5),
+        replication=ReplicationConfig(**settings),
+        namesrv=namesrv,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[Address] = loop.create_future()
+    promoted: asyncio.Future[Listening] = loop.create_future()
+    running = loop.create_task(
+        server.run(
+            config,
+            stop,
+            lambda listening, _: promoted.set_result(listening),
+            announce_replica=lambda remoting, _: ready.set_result(remoting),
+        )
+    )
+    try:
+        async with asyncio.timeout(_SECONDS):
+            while not (ready.done() or promoted.done() or running.done()):  # noqa: ASYNC110 - one of them
+                await asyncio.sleep(0.01)
+        if running.done():
+            await running  # raises why it did not start
+        address = ready.result() if ready.done() else promoted.result().remoting
+        assert address is not None
+        client = await RemotingClient.connect(address)
+        try:
+            yield RunningReplica(client, address, promoted)
+        finally:
+            await client.close()
+    finally:
+        stop.set()
+    async with asyncio.timeout(_SECONDS):
+        assert await running == 0
+
+
+async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
+    """Return once it is true."""
+    async with asyncio.timeout(_SECONDS):
+        while not await ask():  # noqa: ASYNC110 - it happens elsewhere
+            await asyncio.sleep(0.01)
+
+
+def log_bytes(directory: Path) -> bytes:
+    """The log of a stopped broker, without the zeros behind it."""
+    files = sorted((directory / "commitlog").iterdir())
+    return b"".join(path.read_bytes() for path in files).rstrip(b"\0")

@@ -1,0 +1,117 @@
+"""Who is in sync, what is confirmed, and who is answered when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aerobee_broker.replication.acknowledgements import Acknowledgements, Replica
+from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_store.errors import (
+    ConfigError,
+    ReplicaMissingError,
+    ReplicaTimeoutError,
+    StoreFullError,
+    TooFewReplicasError,
+)
+from aerobee_store.running_flags import RunningState
+
+_END = 1000
+
+
+def _of(running: RunningState | None = None, **settings: object) -> Acknowledgements:
+    config = ReplicationConfig(**{"lag_bytes_max": 500, **settings})  # type: ignore[arg-type]
+    return Acknowledgements(config, lambda: _END, lambda: None, running or RunningState())
+
+
+def _replica(found: Acknowledgements, name: str, acked: int, *, counts: bool = True) -> Replica:
+    replica = Replica(("id", name), f"127.0.0.1:{name}", counts)
+    found.connected(replica)
+    found.reported(replica, acked)
+    return replica
+
+
+@pytest.mark.parametrize(("acks", "confirmed"), [("none", 1000), ("1", 900), ("2", 700), ("3", -1), ("all", 700)])
+def test_what_is_confirmed(acks: str, confirmed: int) -> None:
+    """Of three replicas one is too far behind to be in sync."""
+    found = _of(acks=acks)
+    for name, acked in (("1", 900), ("2", 700), ("3", 400)):
+        _replica(found, name, acked)
+    assert found.confirmed() == confirmed
+    assert found.in_sync() == [900, 700]
+
+
+async def test_two_connections_of_one_replica_count_once() -> None:
+    """It has one disk."""
+    found = _of(acks="2")
+    first, _ = _replica(found, "1", 900), _replica(found, "1", 800)
+    with pytest.raises(ReplicaMissingError, match="1 replicas are in sync"):
+        await found.wait(700)
+    found.gone(first)
+    assert found.acked() == {("id", "1"): 800}
+
+
+async def test_a_replica_of_rocketmq_does_not_count_unasked() -> None:
+    """What it confirms is not on its disk."""
+    found = _of(acks="1")
+    _replica(found, "1", 900, counts=False)
+    with pytest.raises(ReplicaMissingError):
+        await found.wait(100)
+
+
+async def test_waiters_are_answered_in_the_order_of_their_offsets() -> None:
+    """Or told that it took too long: the message is stored."""
+    found = _of(acks="1", ack_timeout_seconds=0.01)
+    replica = _replica(found, "1", 600)
+    await found.wait(600)
+    with pytest.raises(ReplicaTimeoutError, match="too few replicas"):
+        await found.wait(700)
+    found = _of(acks="1", ack_timeout_seconds=600)
+    replica = _replica(found, "1", 600)
+    waiters = {end: asyncio.ensure_future(found.wait(end)) for end in (900, 700, 800)}
+    while found.waiting_count < 3:  # noqa: ASYNC110 - until the tasks have begun to wait
+        await asyncio.sleep(0)
+    found.reported(replica, 850)
+    await asyncio.gather(waiters[700], waiters[800])
+    assert not waiters[900].done()
+    found.reported(replica, 900)
+    await waiters[900]
+    assert not found.waiting_count
+
+
+def test_messages_are_refused_with_too_few_in_sync() -> None:
+    """What consumers need to go on is not."""
+    running = RunningState()
+    found = _of(running, min_in_sync=2)
+    with pytest.raises(TooFewReplicasError, match="1 of 2 brokers are in sync"):
+        running.check_writable(essential=False)
+    assert issubclass(TooFewReplicasError, StoreFullError)  # producers try another broker
+    running.check_writable(essential=True)
+    replica = _replica(found, "1", 600)
+    running.check_writable(essential=False)
+    found.reported(replica, 400)
+    with pytest.raises(TooFewReplicasError):
+        running.check_writable(essential=False)
+    found.reported(replica, 700)
+    found.gone(replica)
+    with pytest.raises(TooFewReplicasError):
+        running.check_writable(essential=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"acks": "some"},
+        {"acks": "-1"},
+        {"acks": "1001"},
+        {"role": "master"},
+        {"min_in_sync": 0},
+        {"ack_timeout_seconds": 0.0},
+        {"broker_id": 0},
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, object]) -> None:
+    """The message has the name of the setting."""
+    with pytest.raises(ConfigError, match=r"replication\."):
+        ReplicationConfig(**settings)  # type: ignore[arg-type]

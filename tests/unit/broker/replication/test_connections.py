@@ -1,0 +1,221 @@
+"""Both sides of replication over real connections, with short times: heartbeats, silence, and who is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.config import Address
+from aerobee_broker.replication.acknowledgements import Acknowledgements
+from aerobee_broker.replication.config import ReplicationConfig
+from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.follower import DivergedError, Follower, MasterGoneError
+from aerobee_broker.replication.frames import (
+    Epoch,
+    MasterReader,
+    ReplicaReader,
+    ReplicationFormatError,
+    Unit,
+    encode_report,
+)
+from aerobee_broker.replication.master import ReplicationMaster
+from aerobee_store import Message, MessageStore, StoreConfig
+from aerobee_store.disk.file_system import DiskFileSystem
+from tests.support import golden_remoting
+
+
+@asynccontextmanager
+async def _running(directory: Path) -> AsyncIterator[MessageStore]:
+    with MessageStore.open(StoreConfig.tiny(directory)) as store:
+        task = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        try:
+            yield store
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def _epochs(directory: Path, *numbers: tuple[int, int]) -> Epochs:
+    epochs = Epochs(DiskFileSystem(), directory)
+    for number, start in numbers:
+        epochs.begin(number, start)
+    return epochs
+
+
+@asynccontextmanager
+async def _master(
+    store: MessageStore, epochs: Epochs, *, heartbeat: float = 60, silence: float = 60
+) -> AsyncIterator[tuple[Address, Acknowledgements]]:
+    config = ReplicationConfig(role="master", listen="127.0.0.1:0", acks="1")
+    found = Acknowledgements(config, lambda: store.positions[2], store.request_flush, store.running)
+    served = ReplicationMaster(config, store, epochs, found, heartbeat_seconds=heartbeat, silence_seconds=silence)
+    try:
+        yield await served.listen(), found
+    finally:
+        await served.stop()
+
+
+async def _append(store: MessageStore, count: int) -> int:
+    appended = store.append([Message("T", 0, b"x" * 100) for _ in range(count)])
+    await store.wait_stored(appended[-1].end)
+    return appended[-1].end
+
+
+async def test_heartbeats_and_silence(tmp_path: Path) -> None:
+    """A master with nothing to send says so in time; a replica that is silent for long is closed."""
+    async with (
+        _running(tmp_path / "a") as store,
+        _master(store, _epochs(tmp_path, (1, 0)), heartbeat=0.01, silence=0.3) as (address, found),
+    ):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(encode_report(0, "plain"))
+        frames = MasterReader("plain")
+        units: list[Unit] = []
+        async with asyncio.timeout(60):
+            while data := await reader.read(1 << 16):
+                units += frames.feed(data)
+        assert set(units) == {Unit(0, b"")}
+        writer.close()
+        while found.connections:  # noqa: ASYNC110 - the connection ends elsewhere
+            await asyncio.sleep(0.01)
+
+
+async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
+    """It looks for another connection then."""
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with _running(tmp_path / "b") as copy:
+        follower = Follower(copy, _epochs(tmp_path), "plain", 1, silence_seconds=0.05)
+        with pytest.raises(MasterGoneError, match="silent"):
+            await follower.run(address)
+    server.close()
+
+
+async def test_reports_are_of_what_is_on_the_disk(tmp_path: Path) -> None:
+    """A sync that hangs holds back the report, and so the sender's answer; the log goes on."""
+    async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
+        end = await _append(store, 3)
+        held, synced = asyncio.Event(), asyncio.Event()
+        wait_stored = copy.wait_stored
+
+        async def wait(end: int, *, durable: bool | None = None) -> None:
+            assert durable
+            if end:  # the first one is of the empty log
+                synced.set()
+                await held.wait()
+            await wait_stored(end, durable=durable)
+
+        copy.wait_stored = wait  # type: ignore[method-assign]
+        (tmp_path / "e").mkdir()
+        async with _master(store, _epochs(tmp_path, (1, 0))) as (address, found):
+            following = asyncio.create_task(Follower(copy, _epochs(tmp_path / "e"), "epochs", 1).run(address))
+            async with asyncio.timeout(60):
+                await synced.wait()
+            assert copy.positions[0] == end
+            assert found.acked() == {("id", "1"): 0}
+            held.set()
+            async with asyncio.timeout(60):
+                while found.confirmed() < end:  # noqa: ASYNC110 - it happens elsewhere
+                    await asyncio.sleep(0.01)
+            assert copy.positions[2] >= end
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_only_durable_bytes_are_sent(tmp_path: Path) -> None:
+    """What a power cut could take from the master no replica has."""
+    with MessageStore.open(StoreConfig.tiny(tmp_path / "a")) as store:
+        store.append([Message("T", 0, b"x")])
+        store.flush()
+        durable = store.positions[2]
+        store.append([Message("T", 0, b"y")])
+        store.commit()
+        async with _master(store, _epochs(tmp_path, (1, 0)), heartbeat=0.01) as (address, _):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(encode_report(0, "plain"))
+            frames, units = MasterReader("plain"), list[Unit]()
+            while not units or units[-1].body:
+                units += frames.feed(await reader.read(1 << 16))
+            assert units[-1] == Unit(durable, b"")
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("masters", "own", "error"),
+    [
+        ([(1, 0)], [(1, 0), (2, 0)], ReplicationFormatError),  # the master was replaced
+        ([(1, 0), (3, 0)], [(1, 0), (2, 0)], DivergedError),  # both wrote since
+        ([(2, 0)], [(1, 0)], DivergedError),  # nothing in common
+    ],
+)
+async def test_a_replica_compares_epochs_before_the_first_byte(
+    tmp_path: Path, masters: list[tuple[int, int]], own: list[tuple[int, int]], error: type[Exception]
+) -> None:
+    """It follows neither an older master nor one whose log is another."""
+    for name in ("a", "b"):
+        (tmp_path / f"e{name}").mkdir()
+    async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
+        await _append(store, 3)
+        end = await _append(copy, 2)
+        async with _master(store, _epochs(tmp_path / "ea", *masters)) as (address, _):
+            with pytest.raises(error):
+                await Follower(copy, _epochs(tmp_path / "eb", *own), "epochs", 1).run(address)
+        assert copy.positions[0] == end
+
+
+async def test_a_replica_learns_the_epochs_with_the_bytes(tmp_path: Path) -> None:
+    """No unit spans two epochs, and an epoch is noted before its first byte is stored."""
+    for name in ("a", "b"):
+        (tmp_path / f"e{name}").mkdir()
+    async with _running(tmp_path / "a") as store, _running(tmp_path / "b") as copy:
+        first = await _append(store, 3)
+        epochs = _epochs(tmp_path / "ea", (1, 0), (2, first))
+        end = await _append(store, 3)
+        own = _epochs(tmp_path / "eb")
+        async with _master(store, epochs) as (address, found):
+            following = asyncio.create_task(Follower(copy, own, "epochs", 7).run(address))
+            async with asyncio.timeout(60):
+                while found.acked().get(("id", "7")) != end:  # noqa: ASYNC110 - it happens elsewhere
+                    await asyncio.sleep(0.01)
+            assert own.all == (Epoch(1, 0), Epoch(2, first))
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_the_golden_replica(tmp_path: Path) -> None:
+    """All that a replica of RocketMQ reported; the units that it gets are the log."""
+    stream = golden_remoting.streams()["default-5.3.3"]
+    bodies = [unit for unit in MasterReader("plain").feed(stream.master_to_slave) if unit.body]
+    log, base = b"".join(unit.body for unit in bodies), bodies[0].offset
+    reports = ReplicaReader().feed(stream.slave_to_master)
+    with MessageStore.open(replace(StoreConfig.tiny(tmp_path / "a"), segment_size=1 << 20)) as store:
+        if base:
+            store.follower.begin_at(base)
+        store.follower.receive(base, log)
+        store.flush()
+        async with _master(store, _epochs(tmp_path, (1, base)), heartbeat=0.01) as (address, found):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            frames, received = MasterReader("plain"), b""
+            writer.write(encode_report(reports[0], "plain"))
+            for report in reports[1:]:
+                while base + len(received) < report:
+                    units = frames.feed(await reader.read(1 << 16))
+                    received += b"".join(unit.body for unit in units)
+                writer.write(encode_report(report, "plain"))
+            assert received == log
+            async with asyncio.timeout(60):
+                while not found.connections or found.connections[0].acked < reports[-1]:  # noqa: ASYNC110 - elsewhere
+                    await asyncio.sleep(0.01)
+            writer.close()

@@ -1,0 +1,178 @@
+"""A store that copies another store's log: what it takes, what it refuses, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from aerobee_store import LogMismatchError, Message, MessageStore, StoreConfig
+from aerobee_store.records import record
+
+_SEGMENT = StoreConfig.tiny(Path()).segment_size
+
+
+@contextmanager
+def _store(directory: Path) -> Iterator[MessageStore]:
+    with MessageStore.open(StoreConfig.tiny(directory)) as store:
+        yield store
+
+
+def _log_of(store: MessageStore) -> bytes:
+    store.flush()
+    log = b""
+    while part := store.flushed_bytes(store.min_physical_offset + len(log), 1 << 20):
+        log += bytes(part)
+    return log
+
+
+def _record(body: bytes, physical_offset: int) -> bytes:
+    return record.encode(
+        Message("T", 0, body),
+        queue_offset=0,
+        physical_offset=physical_offset,
+        store_timestamp=1,
+        store_host=("127.0.0.1", 10911),
+        property_crc=True,
+    )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> bytes:
+    """Three segments of a log with blanks at their ends: several queues, tags, keys."""
+    with _store(tmp_path / "source") as store:
+        for number in range(130):
+            properties = {"UNIQ_KEY": f"id-{number}", "KEYS": f"k{number}", "TAGS": "A"}
+            store.append([Message(f"T{number % 3}", number % 2, b"x" * (number * 7 % 400), properties)])
+        found = _log_of(store)
+    assert len(found) > 2 * _SEGMENT
+    return found
+
+
+def _check_copy(store: MessageStore, log: bytes) -> None:
+    assert _log_of(store) == log
+    ranges = {
+        (topic, queue): store.queue_range(topic, queue) for topic, queues in store.queues().items() for queue in queues
+    }
+    assert sum(end - begin for begin, end in ranges.values()) == 130
+    assert store.read("T1", 1, 0, max_count=1).records[0].unique_key == "id-1"
+    assert [found.unique_key for found in store.query("T0", "k129")] == ["id-129"]
+
+
+@pytest.mark.parametrize("size", [97, 500, 20_000, 1 << 20])
+def test_a_copy_in_pieces_of_any_size(log: bytes, tmp_path: Path, size: int) -> None:
+    """Log, queues and index are those of the source, also after the next start; records may lie across pieces."""
+    with _store(tmp_path / "copy") as store:
+        for begin in range(0, len(log), size):
+            store.follower.receive(begin, log[begin : begin + size])
+        _check_copy(store, log)
+    with _store(tmp_path / "copy") as store:
+        assert store.recovery.units_added == 0
+        _check_copy(store, log)
+
+
+def test_a_copy_goes_on_after_a_cut_anywhere(log: bytes, tmp_path: Path) -> None:
+    """What had come of a record is dropped with the connection, and comes again."""
+    with _store(tmp_path / "copy") as store:
+        for cut in range(1000, len(log), 1777):
+            follower = store.follower
+            follower.receive(follower.next_offset, log[follower.next_offset : cut])
+            follower.forget_rest()
+        follower.receive(follower.next_offset, log[follower.next_offset :])
+        _check_copy(store, log)
+
+
+@pytest.mark.parametrize("position", [0, 4, 9, 40, 95])
+def test_a_changed_byte_is_refused_with_all_that_came_with_it(log: bytes, tmp_path: Path, position: int) -> None:
+    """Size, magic, checksum, offset or body: nothing of the piece is appended, and the right bytes are still taken."""
+    with _store(tmp_path / "copy") as store:
+        first = store.follower.receive(0, log[:1000])
+        changed = bytearray(log[first:4000])
+        (second,) = (header for header in [record.peek(changed, 0, len(changed), physical_offset=first)])
+        assert isinstance(second, record.RecordHeader)
+        changed[second.size + position] ^= 0x55
+        store.follower.forget_rest()
+        with pytest.raises(LogMismatchError, match="no valid record"):
+            store.follower.receive(first, bytes(changed))
+        assert store.positions[0] == first
+        store.follower.receive(first, log[first:])
+        _check_copy(store, log)
+
+
+@pytest.mark.parametrize("garbage", [bytes(200_000), b"\x01" * 100, bytes(range(256)) * 40, bytes(8)])
+def test_garbage_is_refused(tmp_path: Path, garbage: bytes) -> None:
+    """Zeros are garbage as well; RocketMQ's replicas take and confirm them."""
+    with _store(tmp_path / "copy") as store:
+        with pytest.raises(LogMismatchError):
+            store.follower.receive(0, garbage)
+        assert store.positions[0] == 0
+
+
+@pytest.mark.parametrize("offset", [0, 999, -1, 1 << 40])
+def test_another_offset_is_refused(log: bytes, tmp_path: Path, offset: int) -> None:
+    """The message has both offsets."""
+    with _store(tmp_path / "copy") as store:
+        store.follower.receive(0, log[:1000])
+        end = store.positions[0]
+        with pytest.raises(LogMismatchError, match=f"for physical offset {offset} came, the log ends at 1000"):
+            store.follower.receive(offset, log[1000:2000])
+        assert store.positions[0] == end
+
+
+def test_a_record_must_end_within_its_segment(tmp_path: Path) -> None:
+    """It would be cut at the end of the file; a blank must reach exactly that end."""
+    with _store(tmp_path / "copy") as store:
+        body = b"x" * 5000
+        log = b""
+        for _ in range(4):
+            log += _record(body, len(log))
+        with pytest.raises(LogMismatchError, match="total size"):
+            store.follower.receive(0, log)
+        with pytest.raises(LogMismatchError, match="blank of 100 bytes, 16384 are left"):
+            store.follower.receive(0, record.encode_blank(100))
+
+
+def test_an_empty_copy_may_begin_at_a_later_segment(log: bytes, tmp_path: Path) -> None:
+    """As when the other broker has removed its oldest segments."""
+    with _store(tmp_path / "copy") as store:
+        with pytest.raises(LogMismatchError, match="begins no segment"):
+            store.follower.begin_at(5)
+        store.follower.begin_at(_SEGMENT)
+        store.follower.receive(_SEGMENT, log[_SEGMENT:])
+        assert _log_of(store) == log[_SEGMENT:]
+        assert store.min_physical_offset == _SEGMENT
+        assert store.queue_range("T0", 0)[0] > 0
+        with pytest.raises(LogMismatchError, match="only an empty log"):
+            store.follower.begin_at(0)
+    with _store(tmp_path / "copy") as store:
+        assert _log_of(store) == log[_SEGMENT:]
+
+
+def test_the_copy_can_be_appended_to(log: bytes, tmp_path: Path) -> None:
+    """A replica that becomes the master goes on with the offsets of its queues."""
+    with _store(tmp_path / "copy") as store:
+        store.follower.receive(0, log)
+        store.flush()
+        end = store.queue_range("T1", 1)[1]
+        (appended,) = store.append([Message("T1", 1, b"new")])
+        assert (appended.queue_offset, appended.physical_offset) == (end, len(log))
+
+
+async def test_flush_listeners_hear_before_the_waiters(tmp_path: Path) -> None:
+    """What replicas get is durable here, and they get it no later than the sender its answer."""
+    with MessageStore.open(StoreConfig.tiny(tmp_path / "copy")) as store:
+        heard: list[int] = []
+        store.flush_listeners.append(lambda: heard.append(store.positions[2]))
+        running = asyncio.create_task(store.run())
+        await asyncio.sleep(0)
+        (appended,) = store.append([Message("T", 0, b"x")])
+        assert not store.flushed_bytes(0, 100)
+        await store.wait_stored(appended.end)
+        assert heard[-1] >= appended.end
+        assert len(store.flushed_bytes(0, 1 << 20)) == appended.end
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
