@@ -1,0 +1,34 @@
+"""The broker says which interpreter it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+START = """
+import runpy, sys
+sys.version_info = ({version}, 9, "final", 0)
+sys.argv = ["aerobee", "--version"]
+runpy.run_module("aerobee_broker", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("version", "starts"), [("3, 10", False), ("3, 11", True), ("3, 13", True)])
+def test_an_old_interpreter_is_refused_with_a_sentence(version: str, starts: bool) -> None:
+    """Not with a traceback of the first thing that it does not know."""
+    source = START.format(version=version)
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode == 0) == starts, ended.stderr
+    if not starts:
+        assert ended.stderr == ("aerobee: this is Python 3.10, and Python 3.11 or newer is needed; start it with one\n")
+
+
+def test_the_minimum_is_that_of_the_package() -> None:
+    """Which pip refuses to install on older ones."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11"
