@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hpack import Decoder, Encoder, HPACKError
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES as CODES
+from hpack.huffman_constants import REQUEST_CODES_LENGTH as LENGTHS
+from hpack.huffman_table import decode_huffman
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerobee_broker.front import frames
+from aerobee_broker.front import frames, huffman
 from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, encoded
 from aerobee_broker.front.http2 import Http2Connection, RequestReceived
@@ -102,11 +107,43 @@ def test_blocks_decode_as_the_hpack_package_does(
 ) -> None:
     """One after the other, with and without Huffman codes, with tables of any size, fields that no table keeps."""
     encoder, decoder, other = Encoder(), BlockDecoder(1 << 20), Decoder()
-    for fields, huffman, table_size in blocks:
+    for fields, coded, table_size in blocks:
         if table_size is not None:
             encoder.header_table_size = table_size
-        block = encoder.encode(fields, huffman=huffman)
-        assert decoder.headers(block) == [tuple(pair) for pair in other.decode(block, raw=True)]
+        block = encoder.encode(fields, huffman=coded)
+        assert _pairs(decoder, block) == [tuple(pair) for pair in other.decode(block, raw=True)]
+
+
+def _pairs(decoder: BlockDecoder, block: bytes) -> list[tuple[bytes, bytes]]:
+    return [(field.name, field.value) for field in decoder.fields(block)]
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(st.one_of(st.binary(max_size=90), st.binary(max_size=90).map(HuffmanEncoder(CODES, LENGTHS).encode)))
+def test_huffman_strings_decode_as_in_the_hpack_package(data: bytes) -> None:
+    """Codes of any text, and any bytes: the same text, or an error of both."""
+    try:
+        expected = decode_huffman(data)
+    except HPACKError:
+        with pytest.raises(HPACKError):
+            huffman.decoded(data)
+    else:
+        assert huffman.decoded(data) == expected
+
+
+def test_every_character_and_every_two_bytes_decode_alike() -> None:
+    """Each character alone and in pairs, and all strings of two bytes, of which most are mistakes."""
+    encoder = HuffmanEncoder(CODES, LENGTHS)
+    texts = [bytes((a, b)) for a in range(0, 256, 5) for b in range(256)]
+    for text in [*map(encoder.encode, texts), *(number.to_bytes(2, "big") for number in range(1 << 16))]:
+        try:
+            expected: bytes | None = decode_huffman(text)
+        except HPACKError:
+            expected = None
+        try:
+            assert huffman.decoded(text) == expected
+        except HPACKError:
+            assert expected is None
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -121,7 +158,7 @@ def test_blocks_are_refused_as_the_hpack_package_does(blocks: list[bytes]) -> No
         except (HPACKError, IndexError, ValueError):
             expected = None
         try:
-            assert decoder.headers(block) == expected
+            assert _pairs(decoder, block) == expected
         except HeaderBlockError:
             assert expected is None
             return

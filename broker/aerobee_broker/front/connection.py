@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         elif head.size > self.config.header_size_max:
             self.counters.refused["header_size_max"] += 1
             self._refuse(stream, self._headers_error)
-        elif len(head.headers) > self.config.header_count_max:
+        elif len(head.fields) > self.config.header_count_max:
             self.counters.refused["header_count_max"] += 1
             self._refuse(stream, self._headers_error)
         else:

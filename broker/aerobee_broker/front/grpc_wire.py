@@ -18,7 +18,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 from aerobee_broker.front.calls import CallAbortedError, Metadata, StatusCode
-from aerobee_broker.front.header_blocks import RequestHead, encoded
+from aerobee_broker.front.header_blocks import Field, RequestHead, encoded
 
 PREFIX_SIZE: Final = 5
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -38,6 +38,22 @@ HEADERS: Final = encoded(
 OK_TRAILERS: Final = encoded(((b"grpc-status", b"0"),))
 
 
+_NOTHING: Final = 0  # what a header means to a call: nothing, ...
+_OF_GRPC: Final = 1  # ... something to gRPC itself, or else a pair of metadata, or several
+
+
+def _meaning(field: Field) -> object:
+    name = field.name
+    if name[:1] == b":":
+        return _NOTHING
+    if name in _OWN_HEADERS:
+        return _OF_GRPC
+    key = name.decode("ascii")
+    if key.endswith("-bin"):
+        return [(key, _binary(part)) for part in field.value.split(b",")]
+    return key, field.value.decode("latin-1")
+
+
 class CallHead:
     """The headers of a call. Shared by calls whose headers were the same bytes."""
 
@@ -51,22 +67,21 @@ class CallHead:
         self.error: CallAbortedError | None = None
         content_type = b""
         metadata: list[tuple[str, str | bytes]] = []
-        for name, value in head.headers:
-            if name[:1] == b":":
-                continue
-            if name in _OWN_HEADERS:
-                if name == b"grpc-timeout":
-                    self.timeout = _timeout(value)
-                elif name == b"grpc-encoding":
-                    self.encoding = value
-                elif name == b"content-type":
-                    content_type = value
-                continue
-            key = name.decode("ascii")
-            if key.endswith("-bin"):
-                metadata.extend((key, _binary(part)) for part in value.split(b","))
-            else:
-                metadata.append((key, value.decode("latin-1")))
+        for field in head.fields:
+            note = field.note
+            if note is None:
+                note = field.note = _meaning(field)
+            if note.__class__ is tuple:
+                metadata.append(note)
+            elif note == _OF_GRPC:
+                if field.name == b"grpc-timeout":
+                    self.timeout = _timeout(field.value)
+                elif field.name == b"grpc-encoding":
+                    self.encoding = field.value
+                elif field.name == b"content-type":
+                    content_type = field.value
+            elif note.__class__ is list:
+                metadata.extend(note)
         self.metadata: Metadata = metadata
         if head.method != b"POST":
             self.plain_error = b"405"

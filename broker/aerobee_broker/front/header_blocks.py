@@ -11,12 +11,10 @@ from functools import lru_cache
 from typing import Final
 
 from hpack import HPACKError
-from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
+from aerobee_broker.front import huffman
 from aerobee_broker.front.frames import ErrorCode
-
-Headers = list[tuple[bytes, bytes]]
 
 _INDEXED: Final = bytes(range(0x80, 0xFF))
 """Fields of one byte that take name and value from a table and change nothing."""
@@ -29,6 +27,7 @@ _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_NEEDED: Final = frozenset((b":method", b":scheme", b":path"))
 _BAD_IN_NAME: Final = bytes((*range(0x21), *range(0x41, 0x5B), *range(0x7F, 0x100)))
 _BAD_IN_VALUE: Final = b"\0\r\n"
 
@@ -41,50 +40,74 @@ class HeaderBlockError(Exception):
         self.code: Final = code
 
 
+class Field:
+    """One header, and what is known of it. In a table it stays for many requests, so it is checked once."""
+
+    __slots__ = ("error", "name", "note", "plain", "size", "value")
+
+    def __init__(self, name: bytes, value: bytes) -> None:
+        self.name: Final = name
+        self.value: Final = value
+        self.size: Final = len(name) + len(value) + _OVERHEAD
+        self.error: Final = "" if name[:1] == b":" else _field_error(name, value)
+        self.plain: Final = not self.error and name[:1] != b":" and name != b"content-length"
+        """Whether nothing but its size matters to HTTP/2."""
+        self.note: object = None  # what a layer above made of it, once
+
+
 class RequestHead:
     """The headers of a request, checked. Shared by requests that sent the same bytes."""
 
-    __slots__ = ("content_length", "error", "headers", "method", "note", "path", "size")
+    __slots__ = ("content_length", "error", "fields", "method", "note", "path", "size")
 
-    def __init__(self, headers: Headers) -> None:
-        self.headers = headers
+    def __init__(self, fields: list[Field], size: int) -> None:
+        """`size` is that of all fields together."""
+        self.fields = fields
         self.note: object = None  # what a layer above made of it, once
         self.content_length: int | None = None
         self.method = self.path = b""
-        self.size = sum(len(name) + len(value) + _OVERHEAD for name, value in headers)
+        self.size = size
         self.error = self._check()  # why this is no request; "" if it is one
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Names and values."""
+        return [(field.name, field.value) for field in self.fields]
 
     def _check(self) -> str:
         pseudo: dict[bytes, bytes] = {}
         regular = False
-        for name, value in self.headers:
+        for field in self.fields:
+            if field.plain:
+                regular = True
+                continue
+            name = field.name
             if name[:1] == b":":
                 if regular:
                     return "a pseudo-header after other headers"
                 if name not in _PSEUDO or name in pseudo:
                     return "a pseudo-header that is unknown or there twice"
-                pseudo[name] = value
+                pseudo[name] = field.value
                 continue
             regular = True
-            if error := _field_error(name, value):
-                return error
-            if name == b"content-length":
-                if not value.isdigit() or len(value) > 18:
-                    return "a content-length that is not a number"
-                self.content_length = int(value)
-        if not pseudo.keys() >= {b":method", b":scheme", b":path"}:
+            if field.error:
+                return field.error
+            if not field.value.isdigit() or len(field.value) > 18:
+                return "a content-length that is not a number"
+            self.content_length = int(field.value)
+        if not pseudo.keys() >= _NEEDED:
             return "a pseudo-header is missing"
         self.method, self.path = pseudo[b":method"], pseudo[b":path"]
         return "" if self.path else "an empty path"
 
 
-def trailers_error(headers: Headers) -> str:
+def trailers_error(fields: list[Field]) -> str:
     """Why these are no trailers; empty if they are."""
-    for name, value in headers:
-        if name[:1] == b":":
+    for field in fields:
+        if field.name[:1] == b":":
             return "a pseudo-header in the trailers"
-        if error := _field_error(name, value):
-            return error
+        if field.error:
+            return field.error
     return ""
 
 
@@ -107,16 +130,22 @@ def _field_error(name: bytes, value: bytes) -> str:
     return ""
 
 
-class BlockDecoder:
-    """Decodes the header blocks of one connection, in their order.
+_STATIC: Final = tuple(Field(name, value) for name, value in HeaderTable.STATIC_TABLE)
+_STATIC_COUNT: Final = len(_STATIC)
 
-    The table and the Huffman code are the `hpack` package's. The loop over the fields is ours: the package's own writes
-    to its log for each step, which costs more than all the rest of a call.
+
+class BlockDecoder:
+    """Decodes the header blocks of one connection, in their order (RFC 7541).
+
+    The constants are the `hpack` package's. Table and loop are ours: the table keeps fields that were checked and
+    understood when they came, so a request that repeats most of its headers costs a look-up for each.
     """
 
     def __init__(self, header_size_max: int) -> None:
         self._size_max = header_size_max * _HARD_FACTOR
-        self._table = HeaderTable()
+        self._entries: list[Field] = []  # the dynamic table, the newest last
+        self._entries_size = 0
+        self._entries_size_max: int = HeaderTable.DEFAULT_SIZE
         self._heads: dict[bytes, RequestHead] = {}
 
     def request(self, block: bytes) -> RequestHead:
@@ -125,14 +154,17 @@ class BlockDecoder:
         constant = not block.translate(None, _INDEXED)
         if constant and (known := self._heads.get(block)) is not None:
             return known
-        head = RequestHead(self.headers(block))
+        head = RequestHead(*self._decode(block, constant))
         if constant and len(self._heads) < _CACHED_BLOCKS_MAX:
             self._heads[block] = head
         return head
 
-    def headers(self, block: bytes) -> Headers:
+    def fields(self, block: bytes) -> list[Field]:
         """The headers of any block. Raises HeaderBlockError."""
-        if self._heads and block.translate(None, _INDEXED):
+        return self._decode(block, not block.translate(None, _INDEXED))[0]
+
+    def _decode(self, block: bytes, constant: bool) -> tuple[list[Field], int]:
+        if not constant and self._heads:
             self._heads.clear()
         try:
             return self._decoded(block)
@@ -140,42 +172,66 @@ class BlockDecoder:
             text = "a header block that cannot be decoded"
             raise HeaderBlockError(ErrorCode.COMPRESSION_ERROR, text) from error
 
-    def _decoded(self, block: bytes) -> Headers:
-        table = self._table
-        entry = table.get_by_index
-        headers: Headers = []
+    def _decoded(self, block: bytes) -> tuple[list[Field], int]:
+        entries = self._entries
+        fields: list[Field] = []
         position, end, size = 0, len(block), 0
+        size_max = self._size_max
         table_sizes = 0
         while position < end:
             first = block[position]
-            if first & 0x80:  # a field of the table
-                index, position = _integer(block, position, 0x7F)
-                field = entry(index)
+            if first & 0x80:  # a field of a table
+                if first < 0xFF:
+                    index = first & 0x7F
+                    position += 1
+                else:
+                    index, position = _integer(block, position, 0x7F)
+                if index > _STATIC_COUNT:
+                    # Below the first entry there is none: [-0] and beyond the end raise IndexError, as they should.
+                    field = entries[_STATIC_COUNT - index]
+                elif index:
+                    field = _STATIC[index - 1]
+                else:
+                    raise ValueError("a field without an index")
             elif first & 0x60 == 0x20:  # a new size of the table
                 table_sizes += 1
-                if headers or table_sizes > _TABLE_SIZES_MAX:
+                if fields or table_sizes > _TABLE_SIZES_MAX:
                     raise ValueError("a table size behind a field, or too many of them")
                 index, position = _integer(block, position, 0x1F)
                 if index > HeaderTable.DEFAULT_SIZE:
                     raise ValueError("a table larger than allowed")
-                table.maxsize = index
+                self._entries_size_max = index
+                self._evict()
                 continue
             else:  # a literal, which the table keeps or does not
                 kept = first & 0x40
                 index, position = _integer(block, position, 0x3F if kept else 0x0F)
-                if index:
-                    name = entry(index)[0]
+                if index > _STATIC_COUNT:
+                    name = entries[_STATIC_COUNT - index].name
+                elif index:
+                    name = _STATIC[index - 1].name
                 else:
                     name, position = _text(block, position)
                 value, position = _text(block, position)
-                field = (name, value)
+                field = Field(name, value)
                 if kept:
-                    table.add(name, value)
-            size += len(field[0]) + len(field[1]) + _OVERHEAD
-            if size > self._size_max:
+                    entries.append(field)
+                    self._entries_size += field.size
+                    if self._entries_size > self._entries_size_max:
+                        self._evict()
+            size += field.size
+            if size > size_max:
                 raise HeaderBlockError(ErrorCode.ENHANCE_YOUR_CALM, "headers far above the size that is allowed")
-            headers.append(field)
-        return headers
+            fields.append(field)
+        return fields, size
+
+    def _evict(self) -> None:
+        """The oldest entries go until the others fit; one that does not fit by itself goes last."""
+        count = 0
+        while self._entries_size > self._entries_size_max:
+            self._entries_size -= self._entries[count].size
+            count += 1
+        del self._entries[:count]
 
 
 def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
@@ -195,13 +251,13 @@ def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
 
 def _text(block: bytes, position: int) -> tuple[bytes, int]:
     """A string, and where it ends (section 5.2)."""
-    begin = position
+    first = block[position]
     size, position = _integer(block, position, 0x7F)
     end = position + size
     if end > len(block):
         raise ValueError("a string beyond the end of its block")
     text = block[position:end]
-    return decode_huffman(text) if block[begin] & 0x80 else text, end
+    return huffman.decoded(text) if first & 0x80 else text, end
 
 
 def encoded(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -428,11 +428,11 @@ class Http2Connection:
 
     def _more_headers(self, stream_id: int, block: bytes, ended: bool) -> None:
         """Trailers, or a mistake. Decoded in any case: the next block builds on this one."""
-        headers = self._decoder.headers(block)
+        fields = self._decoder.fields(block)
         stream = self.streams.get(stream_id)
         if stream is None or not stream.remote_open:
             self._late_frame(stream_id, stream)
-        elif not ended or trailers_error(headers) or stream.expected not in (None, stream.received):
+        elif not ended or trailers_error(fields) or stream.expected not in (None, stream.received):
             self._fail(stream, ErrorCode.PROTOCOL_ERROR)
         else:
             self._end_remote(stream)
