@@ -20,7 +20,7 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin
@@ -49,20 +49,26 @@ from aerobee_store.errors import ConfigError
 ENVIRONMENT_PREFIX: Final = "AEROBEE_"
 DIRECTORY_DEFAULT: Final = Path("data")
 Source = Literal["default", "rocketmq-conf", "file", "saved", "environment", "flag"]
+_UNIX: Final = "unix:"
+_UNIX_PATH_MAX: Final = 107  # bytes; Linux has 108 with the zero at the end
 _SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host, by IP address or name, and a TCP port (0: any that is free)."""
+    """A host, by IP address or name, and a TCP port (0: any that is free); or `unix:PATH`, a Unix socket, as host."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """`host:port` or `[IPv6]:port`. ValueError if it is neither."""
+        """`host:port`, `[IPv6]:port` or `unix:PATH`. ValueError if it is none of these."""
+        if text.startswith(_UNIX):
+            if not 0 < len(text.removeprefix(_UNIX).encode()) <= _UNIX_PATH_MAX or "\0" in text:
+                raise ValueError(f"the path of a Unix socket has 1 to {_UNIX_PATH_MAX} bytes")
+            return cls(text, 0)
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = str(ipaddress.IPv6Address(host[1:-1]))
@@ -74,7 +80,14 @@ class Address:
             raise ValueError("a port is at most 65535")
         return cls(host, int(port))
 
+    @property
+    def unix_path(self) -> Path | None:
+        """Of a Unix socket; None for TCP."""
+        return Path(self.host.removeprefix(_UNIX)) if self.host.startswith(_UNIX) else None
+
     def __str__(self) -> str:
+        if self.host.startswith(_UNIX):
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -84,6 +97,9 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
+        """Whether only processes of this machine reach it."""
+        if self.host.startswith(_UNIX):
+            return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -104,7 +120,8 @@ class ListenConfig(Section):
 
     section: ClassVar[str] = "listen"
 
-    grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and TLS where there is a certificate
+    grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and TLS where there is a certificate; or a Unix socket
+    unix_mode: str = "600"  # permissions of a Unix socket, as for chmod
     tls: Address | None = None  # TLS and nothing else; None: nowhere
     remoting: Address | None = None  # for clients before RocketMQ 5 and mqadmin; None: nowhere
     front: Literal["native", "grpcio"] = "native"  # the gRPC server: native HTTP/2 or grpcio's server
@@ -210,6 +227,7 @@ class BrokerConfig(Section):
             if advertised is not None and not advertised.port:
                 raise ConfigError(f"listen.{key}: port 0 cannot be dialled; give the port that clients reach")
         self._check_replication()
+        self._check_unix()
         self._check_tls()
 
     def _check_replication(self) -> None:
@@ -228,6 +246,17 @@ class BrokerConfig(Section):
             raise ConfigError(
                 "replication.master: missing; name the master's remoting address, or name servers (broker.namesrv)"
             )
+
+    def _check_unix(self) -> None:
+        for item in fields(self.listen):
+            address = getattr(self.listen, item.name)
+            if item.name != "grpc" and isinstance(address, Address) and address.unix_path is not None:
+                raise ConfigError(f"listen.{item.name}: {address} is a Unix socket, which only listen.grpc can be")
+        mode = self.listen.unix_mode
+        if not re.fullmatch("[0-7]{3}", mode):
+            raise ConfigError(f"listen.unix_mode: {mode!r} is not a mode of three octal digits, as '660'")
+        if self.listen.front != "native" and self.listen.grpc.unix_path is not None:
+            raise ConfigError('listen.grpc: a Unix socket needs listen.front = "native"')
 
     def _check_tls(self) -> None:
         given = {"tls.certificate": self.tls.certificate, "tls.key": self.tls.key}

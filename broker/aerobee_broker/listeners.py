@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from aerobee_broker.certificates import Issued, development_certificate
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import ListenError
-from aerobee_broker.front.front import Front, Security
+from aerobee_broker.front.front import Front, Security, remove_stale_socket
 from aerobee_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,9 @@ def check_ports(config: BrokerConfig) -> None:
         if address is None:
             continue
         try:
+            if address.unix_path is not None:
+                remove_stale_socket(address.unix_path)
+                continue
             family, kind, protocol, _, name = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,6 +79,13 @@ def listen_native(front: Front, config: BrokerConfig) -> Listening:
         tls = _listening("listen.tls", address, lambda: front.listen(address.host, address.port, "tls", context))
     plain = config.listen.grpc
     security: Security = "plain" if context is None else "both"
+    path = plain.unix_path
+    if path is not None:
+        try:
+            front.listen_unix(path, int(config.listen.unix_mode, 8), security, context)
+        except OSError as error:
+            raise ListenError("listen.grpc", plain, error.strerror or str(error)) from None
+        return Listening(plain, tls)
     port = _listening("listen.grpc", plain, lambda: front.listen(plain.host, plain.port, security, context))
     return Listening(port, tls)
 

@@ -63,7 +63,8 @@ class AddressKeeper:
     def keep(self, *endpoints: str) -> None:
         """Bind these, `127.0.0.1:port`, without listening: connections are refused, a server may still listen there."""
         self.release()
-        for host, _, port in (endpoint.rpartition(":") for endpoint in endpoints):
+        addresses = [endpoint.rpartition(":") for endpoint in endpoints if not endpoint.startswith("unix:")]
+        for host, _, port in addresses:
             kept = socket.socket()
             self._sockets.append(kept)
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -42,7 +42,9 @@ SIGTERM and Ctrl-C end it in an orderly way. Settings without a flag: a TOML fil
 def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "serve", "run a broker", run, examples=_EXAMPLES)
     parser.add_argument("--store", metavar="DIR", help="where messages are kept (default: data)")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="for clients (default: 127.0.0.1:8081)")
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="for clients, HOST:PORT or unix:PATH (default: 127.0.0.1:8081)"
+    )
     parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS alone (default: nowhere)")
     parser.add_argument(
         "--listen-remoting", metavar="HOST:PORT", help="for clients before RocketMQ 5 and mqadmin (default: nowhere)"

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import resource
 import socket
 import ssl
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal
 
 from aerobee_broker.front.calls import Methods
@@ -51,6 +55,7 @@ class Front:
         self._connections: set[Connection] = set()
         self._deciding: set[FirstBytes] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._sockets: dict[Path, int] = {}  # Unix sockets of ours, and their inodes
         self._silent: dict[socket.socket, int] = {}  # accepted, without a byte yet: for how many ticks
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
 
@@ -80,15 +85,21 @@ class Front:
             port = listening.getsockname()[1]
         return port
 
-    def listen_unix(self, path: str, security: Security, tls: TlsContext | None) -> None:
-        """Accept connections on a Unix socket. OSError."""
+    def listen_unix(self, path: Path, mode: int, security: Security, tls: TlsContext | None) -> None:
+        """Accept connections on a Unix socket, with these permissions. OSError.
+
+        A socket that nobody serves any more is replaced, another file is not. The end of the front removes it.
+        """
+        remove_stale_socket(path)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listening.bind(path)
+            listening.bind(str(path))
+            path.chmod(mode)  # nobody can connect before it listens
             self._listen(listening, security, tls)
         except OSError:
             listening.close()
             raise
+        self._sockets[path] = path.stat().st_ino
 
     def _listen(self, listening: socket.socket, security: Security, tls: TlsContext | None) -> None:
         listening.setblocking(False)
@@ -188,9 +199,7 @@ class Front:
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept nothing more, let calls end for so long, then end what is left."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        self._stop_listening()
         ends = self._loop.time() + grace_seconds
         heard = min(ends, self._loop.time() + _FAREWELL_SECONDS)
         for accepted in tuple(self._silent):
@@ -209,13 +218,21 @@ class Front:
         for _ in range(3):
             await asyncio.sleep(0)  # what was aborted hears of it from the loop, and its calls are cancelled
 
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for path, inode in self._sockets.items():
+            with suppress(OSError):
+                if path.stat().st_ino == inode:  # not that of a broker that has replaced it
+                    path.unlink()
+        self._sockets.clear()
+
     def close(self) -> None:
         """End everything now."""
         self._ticker.cancel()
         self._deadlines.close()
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        self._stop_listening()
         for accepted in tuple(self._silent):
             self._forget_silent(accepted)
             accepted.close()
@@ -225,6 +242,24 @@ class Front:
             undecided.abort()
         for connection in tuple(self._connections):
             connection.abort()
+
+
+def remove_stale_socket(path: Path) -> None:
+    """Remove a Unix socket that nobody serves. OSError if somebody does, or the file is no socket."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise OSError(errno.EEXIST, "the file exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _descriptor_limit() -> int:
