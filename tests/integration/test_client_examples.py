@@ -75,7 +75,7 @@ def test_the_page_shows_what_is_checked(page: str) -> None:
 
 async def test_first_steps(at_the_broker: None, capsys: pytest.CaptureFixture[str]) -> None:
     """A message there and back."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await client_examples.first_steps()
     assert capsys.readouterr().out == "b'hello' 1\n"
 
@@ -88,7 +88,7 @@ def test_without_an_event_loop(at_the_broker: None) -> None:
 async def test_sending_and_transactions(broker: BrokerProcess) -> None:
     """Each form of a send, a recall, and a transaction."""
     database, tomorrow = Database(), int((time.time() + 86_400) * 1000)
-    async with connect(broker.endpoint) as client, asyncio.timeout(30):
+    async with connect(broker.endpoint) as client, asyncio.timeout(90):
         await client_examples.sending(client, [Message(topic="sent", body=b"x", keys=("k",))] * 3, tomorrow)
         await client_examples.transactions(client, database)
     assert database.commits == 1
@@ -97,7 +97,7 @@ async def test_sending_and_transactions(broker: BrokerProcess) -> None:
 async def test_consuming(broker: BrokerProcess) -> None:
     """Push until the program is told to stop, then pull from yesterday on; the loop of the page has no end."""
     database, stop = Database(), asyncio.Event()
-    async with connect(broker.endpoint) as client, asyncio.timeout(60):
+    async with connect(broker.endpoint) as client, asyncio.timeout(90):
         await client.producer().send(Message(topic="orders", body=b"paid", tag="paid"))
         yesterday = int((time.time() - 86_400) * 1000)
         consuming = asyncio.create_task(client_examples.consuming(client, database, stop, yesterday))
@@ -110,6 +110,6 @@ async def test_consuming(broker: BrokerProcess) -> None:
 
 async def test_in_bulk(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     """Packed, appended, read."""
-    async with connect(broker.endpoint) as client, asyncio.timeout(30):
+    async with connect(broker.endpoint) as client, asyncio.timeout(90):
         await client_examples.in_bulk(client, 7, [Message(topic="orders", body=b"in bulk")] * 3)
     assert "b'in bulk'" in capsys.readouterr().out
