@@ -93,6 +93,14 @@ class InvalidRequestError(BrokerError):
         self.code = code
 
 
+class InvalidFilterError(BrokerError):
+    """A filter expression cannot be parsed, or is too long."""
+
+
+class LiteQuotaError(BrokerError):
+    """A client would subscribe more lite topics than it may."""
+
+
 class UnauthorizedError(BrokerError):
     """Nobody knows who calls: no credentials, or wrong ones."""
 

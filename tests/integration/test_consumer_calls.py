@@ -19,6 +19,7 @@ from aerobee_broker.errors import (
     InvalidRequestError,
     TopicNotFoundError,
 )
+from aerobee_broker.services.errors import status_of
 from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_proto import v2
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock
@@ -73,10 +74,10 @@ async def receive(harness: Harness, made: v2.ReceiveMessageRequest | None = None
 
 
 async def code_of(harness: Harness, made: v2.ReceiveMessageRequest) -> int:
-    """The code of the error that a receive raises."""
-    with pytest.raises(InvalidRequestError) as caught:
+    """The code that a client gets for the error that a receive raises."""
+    with pytest.raises(BrokerError) as caught:
         await call(harness, made)
-    return caught.value.code
+    return status_of(caught.value, "ReceiveMessage").code
 
 
 def ack(harness: Harness, *handles: str) -> v2.AckMessageRequest:

@@ -20,7 +20,6 @@ from aerobee_broker.errors import (
 )
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_proto import v2
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
 
 Start = Callable[..., Awaitable[Harness]]
@@ -183,7 +182,6 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
     await harness.send("wanted", tag="mine")
 
     async def look(condition: str) -> list[DeliveredMessage]:
-        expression = v2.FilterExpression(type=v2.FilterType.SQL, expression=condition)
         return await harness.deliveries.receive(
             TOPIC,
             GROUP,
@@ -192,7 +190,7 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
             invisible_ms=60_000,
             wait_seconds=20,
             look_seconds=0,
-            wanted=filter_of(expression),
+            wanted=filter_of(condition, is_sql=True),
         )
 
     lags = []

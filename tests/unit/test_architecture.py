@@ -46,3 +46,10 @@ def test_a_broker_without_replication_loads_nothing_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["aerobee_broker.replication", "aerobee_broker.replication.config"]
+
+
+def test_every_answer_of_where_to_look_exists() -> None:
+    """The files that answer a newcomer's questions are where the table says."""
+    answers = re.findall(r"`((?:store|broker)/[a-z_/]+\.py)`", MAP.partition("## Where to look")[2])
+    assert len(answers) >= 10
+    assert [answer for answer in answers if not (ROOT / answer).is_file()] == []

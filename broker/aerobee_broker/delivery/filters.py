@@ -7,14 +7,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from aerobee_broker.delivery.property_search import search
-from aerobee_broker.errors import InvalidRequestError
-from aerobee_proto import v2
+from aerobee_broker.errors import InvalidFilterError
 from aerobee_store import MessageStore, ReadResult, Record
 
 if TYPE_CHECKING:
     from aerobee_broker.delivery.sql_filter import Expression
 
-_SQL = v2.FilterType.SQL
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
 _TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB, whatever expressions clients invent
 ONLY_GROUP: Final = "__AEROBEE_ONLY_GROUP"
@@ -92,23 +90,18 @@ def is_for(record: Record, group: str) -> bool:
     return _ONLY_GROUP_BYTES not in record.raw_properties or record.properties.get(ONLY_GROUP, group) == group
 
 
-def filter_of(expression: v2.FilterExpression) -> MessageFilter:
-    """What a filter expression asks for. One without a type is one of tags.
-
-    Raises InvalidRequestError with ILLEGAL_FILTER_EXPRESSION for one that cannot be honoured.
-    """
-    if expression.type == _SQL:
+def filter_of(expression: str, *, is_sql: bool = False) -> MessageFilter:
+    """The filter that an expression describes: tags, as `TagA || TagB`, or SQL. Raises InvalidFilterError."""
+    if is_sql:
         # With the first one: making the parser would be a tenth of the broker's start.
         from aerobee_broker.delivery.sql_filter import compile_expression
 
-        return MessageFilter(condition=compile_expression(expression.expression))
-    tags = expression.expression
-    if len(tags) > TAGS_LENGTH_MAX:
-        raise InvalidRequestError(
-            v2.Code.ILLEGAL_FILTER_EXPRESSION,
-            f"the filter expression has {len(tags)} characters, the limit is {TAGS_LENGTH_MAX}; make it shorter",
+        return MessageFilter(condition=compile_expression(expression))
+    if len(expression) > TAGS_LENGTH_MAX:
+        raise InvalidFilterError(
+            f"the filter expression has {len(expression)} characters, the limit is {TAGS_LENGTH_MAX}; make it shorter",
         )
-    return _known_tags(tags) if len(tags) <= _TAGS_LENGTH_CACHED_MAX else _parse_tags(tags)
+    return (_known_tags if len(expression) <= _TAGS_LENGTH_CACHED_MAX else _parse_tags)(expression)
 
 
 def _parse_tags(expression: str) -> MessageFilter:
@@ -117,8 +110,7 @@ def _parse_tags(expression: str) -> MessageFilter:
     tags = frozenset(tag.strip() for tag in expression.split("||"))
     tags -= {""}
     if not tags:
-        raise InvalidRequestError(
-            v2.Code.ILLEGAL_FILTER_EXPRESSION,
+        raise InvalidFilterError(
             f"filter expression {expression[:80]!r} has no tag; write `TagA || TagB`, or `*` for all messages",
         )
     return MessageFilter(tags)

@@ -24,10 +24,9 @@ from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import QueueKey
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
-from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.errors import LiteQuotaError
 from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicConfig, light_topic_name, split_light_topic_name
-from aerobee_proto import v2
 from aerobee_store import MessageStore
 
 LITE_QUEUE_ID: Final = 0
@@ -108,7 +107,7 @@ class LiteConsumers:
         """Change what a client has subscribed. The group's positions in new lite topics are durable when this returns.
 
         A position that the group has stays, but with `begin` for a lite topic that no client of it has subscribed.
-        Raises InvalidRequestError with LITE_SUBSCRIPTION_QUOTA_EXCEEDED, StoreError.
+        Raises LiteQuotaError, StoreError.
         """
         consumer = self.get(parent, group, client_id) or LiteConsumer(parent, group, client_id)
         if change.version is not None:
@@ -125,8 +124,7 @@ class LiteConsumers:
         others = sum(len(each.subscribed) for each in self._of_client.get(client_id, ()) if each is not consumer)
         count = others + len(present) + len(added) - len(removed)
         if added and count > quota:
-            raise InvalidRequestError(
-                v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+            raise LiteQuotaError(
                 f"client {client_id!r} would have {count} lite topics, the limit is {quota} "
                 "(delivery.lite_subscriptions_max); use more clients",
             )

@@ -27,8 +27,7 @@ from typing import Any, Final, NoReturn
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
-from aerobee_broker.errors import InvalidRequestError
-from aerobee_proto import v2
+from aerobee_broker.errors import InvalidFilterError
 
 EXPRESSION_LENGTH_MAX: Final = 4096  # characters; the worst of that length takes 0.1 s to compile
 CONDITION_COUNT_MAX: Final = 128  # each takes 0.4 to 1 us of the event loop for every message that is looked at
@@ -133,7 +132,7 @@ class Expression:
 def compile_expression(expression: str) -> Expression:
     """What the expression says, as a function of the properties of a message.
 
-    Raises InvalidRequestError with ILLEGAL_FILTER_EXPRESSION, which names the place and what is expected there.
+    Raises InvalidFilterError, which names the place and what is expected there.
     """
     if len(expression) > EXPRESSION_LENGTH_MAX:
         _refuse(None, f"it has {len(expression)} characters, the limit is {EXPRESSION_LENGTH_MAX}; make it shorter")
@@ -419,7 +418,7 @@ def _refuse(place: Token | _Place | UnexpectedToken | UnexpectedCharacters | Non
     where = ""
     if place is not None:
         where = f", column {place.column}" if place.line == 1 else f", line {place.line}, column {place.column}"
-    raise InvalidRequestError(v2.Code.ILLEGAL_FILTER_EXPRESSION, f"SQL filter{where}: {cause}")
+    raise InvalidFilterError(f"SQL filter{where}: {cause}")
 
 
 def _refuse_character(error: UnexpectedCharacters, expression: str) -> NoReturn:

@@ -84,7 +84,8 @@ class PullProcessor:
                 v2.Code.FORBIDDEN,
                 f"consumer group {group!r} may not consume; allow it with: aerobee group update {group}",
             )
-        wanted = filter_of(request.filter_expression)
+        expression = request.filter_expression
+        wanted = filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL)
         low, high = self._store.queue_range(topic, queue_id)
         if not low <= request.offset <= high:
             text = f"offset {request.offset} is not within the queue's {low}..{high}; go on at next_offset"

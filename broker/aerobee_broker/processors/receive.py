@@ -61,7 +61,7 @@ class ReceiveProcessor:
             )
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])
-        config = self._settings.current.delivery
+        config, expression = self._settings.current.delivery, request.filter_expression
 
         asked = duration_ms(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else None
         reserve = config.poll_reserve_seconds if asked is not None else self._reserve_seconds(client)
@@ -77,7 +77,7 @@ class ReceiveProcessor:
             invisible_ms=None if request.auto_renew else self._invisible_ms(request),
             wait_seconds=seconds(asked),
             look_seconds=seconds(None),
-            wanted=filter_of(request.filter_expression),
+            wanted=filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL),
             attempt_id=request.attempt_id,
             memory=memory,
             queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,

@@ -8,7 +8,6 @@ from typing import Final
 from aerobee_broker import errors as broker
 from aerobee_broker.remoting.codes import Answer
 from aerobee_broker.remoting.frame import FLAG_RESPONSE, Command
-from aerobee_proto import v2
 from aerobee_store import errors as store
 from aerobee_store.tables.java_json import JsonFormatError
 
@@ -21,6 +20,7 @@ _CODES: Final[dict[type[BaseException], Answer]] = {
     broker.IllegalGroupError: Answer.INVALID_PARAMETER,
     broker.TopicNotFoundError: Answer.TOPIC_NOT_EXIST,
     broker.GroupNotFoundError: Answer.SUBSCRIPTION_GROUP_NOT_EXIST,
+    broker.InvalidFilterError: Answer.SUBSCRIPTION_PARSE_FAILED,
     broker.UnauthorizedError: Answer.NO_PERMISSION,
     broker.ForbiddenError: Answer.NO_PERMISSION,
     broker.TooManyRequestsError: Answer.SYSTEM_BUSY,
@@ -63,8 +63,6 @@ def _code_of(error: Exception, request_code: int) -> Answer:
     if isinstance(error, RemotingError):
         return error.code
     if isinstance(error, broker.InvalidRequestError):
-        if error.code == v2.Code.ILLEGAL_FILTER_EXPRESSION:
-            return Answer.SUBSCRIPTION_PARSE_FAILED
         return Answer.INVALID_PARAMETER
     for kind in type(error).__mro__:
         if (found := _CODES.get(kind)) is not None:

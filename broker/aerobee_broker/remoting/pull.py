@@ -23,7 +23,6 @@ from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig
-from aerobee_proto import v2
 from aerobee_store import MessageStore, ReadResult, RecordNotFoundError
 
 _COMMIT: Final = 1
@@ -218,13 +217,12 @@ class _Held:
 
 def filter_of_subscription(subscription: Subscription) -> MessageFilter:
     """What a subscription asks for. Raises what becomes SUBSCRIPTION_PARSE_FAILED."""
-    kind = v2.FilterType.SQL if subscription.expression_type == "SQL92" else v2.FilterType.TAG
-    if kind == v2.FilterType.TAG and subscription.expression_type not in ("", "TAG"):
+    if subscription.expression_type not in ("", "TAG", "SQL92"):
         raise RemotingError(
             Answer.SUBSCRIPTION_PARSE_FAILED,
             f"there is no expression type {subscription.expression_type[:80]!r}; choose TAG or SQL92",
         )
-    return filter_of(v2.FilterExpression(type=kind, expression=subscription.expression or "*"))
+    return filter_of(subscription.expression or "*", is_sql=subscription.expression_type == "SQL92")
 
 
 def _check_queue(topic: TopicConfig, queue_id: int) -> None:

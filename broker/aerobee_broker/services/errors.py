@@ -22,6 +22,8 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.TopicExistsError: _Code.BAD_REQUEST,
     broker.GroupNotFoundError: _Code.CONSUMER_GROUP_NOT_FOUND,
     broker.GroupExistsError: _Code.BAD_REQUEST,
+    broker.InvalidFilterError: _Code.ILLEGAL_FILTER_EXPRESSION,
+    broker.LiteQuotaError: _Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
     broker.UnauthorizedError: _Code.UNAUTHORIZED,
     broker.ForbiddenError: _Code.FORBIDDEN,
     broker.InvalidReceiptHandleError: _Code.INVALID_RECEIPT_HANDLE,

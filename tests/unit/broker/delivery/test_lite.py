@@ -11,10 +11,9 @@ import pytest
 from aerobee_broker.delivery.journal import JOURNAL_TOPIC
 from aerobee_broker.delivery.lite import Action, Change
 from aerobee_broker.delivery.receiving import DeliveredMessage
-from aerobee_broker.errors import InvalidReceiptHandleError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.errors import InvalidReceiptHandleError, LiteQuotaError, TopicNotFoundError
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name, split_light_topic_name
-from aerobee_proto import v2
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
 from aerobee_store.records.record import Message
 from tests.support.delivery_harness import GROUP, Harness, MovableClock, bodies
@@ -271,12 +270,11 @@ async def test_too_many(tmp_path: Path) -> None:
     try:
         harness.tables.topics.create(TopicConfig.of_type(ROOMS, TopicMessageType.LITE, queue_count=1))
         await subscribe(harness, "a", "b")
-        with pytest.raises(InvalidRequestError) as caught:
+        with pytest.raises(LiteQuotaError):
             await subscribe(harness, "b", "c")
-        assert caught.value.code == v2.Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
         await subscribe(harness, "c", "d", action=Action.REPLACE)
         await subscribe(harness, "a", "b", client_id="another")
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(LiteQuotaError):
             await subscribe(harness, "a", group="audit")
         assert harness.deliveries.lite.names(ROOMS, GROUP, "client") == ["c", "d"]
     finally:

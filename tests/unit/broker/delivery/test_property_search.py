@@ -11,7 +11,6 @@ import pytest
 
 from aerobee_broker.delivery import filters, property_search
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
-from aerobee_proto import v2
 from aerobee_store import Message, MessageStore, ReadResult, StoreConfig
 
 TOPIC, QUEUE = "orders", 1
@@ -45,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def sql(expression: str) -> MessageFilter:
-    return filter_of(v2.FilterExpression(type=v2.FilterType.SQL, expression=expression))
+    return filter_of(expression, is_sql=True)
 
 
 def all_of(read: Callable[[int], ReadResult]) -> tuple[list[int], int]:
@@ -152,4 +151,4 @@ def test_messages_of_another_queue_are_read_one_by_one(store: MessageStore) -> N
 def test_a_filter_by_tags_does_not_search(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue itself knows the tags."""
     monkeypatch.setattr(filters, "search", None)
-    assert filter_of(v2.FilterExpression(expression="a")).read(store, TOPIC, QUEUE, 0, 9, "g").records == []
+    assert filter_of("a").read(store, TOPIC, QUEUE, 0, 9, "g").records == []
