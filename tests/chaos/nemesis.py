@@ -8,7 +8,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -63,16 +63,22 @@ class Nemesis:
         port: PortForwarder,
         clock: BrokerClock | None,
         note: Callable[[Event], None],
+        progress: Callable[[], Awaitable[None]],
         *,
         pause_seconds_max: float,
         jump_seconds_max: float,
     ) -> None:
-        """`port` is the one that all clients use. Without a `clock` it does not jump."""
+        """`port` is the one that all clients use. Without a `clock` it does not jump.
+
+        `progress` returns when the clients have got something done; it is awaited before each disturbance, which on a
+        busy machine could otherwise follow the last one before any call was answered.
+        """
         self._dice = random.Random(seed)
         self._broker = broker
         self._port = port
         self._clock = clock
         self._note = note
+        self._progress = progress
         self._pause_seconds_max = pause_seconds_max
         self._jump_seconds_max = jump_seconds_max
 
@@ -89,6 +95,7 @@ class Nemesis:
             if way == 0:
                 self._dice.shuffle(ways)
             await asyncio.sleep(self._dice.uniform(0.2, min(6.0, seconds / 10)))
+            await self._progress()
             await ways[way]()
         if self._clock is not None:
             self._set_clock(0)

@@ -135,6 +135,7 @@ async def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
                 port,
                 clock,
                 workers.note,
+                workers.progress,
                 pause_seconds_max=5.0 if _IS_LONG else 1.0,
                 jump_seconds_max=20.0 if _IS_LONG else 3.0,
             )

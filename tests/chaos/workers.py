@@ -43,6 +43,7 @@ from tests.chaos.history import (
 Code = v2.Code
 _SECONDS: Final = 15.0  # for any call; pauses of the broker are shorter
 _QUEUES: Final = 4
+_PROGRESS: Final = 5  # sends answered between two disturbances
 _HIDDEN_MS: Final = (500, 1500, 4000)
 _LITE_TOPICS: Final = ("red", "green", "blue")
 # Codes with which a broker in trouble, or after it, may refuse a call; the message was stored or not.
@@ -98,6 +99,7 @@ class Workers:
     def __init__(self, seed: int, endpoint: str, pace: float) -> None:
         """`pace`: seconds that each producer waits between its messages, on average."""
         self.history: list[Event] = []
+        self._acknowledged = 0
         self._seed = seed
         self._dice = random.Random(seed)
         self._endpoint = endpoint
@@ -114,6 +116,16 @@ class Workers:
 
     def note(self, event: Event) -> None:
         self.history.append(event)
+        if isinstance(event, Acknowledged):
+            self._acknowledged += 1
+
+    async def progress(self) -> None:
+        """Return when some sends more have been answered with OK. TimeoutError after a minute."""
+        wanted = self._acknowledged + _PROGRESS
+        async with asyncio.timeout(60):
+            while self._acknowledged < wanted:
+                self.check_alive()
+                await asyncio.sleep(0.05)
 
     # --- The run --------------------------------------------------------------------------------------------
 
