@@ -36,8 +36,9 @@ The log is the only truth; queues and index are compared with it and completed f
     a record of a topic that was deleted after it                no unit
     a record of a batch topic that is no inner batch             no unit, as RocketMQ has it
     units of a batch queue that are not those of the records     dropped with all behind them, and added anew
-    a unit or index entry at or behind the end of the log        dropped; if units that are not follow it, or after an
-                                                                 orderly stop, the log is read again for its queue
+    a unit or index entry at or behind the end of the log        dropped; if units that are not follow it, or its queue
+                                                                 then ends before what was read, the log is read again
+                                                                 for its queue
     bytes behind the end of the log                              zeroed and synced before the first append, or they
                                                                  would parse as records after the next crash
     a whole segment behind the end without any valid record      set aside in `quarantine`, if it holds anything
@@ -167,11 +168,11 @@ class Recovery:
                 "log ends before what was synced end=%d synced=%d; the records between are lost", report.end, synced
             )
         self._cut_log(report.end)
-        if (begin := self._cut_queues(report.end)) < report.begin:
+        if (begin := self._cut_queues(report.end)) < report.end:
             # What was cut is damage, not the traces of lost records: read what those queues need once more.
-            report.begin, report.records = begin, 0
+            report.begin, report.records = min(begin, report.begin), 0
             report.damaged.clear()
-            self._scan(begin)
+            self._scan(report.begin)
             report.damaged.sort(key=lambda damage: damage.start)
         self._index.truncate(report.end)
         for queue in self._all_queues():
@@ -517,7 +518,7 @@ class Recovery:
         begin_again = end
         for queue in self._queues.values():
             stop = queue.max_offset
-            damaged = self._clean  # an orderly stop leaves no unit without its record
+            damaged = False
             while stop > queue.min_offset:
                 begin = max(queue.min_offset, stop - 4096)
                 units = queue.units(begin, stop - begin)
@@ -532,7 +533,8 @@ class Recovery:
             if stop < queue.max_offset:
                 self._report.units_dropped += queue.max_offset - stop
                 queue.truncate(stop)
-                # What is left may end before all that was read: what is gone may then have been of records before it.
+                # The scan has put right every unit of a record behind its begin. A unit that was dropped with a damaged
+                # one in front of it is lost; and what is left may end before the scan, then the rest was not compared.
                 if damaged or queue.last_record_end() < self._report.begin:
                     begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
         for batch_queue in self._batch_queues.values():

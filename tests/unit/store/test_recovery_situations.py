@@ -127,6 +127,11 @@ def first_segment_missing(scene: Scene) -> None:
     scene.remove_segment(0)
 
 
+def unit_of_a_damaged_record_behind_the_log(scene: Scene) -> None:
+    scene.damage(27, b"rotten", 100)
+    scene.disk.damage(QUEUE, 27 * UNIT_SIZE, (1 << 40).to_bytes(8, "big"))
+
+
 def index_lost(scene: Scene) -> None:
     scene.remove("index")
 
@@ -189,6 +194,12 @@ ROWS: Final = (
         outside_of_segment(0),
         "taken for deletion, the queue's minimum moves late; same",
         queue_min=11,
+    ),
+    Row(
+        "queue unit of a damaged record names a place behind the log",
+        unit_of_a_damaged_record_behind_the_log,
+        but(27),
+        "unknown",
     ),
     Row("index of the last messages missing", index_lost, everything, "-; rebuilt from the chosen segment on"),
 )
