@@ -44,6 +44,28 @@ async def test_a_long_step_is_measured_and_named(
     assert "milliseconds=" in caplog.text
 
 
+async def test_the_processor_time_of_a_step_is_measured() -> None:
+    """Unlike the delay, it does not grow while others have the processor, of which a sleep is an example."""
+    delay = LoopDelay()
+    running = asyncio.create_task(delay.run())
+    async with asyncio.timeout(60):
+        while not delay.seconds.count:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.01)
+        time.sleep(0.5)  # noqa: ASYNC251  # that is the point
+        beats = delay.seconds.count
+        while delay.seconds.count == beats:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert delay.busy_seconds_max < 0.3
+        end = time.thread_time() + 0.3
+        while time.thread_time() < end:
+            pass
+        while delay.busy_seconds_max < 0.3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
 async def test_the_warning_names_the_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
