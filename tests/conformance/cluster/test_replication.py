@@ -144,6 +144,12 @@ async def test_c105_a_send_waits_for_the_acknowledgement(tmp_path: Path) -> None
         await peer.log(int((await found.status())["masterCommitLogMaxOffset"]))
         second = await send(found.client, "T")
         assert (second.code, second.fields["queueOffset"]) == (Answer.FLUSH_SLAVE_TIMEOUT, "1")
+        peer.close()
+    async with master(tmp_path / "a", acks="1", rocketmq_acks=True, ack_timeout_seconds=60.0) as found:
+        peer = await _Peer.connect(found.ha)
+        end = int((await found.status())["masterCommitLogMaxOffset"])
+        peer.report(end)
+        await eventually(lambda: _in_sync(found, 1))
         sending = asyncio.ensure_future(send(found.client, "T"))
         while not sending.done():
             reading = asyncio.ensure_future(peer.units())
@@ -164,7 +170,13 @@ async def test_c107_nothing_acknowledged_is_missing_on_the_replica(tmp_path: Pat
     async with master(tmp_path / "a", acks="1") as found:
         for turn in range(3):
             async with replica(tmp_path / "b", found.broker.remoting):
-                await eventually(lambda: _in_sync(found, 1))
+                first = f"{turn} first".encode()
+
+                async def confirmed(body: bytes = first) -> bool:
+                    return (await send(found.client, "T", body)).code == Answer.SUCCESS
+
+                await eventually(confirmed)
+                answered.add(first)
                 sends = {
                     (body := f"{turn}-{number}".encode()): asyncio.ensure_future(send(found.client, "T", body))
                     for number in range(40)

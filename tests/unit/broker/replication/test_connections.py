@@ -69,22 +69,26 @@ async def _append(store: MessageStore, count: int) -> int:
 
 
 async def test_heartbeats_and_silence(tmp_path: Path) -> None:
-    """A master with nothing to send says so in time; a replica that is silent for long is closed."""
-    async with (
-        _running(tmp_path / "a") as store,
-        _master(store, _epochs(tmp_path, (1, 0)), heartbeat=0.01, silence=0.3) as (address, found),
-    ):
-        reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(encode_report(0, "plain"))
-        frames = MasterReader("plain")
-        units: list[Unit] = []
-        async with asyncio.timeout(60):
-            while data := await reader.read(1 << 16):
-                units += frames.feed(data)
-        assert set(units) == {Unit(0, b"")}
-        writer.close()
-        while found.connections:  # noqa: ASYNC110 - the connection ends elsewhere
-            await asyncio.sleep(0.01)
+    """A master with nothing to send says so; a replica that is silent for long is closed."""
+    async with _running(tmp_path / "a") as store:
+        epochs = _epochs(tmp_path, (1, 0))
+        async with _master(store, epochs, heartbeat=0.01) as (address, _):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(encode_report(0, "plain"))
+            frames, units = MasterReader("plain"), list[Unit]()
+            async with asyncio.timeout(60):
+                while len(units) < 3:
+                    units += frames.feed(await reader.read(1 << 16))
+            assert set(units) == {Unit(0, b"")}
+            writer.close()
+        async with _master(store, epochs, silence=0.1) as (address, found):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(encode_report(0, "plain"))
+            async with asyncio.timeout(60):
+                assert await reader.read() == b""
+            writer.close()
+            while found.connections:  # noqa: ASYNC110 - the connection ends elsewhere
+                await asyncio.sleep(0.01)
 
 
 async def test_a_replica_leaves_a_silent_master(tmp_path: Path) -> None:
