@@ -25,9 +25,8 @@ help: ## list the targets
 	@touch $@
 
 .venv/.spark: pyproject.toml .venv/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples,spark,examples-spark]'
-	@$(BIN)/python -c 'from aerobee_pipeline import jre; jre.ensure()' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples,spark,examples-spark,spark-jre]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e \
+		'.[dev,examples,spark,spark-jre,examples-spark]'
 	@touch $@
 
 setup: .venv/.dev ## create .venv with all that development needs
@@ -78,7 +77,7 @@ test-chaos: .venv/.dev ## an hour of producers, consumers and disturbances, chec
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
 		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py
 
-test-spark: .venv/.spark ## the Spark pipeline; installs PySpark, and Java if there is none (some 500 MB the first time)
+test-spark: .venv/.spark ## the Spark pipeline; installs PySpark and a Java (some 500 MB the first time)
 	AEROBEE_SPARK=1 $(BIN)/python -m pytest -q -W default --timeout=600 tests/spark
 
 test-hostile: .venv/.dev ## one hostile client against every call at its limits, for minutes

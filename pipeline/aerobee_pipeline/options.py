@@ -17,6 +17,7 @@ from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.offsets import EARLIEST, LATEST, Offsets, Queue, parse_user_offsets
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _ALIASES: Final = {
     "kafka.bootstrap.servers": "endpoint",
     "nameserver": "endpoint",
@@ -45,6 +46,8 @@ _SOURCE: Final = [
     "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "splitBytes",
     "failOnDataLoss",
@@ -69,6 +72,7 @@ _SINK: Final = [
     "delivery",
     "batchBytes",
     "maxInFlight",
+    "maxRowsPerSecond",
     "sendTimeoutMs",
     "retries",
     "jobId",
@@ -136,6 +140,8 @@ class SourceOptions:
     ending: Limit
     by_timestamp_strategy: Literal["error", "latest"]
     offsets_per_trigger: int | None
+    offsets_per_trigger_min: int | None
+    trigger_delay_seconds_max: float
     partitions_min: int | None
     split_bytes: int
     fail_on_data_loss: bool
@@ -182,6 +188,9 @@ class SourceOptions:
                 "endingOffsets and endingTimestamp: a stream has no end; leave them out, or use batch reads"
             )
         tags = options.optional("subExpression")
+        offsets_max, offsets_min = options.number("maxOffsetsPerTrigger"), options.number("minOffsetsPerTrigger")
+        if offsets_max is not None and offsets_min is not None and offsets_min > offsets_max:
+            raise OptionError(f"minOffsetsPerTrigger: {offsets_min} is more than maxOffsetsPerTrigger, {offsets_max}")
         return cls(
             mode="store" if mode == "store" else "grpc",
             endpoint=endpoint,
@@ -192,7 +201,9 @@ class SourceOptions:
             by_timestamp_strategy="latest"
             if options.choice("startingOffsetsByTimestampStrategy", "error", "error", "latest") == "latest"
             else "error",
-            offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
+            offsets_per_trigger=offsets_max,
+            offsets_per_trigger_min=offsets_min,
+            trigger_delay_seconds_max=options.seconds("maxTriggerDelay", "15m"),
             partitions_min=options.number("minPartitions"),
             split_bytes=options.size("splitBytes", "128m") or 1,
             fail_on_data_loss=options.flag("failOnDataLoss", True),
@@ -220,6 +231,8 @@ class SinkOptions:
     topic: str | None
     batch_bytes: int
     in_flight_max: int
+    rows_per_second: int | None
+    """Of a task; None: as fast as it goes."""
     send_timeout_ms: int
     retries: int
     job_id: str | None
@@ -237,6 +250,7 @@ class SinkOptions:
             topic=options.optional("topic"),
             batch_bytes=options.size("batchBytes", "1m") or 1,
             in_flight_max=options.number("maxInFlight", 4) or 1,
+            rows_per_second=options.number("maxRowsPerSecond"),
             send_timeout_ms=options.number("sendTimeoutMs", 60_000) or 1,
             retries=options.number("retries", 3, least=0) or 0,
             job_id=options.optional("jobId"),
@@ -306,6 +320,13 @@ class _Given:
         if match is None or int(match[1]) < 1:
             raise OptionError(f"{name}: {value!r} is no size; 64m or 1048576 would be one")
         return int(match[1]) * _UNITS[match[2]]
+
+    def seconds(self, name: str, default: str) -> float:
+        value = self.optional(name) or default
+        match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", value.lower())
+        if match is None:
+            raise OptionError(f"{name}: {value!r} is no time; 15m or 500ms would be one")
+        return int(match[1]) * _SECONDS[match[2]]
 
 
 def _stores(text: str) -> dict[str, Path]:

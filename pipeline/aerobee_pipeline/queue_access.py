@@ -43,27 +43,29 @@ class StoresAccess:
     def __init__(self, options: SourceOptions) -> None:
         self._stores = options.stores
         self._open: dict[str, StoreQueues] = {}
-
-    def store(self, broker: str) -> StoreQueues:
-        """The queues of one broker's store."""
-        if broker not in self._open:
-            self._open[broker] = StoreQueues(broker, self._stores[broker])
-        return self._open[broker]
+        self._read: dict[Queue, StoreQueues] = {}
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
-        self.close()  # queues and files may have come since
         found: dict[Queue, Bounds] = {}
-        for broker in self._stores:
-            found.update(self.store(broker).bounds(subscription))
+        for broker, directory in self._stores.items():
+            if broker in self._open:
+                self._open[broker].refresh()  # queues and files may have come since
+            else:
+                self._open[broker] = StoreQueues(broker, directory, subscription.has_topic)
+            found.update(self._open[broker].bounds(subscription))
         return found
 
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
-        return self.store(queue.broker).offset_at(queue, bounds, timestamp_ms)
+        return self._open[queue.broker].offset_at(queue, bounds, timestamp_ms)
 
     def read(
         self, item: Range, tags: frozenset[str] | None, *, fail_on_data_loss: bool
     ) -> Iterator[tuple[RecordBatch, Rows]]:
-        return self.store(item.queue.broker).read(item, tags, fail_on_data_loss=fail_on_data_loss)
+        if item.queue not in self._read:
+            topic = item.queue.topic
+            directory = self._stores[item.queue.broker]
+            self._read[item.queue] = StoreQueues(item.queue.broker, directory, lambda name: name == topic)
+        return self._read[item.queue].read(item, tags, fail_on_data_loss=fail_on_data_loss)
 
     def broker_name(self, queue: Queue) -> str:
         return queue.broker
@@ -72,9 +74,10 @@ class StoresAccess:
         raise OptionError("group: files have no consumer groups to report to; leave it out with storePath")
 
     def close(self) -> None:
-        for queues in self._open.values():
+        for queues in (*self._open.values(), *self._read.values()):
             queues.close()
         self._open.clear()
+        self._read.clear()
 
 
 def open_access(options: SourceOptions) -> QueueAccess:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -86,10 +87,12 @@ class _Sink:
         assert context is not None
         run = self._run_id(context)
         partition = context.partitionId()
+        pace = Pace(self._options.rows_per_second)
         task = _Task(self._options, f"{run}:{partition}")
         try:
             for batch in iterator:
-                task.take(batch)
+                for part in pace.parts(batch):
+                    task.take(part)
             task.finish()
         finally:
             task.close()
@@ -124,6 +127,35 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
+
+
+class Pace:
+    """Keeps a task below a rate: the rows of each second are sent together, and the next ones a second later."""
+
+    def __init__(
+        self,
+        rows_per_second: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = rows_per_second
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at = clock()
+
+    def parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of a batch, each part when it may be sent."""
+        if self._rate is None:
+            yield batch
+            return
+        for begin in range(0, batch.num_rows, self._rate):
+            part = batch.slice(begin, self._rate)
+            now = self._clock()
+            if self._free_at > now:
+                self._sleep(self._free_at - now)
+            self._free_at = max(self._free_at, now) + part.num_rows / self._rate
+            yield part
 
 
 class _Task:

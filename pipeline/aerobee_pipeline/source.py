@@ -7,6 +7,8 @@ open nothing, and `read` opens what it needs. docs/pipeline.md has the options.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,10 +37,11 @@ from pyspark.sql.types import StructType
 from aerobee_pipeline.decode import Decoder, expanded
 from aerobee_pipeline.offsets import Position, Range, checked_ranges, cut, next_position, ranges_between
 from aerobee_pipeline.options import SourceOptions
-from aerobee_pipeline.queue_access import QueueAccess, StoresAccess, named_topics_exist, offsets_at, open_access
+from aerobee_pipeline.queue_access import QueueAccess, named_topics_exist, offsets_at, open_access
 from aerobee_pipeline.schema import checked_columns, default_columns, spark_ddl
 from aerobee_pipeline.selection import PUSHED_COLUMNS, Condition, Selection, narrowed
 from aerobee_pipeline.splits import LogSplit, plan_log, read_split, store_files
+from aerobee_pipeline.store_queues import StoreQueues
 
 _log = logging.getLogger(__name__)
 
@@ -158,11 +161,13 @@ class BatchReader(_Reading, DataSourceReader):
         options = self._options
         if options.read_by != "auto":
             return options.read_by == "log"
-        access = StoresAccess(options)
-        try:
-            weights = [access.store(broker).weight(options.subscription) for broker in options.stores]
-        finally:
-            access.close()
+        weights = []
+        for broker, directory in options.stores.items():
+            queues = StoreQueues(broker, directory)
+            try:
+                weights.append(queues.weight(options.subscription))
+            finally:
+                queues.close()
         return max(weights) >= _LOG_WEIGHT_MIN
 
     def _log_partitions(self) -> list[InputPartition]:
@@ -259,7 +264,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._initial: Position | None = None
         self._access: QueueAccess | None = None
         self._end_of_run: Position | None = None
-        self._latest: dict[str, Any] | None = None
+        self._last_trigger = -math.inf
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_access": None}
@@ -295,9 +300,19 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
                 if queue in last
             }
         end, _ = next_position(position, bounds, rows_max=rows_max)
-        if not position.initial and dict(end.next) == dict(position.next):
+        if not position.initial and (dict(end.next) == dict(position.next) or self._waits(position, end)):
             return start if start is not None else end.to_json()
+        self._last_trigger = time.monotonic()
         return end.to_json()
+
+    def _waits(self, position: Position, end: Position) -> bool:
+        """Whether there are too few messages for a micro-batch. A run to the end that is there now takes them all."""
+        least = self._options.offsets_per_trigger_min
+        if least is None or self._end_of_run is not None:
+            return False
+        if time.monotonic() - self._last_trigger >= self._options.trigger_delay_seconds_max:
+            return False
+        return sum(item.end - item.start for item in ranges_between(position, end)) < least
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the run; limits then cut what lies before it into micro-batches."""

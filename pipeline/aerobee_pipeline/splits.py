@@ -10,7 +10,7 @@ because the first range of a segment begins where a record must.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -66,10 +66,10 @@ class Tile:
     damage: tuple[DamagedRange, ...]
 
 
-def store_files(directory: Path) -> StoreFiles:
-    """The files of a store. OptionError for a directory that is none."""
+def store_files(directory: Path, *, has_topic: Callable[[str], bool] | None = None) -> StoreFiles:
+    """The files of a store, of queues those of some topics. OptionError for a directory that is none."""
     try:
-        return StoreFiles.find(directory)
+        return StoreFiles.find(directory, has_topic=has_topic)
     except StoreDirectoryError as error:
         raise OptionError(f"storePath: {error}") from None
 

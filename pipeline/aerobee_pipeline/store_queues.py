@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,24 +31,32 @@ _UNITS_AT_ONCE: Final = 1 << 14
 
 
 class StoreQueues:
-    """The queues of one store, as its files have them at the moment. Close it after use; it is made anew for each look.
+    """The queues of one store, as its files had them at the last `refresh`. Close it after use.
+
+    `has_topic`: the topics that are looked at; None: all.
 
     Queues of a store in use are written a moment after the log: a message is seen here a second or two after it was
     sent.
     """
 
-    def __init__(self, broker: str, directory: Path) -> None:
+    def __init__(self, broker: str, directory: Path, has_topic: Callable[[str], bool] | None = None) -> None:
         self._broker = broker
         self._directory = directory
-        self._files: StoreFiles = store_files(directory)
+        self._files: StoreFiles = store_files(directory, has_topic=has_topic)
+        self._ends: dict[tuple[str, int], int] = {}
+        self._firsts: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._fails = True
+
+    def refresh(self) -> None:
+        """Take in what came and went since."""
+        self._files.refresh()
 
     def bounds(self, subscription: Subscription) -> dict[Queue, Bounds]:
         """The queues that are asked for. A queue whose messages are all expired has an empty range."""
         found = {}
         for (topic, queue_id), files in self._files.queues.items():
             if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id) and files.starts:
-                end = files.end()
+                end = self._ends[topic, queue_id] = files.end(self._ends.get((topic, queue_id), 0))
                 found[Queue(topic, self._broker, queue_id)] = Bounds(self._first(files, end), end)
         for (topic, queue_id), files in self._files.batch_queues.items():
             if subscription.has_topic(topic) and subscription.has_queue(topic, queue_id) and files.starts:
@@ -132,6 +140,9 @@ class StoreQueues:
         """The first unit whose record the log still has: units of removed segments and fillers come before it."""
         low, high = files.first, end
         log_begin = self._files.log_begin
+        *known_for, known = self._firsts.get(files.key, (-1, -1, 0))
+        if known_for == [log_begin, low] and known <= end:
+            return known
         while low < high:
             middle = (low + high) // 2
             unit = files.read(middle, 1)[0]
@@ -139,6 +150,8 @@ class StoreQueues:
                 low = middle + 1
             else:
                 high = middle
+        if low < end:  # otherwise messages may still come that the log does have
+            self._firsts[files.key] = log_begin, files.first, low
         return low
 
     def _segment(self, physical_offset: int) -> MappedFile | None:

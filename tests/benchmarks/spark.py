@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -60,7 +61,7 @@ class Measured:
         return self.rows / self.seconds / self.cores
 
 
-def measured(work: Callable[[], int], cores: int, *, repeats: int = 3, server: Server | None = None) -> Measured:
+def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: Server | None = None) -> Measured:
     """The best of some runs, after one that warms up."""
     work()
     best: Measured | None = None
@@ -102,21 +103,24 @@ def _cpu_seconds(left_out: Server | None) -> float:
     return total
 
 
-_HEAD = ("source", "rows/s", "per core", "of plain", "CPU a row", "broker's CPU a row")
+_HEAD = ("source", "rows/s", "per core", "of plain", "CPU a row", "plain's CPU of it", "broker's CPU a row")
 
 
 def _row(name: str, found: Measured, plain: Measured) -> tuple[str, ...]:
-    return (
+    row = (
         name,
         rate(found.rows, found.seconds),
         rate(found.per_core, 1),
         f"{found.per_core / plain.per_core:.2f}",
         nanoseconds(found.cpu / found.rows),
+        f"{plain.cpu / plain.rows / (found.cpu / found.rows):.2f}",
         nanoseconds(found.server_cpu / found.rows) if found.server_cpu else "",
     )
+    print("  measured:", *row, file=sys.stderr, flush=True)
+    return row
 
 
-def source(directory: Path, *, size: int = 512 << 20) -> None:
+def source(directory: Path, *, size: int = 256 << 20) -> None:
     """All rows of a store, its bodies too, read and thrown away."""
     store = directory / "store"
     count = write_store(store, size)

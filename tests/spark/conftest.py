@@ -20,6 +20,8 @@ SETTINGS = {
     "spark.sql.streaming.stopTimeout": "30s",
     # A task that fails is tried again, as on a cluster.
     "spark.task.maxFailures": "3",
+    # On a busy machine a Python worker takes longer to start than Spark's 15 seconds.
+    "spark.python.authenticate.socketTimeout": "300s",
 }
 
 

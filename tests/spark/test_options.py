@@ -28,6 +28,11 @@ STORE = {"storepath": "/s", "subscribe": "t"}
         ),
         ({**STORE, "splitbytes": "many"}, "splitBytes: 'many' is no size"),
         ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is not a number from 1 up"),
+        ({**STORE, "maxtriggerdelay": "long"}, "maxTriggerDelay: 'long' is no time"),
+        (
+            {**STORE, "minoffsetspertrigger": "9", "maxoffsetspertrigger": "8"},
+            "minOffsetsPerTrigger: 9 is more than maxOffsetsPerTrigger, 8",
+        ),
         ({**STORE, "failondataloss": "yes"}, "neither true nor false"),
         ({**STORE, "subexpression": "a || "}, "no tag expression"),
         ({**STORE, "maxbytespertrigger": "1m"}, "maxbytespertrigger"),

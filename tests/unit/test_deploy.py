@@ -163,7 +163,9 @@ def test_the_composition_agrees_with_the_image_and_with_prometheus() -> None:
     """The store is a named volume at the image's path, and Prometheus scrapes the service by its name and port."""
     (composition,) = read_yaml(DEPLOY / "docker-compose.yml")
     services = composition["services"]
-    assert set(services) == {"broker", "prometheus", "grafana"}
+    assert {name for name, service in services.items() if "profiles" not in service} == {
+        *("broker", "prometheus", "grafana")
+    }
     assert f"broker-store:{STORE_DIRECTORY}" in services["broker"]["volumes"]
     named = {mount.split(":")[0] for service in services.values() for mount in service["volumes"]}
     assert {name for name in named if not name.startswith(".")} == set(composition["volumes"])
@@ -175,6 +177,31 @@ def test_the_composition_agrees_with_the_image_and_with_prometheus() -> None:
 
     (sources,) = read_yaml(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml")
     assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+def test_the_composition_has_a_spark_cluster() -> None:
+    """Master, workers and jobs of one image with the extras of Spark; they see the store, and cannot write to it."""
+    (composition,) = read_yaml(DEPLOY / "docker-compose.yml")
+    services = {name: service for name, service in composition["services"].items() if "profiles" in service}
+    assert {name: service["profiles"] for name, service in services.items()} == {
+        "spark-master": ["spark"],
+        "spark-worker": ["spark"],
+        "spark-job": ["spark-job"],
+    }
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for service in services.values():
+        assert service["image"] == services["spark-master"]["image"]
+        asked = service["build"]["args"]["EXTRAS"].strip("[]").split(",")
+        assert set(asked) <= set(extras)
+        assert f"broker-store:{STORE_DIRECTORY}:ro" in service["volumes"]
+        assert "spark-work:/work" in service["volumes"]
+    for name in ("spark-master", "spark-worker"):
+        assert services[name]["entrypoint"] == ["python", "-m", "aerobee_pipeline.spark_class"]
+    assert services["spark-worker"]["command"][-1] == "spark://spark-master:7077"
+    assert services["spark-worker"]["ports"] == [], "several of them cannot have one port"
+    master = services["spark-master"]["command"]
+    assert (master[master.index("--host") + 1], master[master.index("--port") + 1]) == ("spark-master", "7077")
+    assert f"-o aerobee -g aerobee -m 0750 {STORE_DIRECTORY} /work" in (DEPLOY / "Dockerfile").read_text()
 
 
 def test_kubernetes_runs_one_replica_with_probes_and_a_volume() -> None:

