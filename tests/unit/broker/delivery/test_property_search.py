@@ -12,6 +12,7 @@ import pytest
 from aerobee_broker.delivery import filters, property_search
 from aerobee_broker.delivery.filters import MessageFilter, filter_of
 from aerobee_store import Message, MessageStore, ReadResult, StoreConfig
+from aerobee_store.records.inner_batch import body_of
 
 TOPIC, QUEUE = "orders", 1
 SEGMENT_SIZE = 64 << 10
@@ -152,3 +153,15 @@ def test_a_filter_by_tags_does_not_search(store: MessageStore, monkeypatch: pyte
     """The queue itself knows the tags."""
     monkeypatch.setattr(filters, "search", None)
     assert filter_of("a").read(store, TOPIC, QUEUE, 0, 9, "g").records == []
+
+
+def test_messages_inside_batches_are_found(tmp_path: Path) -> None:
+    """A record of a batch topic holds many messages with properties of their own, which are not the record's."""
+    config = StoreConfig.tiny(tmp_path, flush="async")
+    with MessageStore.open(config, is_batch_topic=lambda topic: topic == "metering") as store:
+        for first in range(0, 12, 3):
+            body = body_of([(b"", b"price\x01%d\x02" % number) for number in range(first, first + 3)])
+            store.append([Message("metering", 0, body, {"INNER_NUM": "3", "price": "99"}, sys_flag=0xC0)])
+        store.flush()
+        assert searched(store, "price IN ('1', '7', '8')", "metering", 0) == ([1, 7, 8], 0)
+        assert searched(store, "price = 99", "metering", 0) == ([], 0)
