@@ -135,11 +135,13 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
     position = 0
     known: dict[bytes, tuple[int, int]] = {}  # messages have few sizes, so few heads
     try:
-        while position < size:
+        for _ in range(COUNT_MAX):
+            if position >= size:
+                break
             head = data[position : position + _HEAD_SIZE]
             found = known.get(head)
             if found is None:
-                if head[0] != _MESSAGES or len(ends) == COUNT_MAX:
+                if head[0] != _MESSAGES:
                     return None
                 length, begin = read_varint(data, position + 1)
                 found = begin - position, length
@@ -151,7 +153,7 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
             ends.append(position)
     except IndexError:
         return None
-    if position != size or not COUNT_MIN <= len(ends) <= COUNT_MAX:
+    if position != size or len(ends) < COUNT_MIN:
         return None
     return np.array(begins, np.int64), np.array(ends, np.int64)
 
