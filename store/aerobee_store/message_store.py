@@ -109,7 +109,7 @@ class MessageStore:
         self._paths = LogPaths(file_system, config)
         self._log = CommitLog(
             MappedFileQueue(self._paths, segments_of(config, self._pool)),
-            write_ahead=config.flush == "sync",
+            zero_ahead=config.flush == "sync",
             disk_headroom=config.disk_headroom,
         )
         self._deleted = DeletedTopics(file_system, directory)

@@ -39,9 +39,9 @@ class _FullDisk:
 class CommitLog:
     """Appends to the last segment in use. Single writer: only the event loop's thread calls it."""
 
-    def __init__(self, files: MappedFileQueue, *, write_ahead: bool, disk_headroom: int) -> None:
+    def __init__(self, files: MappedFileQueue, *, zero_ahead: bool, disk_headroom: int) -> None:
         self.files = files
-        self._write_ahead = write_ahead
+        self._zero_ahead = zero_ahead
         self._disk_headroom = disk_headroom
         self._active: MappedFile | None = None
         self._uncommitted: list[MappedFile] = []
@@ -205,7 +205,7 @@ class CommitLog:
     def commit(self) -> None:
         """Move all that was appended to the page cache. OSError is final: what is in the file then is not known."""
         for file in self._uncommitted:
-            file.commit(write_ahead=self._write_ahead)
+            file.commit(zero_ahead=self._zero_ahead)
             if file.committed == file.size:
                 file.end_writing()
         self._uncommitted.clear()
@@ -226,14 +226,14 @@ class CommitLog:
             elif parts:
                 break
             else:
-                file.commit(write_ahead=self._write_ahead)
+                file.commit(zero_ahead=self._zero_ahead)
             end = file.start_offset + file.wrote
         return parts, end
 
     def commit_in_thread(self, parts: Sequence[tuple[MappedFile, int]]) -> None:
         """Write these parts to their files; in a thread. OSError is final."""
         for file, position in parts:
-            file.commit_in_thread(position, write_ahead=self._write_ahead)
+            file.commit_in_thread(position, zero_ahead=self._zero_ahead)
 
     def end_commit(self, end: int) -> None:
         """Note that all before physical offset `end`, of `begin_commit`, is in the page cache."""

@@ -42,9 +42,9 @@ from aerobee_store.tools.actions import Action, GivenSizes, Sizes, locked, sizes
 from aerobee_store.tools.damage import finding_of
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
+from aerobee_store.tools.overlay_disk import OverlayDisk
 from aerobee_store.tools.store_files import Progress, QueueFiles, QueueKey, StoreFiles, StoreState
 from aerobee_store.tools.table_check import topics_of
-from aerobee_store.tools.trial_disk import TrialDisk
 
 NEW: Final = "rebuild.new"
 OLD: Final = REBUILD_OLD
@@ -118,7 +118,7 @@ def rebuild(
                 for name in (NEW, OLD):
                     shutil.rmtree(directory / name, ignore_errors=True)
             else:
-                disk = TrialDisk()
+                disk = OverlayDisk()
             return _Rebuild(files, sizes_of(files, sizes or GivenSizes()), disk, queues, index, apply, progress).run()
     finally:
         files.close()
@@ -202,7 +202,7 @@ class _Rebuild:
         self._close(sync=self._apply)
         if self._apply:
             self._swap(end.position)
-        elif isinstance(self._disk, TrialDisk):
+        elif isinstance(self._disk, OverlayDisk):
             self._disk.close()
         return report
 

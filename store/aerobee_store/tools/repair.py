@@ -49,9 +49,9 @@ from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.queues.index_file import HEADER, HEADER_SIZE
 from aerobee_store.tools.actions import Action, GivenSizes, Moment, Sizes, locked, sizes_of
 from aerobee_store.tools.findings import FINDINGS_MAX, Finding
+from aerobee_store.tools.overlay_disk import LockedDisk, OverlayDisk, OverlayFile
 from aerobee_store.tools.rebuild import batch_topics
 from aerobee_store.tools.store_files import Progress, QueueKey, StoreFiles, StoreState
-from aerobee_store.tools.trial_disk import LockedDisk, TrialDisk, TrialFile
 from aerobee_store.tools.verify import verify_files
 
 LOST_FOR_GOOD: Final = frozenset({"log-damaged", "segment-missing", "queue-offset-gap", "checksum-damaged"})
@@ -121,13 +121,13 @@ def repair(
                 return RepairReport(before.state, apply, used, before.findings, [], left)
             # New index files are named by it: the same whether it is tried or done.
             clock = Moment(max((files.disk.modified_ms(segment.path) for segment in files.segments), default=0))
-            trial = TrialDisk()
+            overlay = OverlayDisk()
             try:
                 with _unlogged():  # it would say what has not happened
-                    _mend(trial, files, used, plan, clock)
-                actions = _actions(trial, files)
+                    _mend(overlay, files, used, plan, clock)
+                actions = _actions(overlay, files)
             finally:
-                trial.close()
+                overlay.close()
             if apply:
                 _mend(LockedDisk(), files, used, plan, clock)
                 left = _errors_left(directory, sizes, findings_max)
@@ -268,7 +268,7 @@ def _set_aside(disk: FileSystem, directory: Path, path: Path) -> None:
 # --- what differs ---------------------------------------------------------------------------------------------------
 
 
-def _actions(disk: TrialDisk, files: StoreFiles) -> list[Action]:
+def _actions(disk: OverlayDisk, files: StoreFiles) -> list[Action]:
     directory = files.directory
     actions: list[Action] = []
     for source, target in disk.renamed:
@@ -307,7 +307,7 @@ def _actions(disk: TrialDisk, files: StoreFiles) -> list[Action]:
     return actions
 
 
-def _changes(path: str, before: File | None, after: TrialFile) -> list[Action]:
+def _changes(path: str, before: File | None, after: OverlayFile) -> list[Action]:
     """The actions that make one file into the other."""
     kind = "commitlog" if Path(path).is_absolute() else path.split("/")[0]  # only the log may lie elsewhere
     if kind in ("consumequeue", "batchconsumequeue"):
@@ -335,7 +335,7 @@ def _changes(path: str, before: File | None, after: TrialFile) -> list[Action]:
     return [Action(kind="make-file", path=path, detail=f"{after.size} bytes", size=after.size)]
 
 
-def _unit_changes(path: str, before: File | None, after: TrialFile, dtype: np.dtype[np.void]) -> list[Action]:
+def _unit_changes(path: str, before: File | None, after: OverlayFile, dtype: np.dtype[np.void]) -> list[Action]:
     _, topic, queue_id, name = path.split("/")
     new = np.frombuffer(after.read(after.size, 0), dtype)
     old = np.zeros(len(new), dtype)

@@ -19,7 +19,7 @@ LOG = DIRECTORY / "commitlog"
 
 
 def log_on(disk: MemoryFileSystem, *, end: int | None = None, headroom: int = 0) -> CommitLog:
-    log = CommitLog(MappedFileQueue(FileRun(disk, LOG, SEGMENT)), write_ahead=True, disk_headroom=headroom)
+    log = CommitLog(MappedFileQueue(FileRun(disk, LOG, SEGMENT)), zero_ahead=True, disk_headroom=headroom)
     if end is not None:
         log.set_end(end)
     return log

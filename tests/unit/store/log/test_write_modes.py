@@ -87,7 +87,7 @@ def test_the_positions_of_a_segment_and_of_the_log(write_mode: WriteMode) -> Non
     config = replace(config, segment_size=4096)
     log = CommitLog(
         MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
-        write_ahead=True,
+        zero_ahead=True,
         disk_headroom=0,
     )
 
@@ -284,7 +284,7 @@ def test_a_commit_that_nobody_waited_for_to_its_end_counts() -> None:
     disk, config = MemoryFileSystem(), replace(config_of("pool"), segment_size=4096)
     log = CommitLog(
         MappedFileQueue(FileRun(disk, LOG, 4096), segments_of(config, BufferPool.of(config, disk))),
-        write_ahead=True,
+        zero_ahead=True,
         disk_headroom=0,
     )
     rounds = []

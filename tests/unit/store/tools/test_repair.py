@@ -12,9 +12,9 @@ from aerobee_store import MessageStore, StoreConfig, StoreDirectoryError, StoreL
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.queues.consume_queue import UNIT
 from aerobee_store.tools.actions import GivenSizes
+from aerobee_store.tools.overlay_disk import LockedDisk
 from aerobee_store.tools.rebuild import rebuild
 from aerobee_store.tools.repair import repair
-from aerobee_store.tools.trial_disk import LockedDisk
 from aerobee_store.tools.verify import verify
 from tests.unit.store.queues.test_batch_consume_queue import TOPIC as BATCH_TOPIC
 from tests.unit.store.queues.test_batch_consume_queue import inner

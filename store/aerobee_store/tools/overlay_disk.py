@@ -1,4 +1,4 @@
-"""A disk to try things on: what is written stays here, and the real disk behind it is only read.
+"""A disk that overlays the real one: what is written stays here, and the real disk behind it is only read.
 
 So a tool that changes a store can do all of it first, and say what it would do. What is changed or made lies in one
 unlinked file of the temporary directory, as sparse as the files are; of large files that are changed, only the changed
@@ -37,10 +37,10 @@ class LockedDisk(DiskFileSystem):
         return HeldLock()
 
 
-class TrialFile:
+class OverlayFile:
     """One file: the real one until the first change."""
 
-    def __init__(self, disk: TrialDisk, path: Path, size: int, real: File | None) -> None:
+    def __init__(self, disk: OverlayDisk, path: Path, size: int, real: File | None) -> None:
         self.path = path
         self.unsynced_levels = 0
         self.written: list[tuple[int, int]] = []
@@ -137,12 +137,12 @@ class TrialFile:
             os.close(descriptor)
 
 
-class TrialDisk:
+class OverlayDisk:
     """A disk on which nothing lasts. `renamed` and `removed` say what became of files that are on the real disk."""
 
     def __init__(self) -> None:
         self._real = DiskFileSystem()
-        self._files: dict[Path, TrialFile | None] = {}
+        self._files: dict[Path, OverlayFile | None] = {}
         self._directories: set[Path] = set()
         self._scratch = tempfile.TemporaryFile(prefix="aerobee-")  # noqa: SIM115 - lives as long as this
         self._scratch_size = 0
@@ -167,7 +167,7 @@ class TrialDisk:
         self._files.clear()
         self._scratch.close()
 
-    def changed(self) -> list[TrialFile]:
+    def changed(self) -> list[OverlayFile]:
         """The files that were made or written to, in the order of their names, under the names that they have now."""
         return [
             file
@@ -183,13 +183,13 @@ class TrialDisk:
             if path in self._files:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
             real = self._real.open(path, writable=False, evictable=evictable)
-            file = self._files[path] = TrialFile(self, path, real.size, real)
+            file = self._files[path] = OverlayFile(self, path, real.size, real)
         return file
 
     def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
         if self.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        file = self._files[path] = TrialFile(self, path, size, None)
+        file = self._files[path] = OverlayFile(self, path, size, None)
         return file
 
     def list(self, directory: Path) -> list[str]:
@@ -241,12 +241,12 @@ class TrialDisk:
         return self._real.read_bytes(path)
 
     def write_new(self, path: Path, data: bytes) -> None:
-        file = self._files[path] = TrialFile(self, path, len(data), None)
+        file = self._files[path] = OverlayFile(self, path, len(data), None)
         file.write([data], 0)
 
     def rename(self, source: Path, target: Path) -> None:
         file = self.open(source)
-        assert isinstance(file, TrialFile)
+        assert isinstance(file, OverlayFile)
         if self._real.exists(source):
             self.renamed.append((source, target))
         self._files[target] = file
@@ -254,7 +254,7 @@ class TrialDisk:
 
     def link(self, source: Path, target: Path) -> None:
         file = self.open(source)
-        assert isinstance(file, TrialFile)
+        assert isinstance(file, OverlayFile)
         self._files[target] = file
 
     def unlink(self, path: Path) -> None:
