@@ -501,9 +501,9 @@ class TestConfiguration:
             ({"store.nonsense": "1"}, "unknown setting"),
             ({"store.directory": "/tmp"}, "fixed while the broker runs"),
             ({"store.retention_hours": "soon"}, "soon"),
-            ({"store.retention_hours": "0"}, "not above 0"),
+            ({"store.retention_hours": "0"}, "expected a number > 0"),
             ({"topics.queue_count": "5000"}, "topics.queue_count"),
-            ({"delivery.invisible_seconds_min": "7200", "delivery.invisible_seconds_max": "60"}, "must be in order"),
+            ({"delivery.invisible_seconds_min": "7200", "delivery.invisible_seconds_max": "60"}, "is above"),
         ],
         ids=["unknown", "fixed", "no-number", "zero", "too-many", "contradiction"],
     )

@@ -97,7 +97,7 @@ def content(directory: Path) -> dict[str, str]:
         (b"[warehouse]", "unknown section"),
         (b"[store]\nsegmentsize = 1", "store.segmentsize: unknown setting"),
         (b"[store]\nsegment_size = 'many'", "store.segment_size"),
-        (b"[store]\nsegment_size = 100", "store.segment_size: 100 is not between"),
+        (b"[store]\nsegment_size = 100", "store.segment_size: 100 is not valid: expected a whole number >= 4096"),
         (b"[store]\nsegment_size = [1]", "store.segment_size"),
         (b"[store]\nsync_timeout_seconds = -1", "store.sync_timeout_seconds"),
         (b"[store]\nsync_timeout_seconds = nan", "store.sync_timeout_seconds"),

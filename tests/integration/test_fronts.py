@@ -107,7 +107,7 @@ class Served:
 async def serving(kind: str, served: Served, **bounds: Any) -> AsyncIterator[str]:
     """The address of a front."""
     if kind == "native":
-        front = Front(served.methods(), FrontConfig(**bounds), FrontCounters())
+        front = Front(served.methods(), FrontConfig(**{"message_size_max": 2 * LARGE, **bounds}), FrontCounters())
         port = front.listen("127.0.0.1", 0, "plain", None)
         try:
             yield f"127.0.0.1:{port}"

@@ -118,7 +118,7 @@ async def test_a_failure_of_ours_is_logged_and_not_told(
         raise ZeroDivisionError("a secret of the inside")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MessageStore, "query", broken)
+        patch.setattr(MessageStore, "places_of_key", broken)
         request = v2.ListMessageRequest(topic=TOPIC, message_key="k")
         await broker.messaging.QueryRoute(v2.QueryRouteRequest(topic=TOPIC), metadata=METADATA, timeout=60)
         response = await broker.admin.QueryMessage(request, timeout=60)
