@@ -194,14 +194,14 @@ def test_the_composition_has_a_spark_cluster() -> None:
         asked = service["build"]["args"]["EXTRAS"].strip("[]").split(",")
         assert set(asked) <= set(extras)
         assert f"broker-store:{STORE_DIRECTORY}:ro" in service["volumes"]
-        assert "spark-work:/work" in service["volumes"]
+        assert "spark-work:/var/lib/spark" in service["volumes"]
     for name in ("spark-master", "spark-worker"):
         assert services[name]["entrypoint"] == ["python", "-m", "aerobee_pipeline.spark_class"]
     assert services["spark-worker"]["command"][-1] == "spark://spark-master:7077"
     assert services["spark-worker"]["ports"] == [], "several of them cannot have one port"
     master = services["spark-master"]["command"]
     assert (master[master.index("--host") + 1], master[master.index("--port") + 1]) == ("spark-master", "7077")
-    assert f"-o aerobee -g aerobee -m 0750 {STORE_DIRECTORY} /work" in (DEPLOY / "Dockerfile").read_text()
+    assert f"-o aerobee -g aerobee -m 0750 {STORE_DIRECTORY} /var/lib/spark" in (DEPLOY / "Dockerfile").read_text()
 
 
 def test_kubernetes_runs_one_replica_with_probes_and_a_volume() -> None:
