@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -233,6 +234,20 @@ def test_few_and_too_many_messages_are_left_to_protobuf() -> None:
     for size in (1, len(whole) // 2, len(whole) - 1):
         with pytest.raises(Exception, match="parsing"):
             columns_of(whole[:size])
+
+
+def test_messages_are_not_counted_beyond_the_limit() -> None:
+    """A request of half a million empty messages costs no more than one of `COUNT_MAX`."""
+    looked_at = 0
+
+    class Watched(bytes):
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__getitem__(place)
+
+    assert columns_of(Watched(b"\x0a\x00" * 500_000)) is None
+    assert looked_at < 2 * COUNT_MAX
 
 
 def test_a_large_request_with_unusual_messages_is_left_to_protobuf() -> None:
