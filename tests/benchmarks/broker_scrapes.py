@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,12 @@ def run(directory: Path, topics: int = 5000, seconds: float = 10.0) -> None:
         loop.run(_run(running, topics, seconds))
 
 
+def _scraper(metrics: str) -> subprocess.Popen[str]:
+    # Not by uvloop: it forks, and gRPC's threads may crash a forked child before it becomes another program.
+    command = [sys.executable, "-c", _SCRAPER, f"http://{metrics}/metrics"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
 async def _run(running: Server, topics: int, seconds: float) -> None:
     async with connect(running.endpoint, request_timeout_seconds=60) as client:
         producer = client.producer()
@@ -49,14 +56,14 @@ async def _run(running: Server, topics: int, seconds: float) -> None:
         await sends()
         usual = await sends()
         before = running.cpu_seconds()
-        scraper = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _SCRAPER, f"http://{running.metrics}/metrics", stdout=asyncio.subprocess.PIPE
-        )
-        beside = await sends()
-        cpu = running.cpu_seconds() - before
-        scraper.kill()
-        text, _ = await scraper.communicate()
-    scrapes = [line.split() for line in text.decode().splitlines()]
+        scraper = _scraper(running.metrics)
+        try:
+            beside = await sends()
+            cpu = running.cpu_seconds() - before
+        finally:
+            scraper.kill()
+            text, _ = scraper.communicate()
+    scrapes = [line.split() for line in text.splitlines()]
     rows = [
         (name, milliseconds(percentile(taken, 0.5)), milliseconds(percentile(taken, 0.99)), milliseconds(max(taken)))
         for name, taken in (("without scrapes", usual), ("beside scrapes", beside))
