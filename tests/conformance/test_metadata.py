@@ -266,5 +266,5 @@ async def test_023_the_oldest_clients(broker: BrokerProcess, topic: str, group: 
     async with connected(broker.endpoint, language="PHP") as client:
         await client.sent(message(topic, message_type=v2.MessageType.MESSAGE_TYPE_UNSPECIFIED))
         assert (await client.receive(topic, group, wait=None)).bodies == ["hello"]
-        empty = await client.receive(topic, group, wait=None, timeout=2.0)
+        empty = await client.receive(topic, group, wait=None, timeout=6.0)
         assert empty.code == Code.MESSAGE_NOT_FOUND

@@ -173,7 +173,7 @@ async def test_accounts_change_while_the_broker_runs(broker: BrokerProcess, acco
         assert (await stream.read()).status.code == v2.Code.OK
 
         write(accounts, ACCOUNTS.replace(BANK, '[accounts.newcomer]\nsecret_key = "of the newcomer"\nadmin = true\n'))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         async with connect(broker.endpoint, credentials=Credentials("newcomer", "of the newcomer")) as newcomer:
             while True:
                 try:

@@ -531,7 +531,7 @@ def test_sdk_keeps_the_order_over_the_death_of_the_broker(process: BrokerProcess
     for consumer in consumers:
         consumer.ready()
     producer.ready().ask("send", messages=rounds(20, *groups))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while sum(len(consumer.messages("acknowledged")) for consumer in consumers) < 10:
         assert time.monotonic() < deadline, consumers[0].logs()
         time.sleep(0.02)

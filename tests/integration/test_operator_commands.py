@@ -42,7 +42,7 @@ def dead(shell: Shell, topic: str, group: str, *bodies: str) -> None:
     for count, body in enumerate(bodies, 1):
         shell.text("send", topic, body, "--tag", "t")
         shell.lines("receive", topic, "--group", group, "--no-ack", "--invisible", "0.1")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while {each["group"]: each["count"] for each in shell.json("dlq", "list")}.get(group) != count:
             assert time.monotonic() < deadline
             # The receive after the last attempt makes it a dead letter.

@@ -166,7 +166,7 @@ class PrometheusProcess:
 
     def wait_for(self, expression: str) -> list[Any]:
         """The first answer to `expression` that has anything in it."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self._log.read_text()
             try:

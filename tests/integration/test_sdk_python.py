@@ -142,7 +142,7 @@ def test_push_consumers_share_a_group_and_each_group_gets_all(broker: BrokerProc
     for consumer in (*sharing, alone, choosy):
         consumer.ready()
     sent: list[dict[str, Any]] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     # One by one, and until both wait for more: a consumer that polls first takes all that is there.
     while len(sent) < 40 or any(len(consumer.messages()) < 3 for consumer in sharing):
         assert time.monotonic() < deadline, "one of two consumers gets everything"

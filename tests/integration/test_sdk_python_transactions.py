@@ -52,7 +52,7 @@ def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
 
 def ask_until_taken(program: SdkProgram, do: str, **arguments: Any) -> Event:
     """A command and its answer; what fails is tried again: after a restart connections need a moment."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while True:
         program.tell(do, **arguments)
         try:
@@ -66,7 +66,7 @@ def ask_until_taken(program: SdkProgram, do: str, **arguments: Any) -> Event:
 def received(consumer: SdkProgram, *expected: str) -> list[Event]:
     """What comes until all of these bodies are there, and then nothing for 2 s; acknowledged."""
     found: list[Event] = []
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while True:
         messages = ask_until_taken(consumer, "receive", count=10, invisible=60)["messages"]
         if messages:
