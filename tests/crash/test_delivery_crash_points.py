@@ -16,6 +16,7 @@ from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import Action, Change
+from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.message_mapping import PRIORITY_PROPERTY
 from aerobee_broker.tables.consumer_groups import GroupConfig
@@ -94,7 +95,7 @@ class Harness:
 
     async def receive(self, topic: str, count: int = 32) -> list[DeliveredMessage]:
         return await self.deliveries.receive(
-            topic, GROUP, client_id="c", count=count, invisible_ms=30_000, wait_seconds=0
+            ReceiveRequest(topic=topic, group=GROUP, client_id="c", count=count, invisible_ms=30_000, wait_seconds=0)
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from aerobee_broker.delivery.filters import filter_of
 from aerobee_broker.delivery.journal import JOURNAL_GROUP, JOURNAL_TOPIC
+from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.errors import (
     GroupNotFoundError,
@@ -183,14 +184,16 @@ async def test_a_receive_looks_at_its_time_in_a_backlog_that_does_not_match(star
 
     async def look(condition: str) -> list[DeliveredMessage]:
         return await harness.deliveries.receive(
-            TOPIC,
-            GROUP,
-            client_id="c",
-            count=1,
-            invisible_ms=60_000,
-            wait_seconds=20,
-            look_seconds=0,
-            wanted=filter_of(condition, is_sql=True),
+            ReceiveRequest(
+                topic=TOPIC,
+                group=GROUP,
+                client_id="c",
+                count=1,
+                invisible_ms=60_000,
+                wait_seconds=20,
+                look_seconds=0,
+                wanted=filter_of(condition, is_sql=True),
+            )
         )
 
     lags = []

@@ -13,6 +13,7 @@ from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.config import DeliveryConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import MessageFilter
+from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
@@ -158,9 +159,9 @@ class Harness:
     ) -> list[DeliveredMessage]:
         """`seconds` None is auto-renew."""
         self.connected.add(client_id)
-        return await self.deliveries.receive(
-            topic,
-            group,
+        request = ReceiveRequest(
+            topic=topic,
+            group=group,
             client_id=client_id,
             count=count,
             invisible_ms=None if seconds is None else round(seconds * 1000),
@@ -169,6 +170,7 @@ class Harness:
             attempt_id=attempt_id,
             queue_id=queue_id,
         )
+        return await self.deliveries.receive(request)
 
     async def acknowledge(self, *messages: DeliveredMessage, group: str = GROUP, topic: str = TOPIC) -> list[bool]:
         """For each message whether it was accepted."""

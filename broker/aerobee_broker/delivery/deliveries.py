@@ -6,6 +6,7 @@ the step, memory and journal never tell different stories, and a snapshot of eve
 
     subscriptions.py   which queues there are, and their state (queue_delivery.py)
     queue_sets.py         where a receive looks and waits: a topic's queues; lite.py: what a client has subscribed
+    receive_plan.py    how a receive looks, and what it does then: decisions without I/O
     receiving.py       what a receive takes
     visibility.py      the timer: when messages become visible again
     auto_renewals.py         clients that have messages for as long as they live
@@ -25,11 +26,10 @@ from typing import Final
 from aerobee_broker.byte_budget import Share
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery import receipt_handle
-from aerobee_broker.delivery.auto_renewals import AutoRenewals, attempt_nonce
+from aerobee_broker.delivery.auto_renewals import AutoRenewals
 from aerobee_broker.delivery.dead_letters import DeadLetters
 from aerobee_broker.delivery.events import Changed
 from aerobee_broker.delivery.exhausted import ExhaustedMessages
-from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
 from aerobee_broker.delivery.history import History
 from aerobee_broker.delivery.journal import (
     EventKind,
@@ -40,17 +40,17 @@ from aerobee_broker.delivery.journal import (
 )
 from aerobee_broker.delivery.lite import LiteConsumers, LiteQueueSet, lite_topics_of
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
-from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.delivery.queue_sets import QueueSet, TopicQueueSet
-from aerobee_broker.delivery.receiving import DeliveredMessage, ReceiveRequest, Receiving, handle_of, new_nonce
+from aerobee_broker.delivery.receive_plan import ReceivePlan, ReceiveRequest, Step, decide, plan_of
+from aerobee_broker.delivery.receiving import DeliveredMessage, Look, Received, Receiving, handle_of, new_nonce
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
 from aerobee_broker.errors import BrokerError, InvalidReceiptHandleError
 from aerobee_broker.long_polling import LongPolling
 from aerobee_broker.loop_share import LoopShare, step_started
-from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicMessageType, light_topic_name
+from aerobee_broker.tables.topics import LIGHT_PREFIX, light_topic_name
 from aerobee_store import MessageStore, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock, SteadyClock
 
@@ -60,7 +60,6 @@ _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answere
 _ROOM_SECONDS: Final = 2.0  # that a receive which does not wait for messages waits for room for their bytes
 _LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
 _DELETED_PER_STEP_MAX: Final = 512  # topics that go in one step of the event loop, and with one save of their note
-LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 
 class Deliveries:
@@ -168,113 +167,102 @@ class Deliveries:
 
     # --- Receive ----------------------------------------------------------------------------------------------
 
-    async def receive(
-        self,
-        topic: str,
-        group: str,
-        *,
-        client_id: str,
-        count: int,
-        invisible_ms: int | None,
-        wait_seconds: float,
-        wanted: MessageFilter = EVERYTHING,
-        attempt_id: str = "",
-        queue_id: int | None = None,
-        memory: Share | None = None,
-        look_seconds: float = LOOK_SECONDS,
-    ) -> list[DeliveredMessage]:
-        """At most `count` messages of any queue of the topic, as soon as there is one; empty when the wait is over.
+    async def receive(self, request: ReceiveRequest, memory: Share | None = None) -> list[DeliveredMessage]:
+        """The messages of a request, as soon as there is one; empty when the wait is over.
 
-        `invisible_ms` None: invisible for as long as the client lives (auto-renew). What is not `wanted` is finished
-        for the group. Whoever cannot hand a message over gives it to `give_back`; cancelling does so by itself.
+        Whoever cannot hand a message over gives it to `give_back`; cancelling does so by itself. Nothing is read while
+        `memory` has no room; what is returned was taken from it.
 
-        `attempt_id`: a client that repeats it has not seen the answer before. As it lives, what it was given there
-        would stay invisible for hours; so that is ready again first. Only for auto-renew, and also after a restart.
-
-        To a group that consumes in order nothing of a message group is delivered while something of it is in flight.
-        A repeated attempt gets what is still in flight of its answer, as the same delivery, with and without
-        auto-renew. `queue_id` is for such groups only: nothing of other queues.
-
-        Of a priority topic the highest priority goes first. `look_seconds`: for how long to look through messages that
-        do not pass, or for higher ones; the next receive goes on there, also after a crash.
-
-        Nothing is read while `memory` has no room; what is returned was taken from it.
-
-        Of a topic with lite topics: the messages of those that the client has subscribed (`lite`).
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_seconds
-        look_until = loop.time() + look_seconds
-        again = False
-        attempt = None
+        deadline = loop.time() + request.wait_seconds
+        look_until = loop.time() + request.look_seconds
+        has_waited = has_given_back = False
         queue_set: QueueSet | None = None
-        queue_set_kind: tuple[bool, int | None] | None = None
+        place: tuple[bool, int | None] | None = None
         while True:
             if memory is not None and not memory.has_room():
                 await memory.room(max(0.0, deadline - loop.time()) + _ROOM_SECONDS)
-            topic_config = self._tables.topics.require(topic)
-            group_config = self._tables.groups.require(group)
-            orderly = group_config.consume_orderly
-            by_priority = topic_config.message_type is TopicMessageType.PRIORITY
-            if again and invisible_ms is None and not self._connected(client_id):
+            topic = self._tables.topics.require(request.topic)
+            plan = plan_of(request, topic, self._tables.groups.require(request.group))
+            if has_waited and request.invisible_ms is None and not self._connected(request.client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
-            kind = topic_config.message_type is TopicMessageType.LITE, queue_id if orderly else None
-            if queue_set is None or kind != queue_set_kind:
-                queue_set, queue_set_kind = self._queue_set(*kind, topic, group, client_id), kind
-            if queue_set.begin(topic_config):
+            if queue_set is None or place != (plan.is_lite, plan.queue_id):
+                queue_set, place = self._queue_set(request, plan), (plan.is_lite, plan.queue_id)
+            if queue_set.begin(topic):
                 await self._history.wait_logged()
                 continue
-            if attempt is None and attempt_id and (orderly or invisible_ms is None):
-                attempt = attempt_nonce(client_id, group, topic, attempt_id)
-                if not orderly and self._auto_renewals.knows(client_id, attempt):
-                    self._visibility.give_back(self._auto_renewals.of_attempt(client_id, topic, group, attempt))
-            if group_config.consume_enabled:
-                request = ReceiveRequest(
-                    group=group,
-                    client_id=client_id,
-                    count=count,
-                    bytes_max=self._settings.current.delivery.receive_bytes_max,
-                    invisible_ms=invisible_ms,
-                    wanted=wanted,
-                    attempt=attempt,
-                    attempt_max=self._dead_letters.attempt_max(topic, group),
-                    order=MessageGroupOrder if orderly else Priorities if by_priority else None,
-                )
-                is_last = loop.time() >= look_until
-                step = step_started()
-                queues = queue_set.queues(attempt)
-                received = self._receiving.take(queues, request, is_last=is_last)
-                more = queue_set.looked(queues) or received.more
-                if more or len(received.messages) >= count:
-                    queue_set.wake_next()
-                if received.messages:
-                    if memory is not None:
-                        memory.take_now(sum(message.record.size for message in received.messages))
-                    try:
-                        await self._history.wait_logged()
-                        if received.needs_dead_letter_topic:
-                            await self._dead_letters.create_topic(group)
-                    except BaseException:
-                        self._visibility.give_back(received.parts)
-                        raise
+            if not has_given_back and plan.attempt is not None:
+                has_given_back = True
+                self._give_back_attempt(request, plan)
+            step = Step.WAIT
+            if plan.consume_enabled:
+                started = step_started()
+                received, step = self._look(request, plan, queue_set, is_last=loop.time() >= look_until)
+            match step:
+                case Step.ANSWER:
+                    await self._before_answer(request.group, received, memory)
                     return received.messages
-                if received.needs_dead_letter_topic:
-                    await self._dead_letters.create_topic(group)
-                    continue
-                if more:
-                    if is_last:
-                        return []  # somebody else was woken above
-                    await self.loop_share.pause(step, until=look_until)
-                    continue
-            if not await queue_set.wait(deadline - loop.time(), again=again):
-                return []
-            again = True
+                case Step.CREATE_DEAD_LETTER_TOPIC:
+                    await self._dead_letters.create_topic(request.group)
+                case Step.LOOK_AGAIN:
+                    await self.loop_share.pause(started, until=look_until)
+                case Step.ANSWER_EMPTY:
+                    return []  # somebody else was woken by the look
+                case Step.WAIT:
+                    if not await queue_set.wait(deadline - loop.time(), again=has_waited):
+                        return []
+                    has_waited = True
 
-    def _queue_set(self, is_lite: bool, queue_id: int | None, topic: str, group: str, client_id: str) -> QueueSet:
-        if is_lite:
-            return LiteQueueSet(self.lite, self._subscriptions, self.long_polling, topic, group, client_id)
-        return TopicQueueSet(self._subscriptions, self._history, self.long_polling, topic, group, client_id, queue_id)
+    def _look(
+        self, request: ReceiveRequest, plan: ReceivePlan, queue_set: QueueSet, *, is_last: bool
+    ) -> tuple[Received, Step]:
+        """Look once, and let another receive look if there is more than this one takes. Changes queues and journal."""
+        queues = queue_set.queues(plan.attempt)
+        look = Look(
+            request,
+            plan,
+            count=request.count,
+            bytes_max=self._settings.current.delivery.receive_bytes_max,
+            attempt_max=self._dead_letters.attempt_max(request.topic, request.group),
+            is_last=is_last,
+        )
+        received = self._receiving.take(queues, look)
+        more = queue_set.looked(queues) or received.more
+        if more or len(received.messages) >= request.count:
+            queue_set.wake_next()
+        step = decide(
+            found=bool(received.messages),
+            needs_dead_letter_topic=received.needs_dead_letter_topic,
+            more=more,
+            is_last=is_last,
+        )
+        return received, step
+
+    async def _before_answer(self, group: str, received: Received, memory: Share | None) -> None:
+        """Return when the messages may go out. If that fails or is cancelled, they are ready again."""
+        if memory is not None:
+            memory.take_now(sum(message.record.size for message in received.messages))
+        try:
+            await self._history.wait_logged()
+            if received.needs_dead_letter_topic:
+                await self._dead_letters.create_topic(group)
+        except BaseException:
+            self._visibility.give_back(received.parts)
+            raise
+
+    def _give_back_attempt(self, request: ReceiveRequest, plan: ReceivePlan) -> None:
+        attempt, client_id = plan.attempt, request.client_id
+        if plan.gives_back and attempt is not None and self._auto_renewals.knows(client_id, attempt):
+            parts = self._auto_renewals.of_attempt(client_id, request.topic, request.group, attempt)
+            self._visibility.give_back(parts)
+
+    def _queue_set(self, request: ReceiveRequest, plan: ReceivePlan) -> QueueSet:
+        names = request.topic, request.group, request.client_id
+        if plan.is_lite:
+            return LiteQueueSet(self.lite, self._subscriptions, self.long_polling, *names)
+        return TopicQueueSet(self._subscriptions, self._history, self.long_polling, *names, plan.queue_id)
 
     def give_back(self, topic: str, group: str, messages: Iterable[DeliveredMessage]) -> None:
         """These did not reach the client: they are ready again at once.

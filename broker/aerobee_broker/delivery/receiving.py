@@ -29,6 +29,7 @@ from aerobee_broker.delivery.journal import (
 )
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.priorities import Priorities, rank
+from aerobee_broker.delivery.receive_plan import ReceivePlan, ReceiveRequest
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import Queue, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
@@ -52,19 +53,16 @@ class DeliveredMessage:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveRequest:
-    """What a receive asks for."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at the queues for a request, within the limits of the moment."""
 
-    group: str
-    client_id: str
-    count: int
+    request: ReceiveRequest
+    plan: ReceivePlan
+    count: int  # the request's, or fewer
     bytes_max: int  # of records; the first one may be larger
-    invisible_ms: int | None  # None: as long as the client lives
-    wanted: MessageFilter
-    attempt: int | None  # the nonce of queue 0 that stands for the attempt
     attempt_max: int  # deliveries before a message is a dead letter
-    order: type[MessageGroupOrder | Priorities] | None  # what the messages go by, beside their age
+    is_last: bool = False  # there is no time for another one: the best of what has been seen has to do
 
 
 @dataclass(slots=True)
@@ -116,31 +114,28 @@ class Receiving:
         self._stats = stats
         self._run = run
 
-    def take(self, queues: Sequence[Queue], request: ReceiveRequest, *, is_last: bool = False) -> Received:
-        """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`.
-
-        `is_last`: there is no time to look again, so the best of what has been seen has to do.
-        """
+    def take(self, queues: Sequence[Queue], look: Look) -> Received:
+        """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`."""
         in_flight_max = self._settings.current.delivery.in_flight_per_group_max
-        room = in_flight_max - self._subscriptions.in_flight_count(request.group)
+        room = in_flight_max - self._subscriptions.in_flight_count(look.request.group)
         if room <= 0:
             raise TooManyRequestsError(
-                f"consumer group {request.group!r} has {in_flight_max} messages in flight, the "
+                f"consumer group {look.request.group!r} has {in_flight_max} messages in flight, the "
                 "limit (delivery.in_flight_per_group_max); acknowledge some before receiving more"
             )
-        if request.count > room:
-            request = replace(request, count=room)
-        if request.order is MessageGroupOrder:
-            return self._take_in_order(queues, request)
-        if request.order is Priorities:
-            return self._take_by_priority(queues, request, is_last)
-        return self._take_any(queues, request)
+        if look.count > room:
+            look = replace(look, count=room)
+        if look.plan.order is MessageGroupOrder:
+            return self._take_in_order(queues, look)
+        if look.plan.order is Priorities:
+            return self._take_by_priority(queues, look)
+        return self._take_any(queues, look)
 
-    def _take_any(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
+    def _take_any(self, queues: Sequence[Queue], look: Look) -> Received:
         now_ms = self._clock.now_ms()
-        received = Received(bytes_left=request.bytes_max, vain_reads_left=request.wanted.reads_per_step)
+        received = Received(bytes_left=look.bytes_max, vain_reads_left=look.request.wanted.reads_per_step)
         readings: dict[Queue, _Reading] = {}
-        count = request.count
+        count = look.count
         for queue in queues:
             self._visibility.expire(queue, now_ms)
             if queue.delivery.order is not None:  # the group was orderly
@@ -148,7 +143,7 @@ class Receiving:
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
                 offsets = queue.delivery.take_ready(count)
-                received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, request, received)
+                received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, look, received)
                 count -= len(reading.records)
                 if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
                     received.more = True
@@ -161,29 +156,29 @@ class Receiving:
                     break
                 reading = readings.setdefault(queue, _Reading(queue.delivery.cursor))
                 before = len(reading.records)
-                received.more |= self._read_new(queue, reading, count, request.wanted, received)
+                received.more |= self._read_new(queue, reading, count, look.request.wanted, received)
                 count -= len(reading.records) - before
         if readings:
-            self._deliver(readings, received, request, now_ms)
+            self._deliver(readings, received, look, now_ms)
         return received
 
-    def _take_in_order(self, queues: Sequence[Queue], request: ReceiveRequest) -> Received:
+    def _take_in_order(self, queues: Sequence[Queue], look: Look) -> Received:
         now_ms = self._clock.now_ms()
-        received = Received(bytes_left=request.bytes_max)
+        received = Received(bytes_left=look.bytes_max)
         readings: dict[Queue, _Reading] = {}
-        if request.attempt is None or not self._repeat(queues, received, request.attempt, request, now_ms):
-            count = request.count
+        if look.plan.attempt is None or not self._repeat(queues, received, look.plan.attempt, look, now_ms):
+            count = look.count
             for queue in queues:
-                if count > 0 and (reading := self._read_in_order(queue, received, count, request, now_ms)):
+                if count > 0 and (reading := self._read_in_order(queue, received, count, look, now_ms)):
                     readings[queue] = reading
                     count -= len(reading.records)
-            self._deliver(readings, received, request, now_ms)
+            self._deliver(readings, received, look, now_ms)
         return received
 
-    def _take_by_priority(self, queues: Sequence[Queue], request: ReceiveRequest, is_last: bool) -> Received:
+    def _take_by_priority(self, queues: Sequence[Queue], look: Look) -> Received:
         """All queues are looked at as far ahead as may be, then the first of all of them go out."""
         now_ms = self._clock.now_ms()
-        received = Received(bytes_left=request.bytes_max)
+        received = Received(bytes_left=look.bytes_max)
         seen: dict[Queue, dict[int, Record]] = {}
         for queue in queues:
             self._visibility.expire(queue, now_ms)
@@ -191,15 +186,15 @@ class Receiving:
                 received.more = True
                 continue
             seen[queue] = {}
-            received.more |= self._see_ahead(queue, request.wanted, seen[queue])
+            received.more |= self._see_ahead(queue, look.request.wanted, seen[queue])
         readings = {queue: _Reading(queue.delivery.cursor) for queue in seen}
-        if not received.more or is_last:
-            for queue, offsets in self._highest(seen, request.count, received).items():
+        if not received.more or look.is_last:
+            for queue, offsets in self._highest(seen, look.count, received).items():
                 received.needs_dead_letter_topic |= self._read_ready(
-                    queue, readings[queue], offsets, request, received, seen[queue]
+                    queue, readings[queue], offsets, look, received, seen[queue]
                 )
                 received.more |= bool(readings[queue].finished)
-        self._deliver(readings, received, request, now_ms)
+        self._deliver(readings, received, look, now_ms)
         received.messages.sort(key=_urgency)
         return received
 
@@ -241,18 +236,16 @@ class Receiving:
             push(number, following)
         return {queue: sorted(offsets) for queue, offsets in found.items()}
 
-    def _invisible_until(self, request: ReceiveRequest, now_ms: int) -> tuple[int, str | None]:
-        if request.invisible_ms is not None:
-            return now_ms + request.invisible_ms, None
-        return now_ms + int(self._settings.current.delivery.auto_renew_seconds_max * 1000), request.client_id
+    def _invisible_until(self, look: Look, now_ms: int) -> tuple[int, str | None]:
+        if look.request.invisible_ms is not None:
+            return now_ms + look.request.invisible_ms, None
+        return now_ms + int(self._settings.current.delivery.auto_renew_seconds_max * 1000), look.request.client_id
 
-    def _repeat(
-        self, queues: Sequence[Queue], received: Received, attempt: int, request: ReceiveRequest, now_ms: int
-    ) -> bool:
+    def _repeat(self, queues: Sequence[Queue], received: Received, attempt: int, look: Look, now_ms: int) -> bool:
         """Deliver what is in flight of this attempt's answer as the same delivery again; False if nothing is."""
         events, finished_events, passes_over = [], [], False
-        count = request.count
-        until_ms, owner = self._invisible_until(request, now_ms)
+        count = look.count
+        until_ms, owner = self._invisible_until(look, now_ms)
         for queue in queues:
             self._visibility.expire(queue, now_ms)
             queue.delivery.keep_order(MessageGroupOrder)
@@ -274,14 +267,12 @@ class Receiving:
             events.append(encode_delivered(queue.encoded_key, event))
             passes_over |= event.passes_over
             self._make_messages(queue, records, event, received.messages)
-            self._note_delivered(queue, offsets, nonce, request, received)
+            self._note_delivered(queue, offsets, nonce, look, received)
             count -= len(records)
         self._record(finished_events, events, passes_over, received, now_ms)
         return bool(events)
 
-    def _read_in_order(
-        self, queue: Queue, received: Received, count: int, request: ReceiveRequest, now_ms: int
-    ) -> _Reading | None:
+    def _read_in_order(self, queue: Queue, received: Received, count: int, look: Look, now_ms: int) -> _Reading | None:
         """Read up to `count` messages that no other of their message group keeps waiting; None: not yet possible."""
         delivery = queue.delivery
         self._visibility.expire(queue, now_ms)
@@ -289,10 +280,10 @@ class Receiving:
             received.more = True
             return None
         seen: dict[int, Record] = {}
-        received.more |= self._see(queue, count, request.wanted, seen)
+        received.more |= self._see(queue, count, look.request.wanted, seen)
         reading = _Reading(delivery.cursor)
         offsets = delivery.take_ready(count)
-        received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, request, received, seen)
+        received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, look, received, seen)
         received.more |= bool(reading.finished)  # the next one of that message group may follow
         return reading
 
@@ -376,7 +367,7 @@ class Receiving:
         queue: Queue,
         reading: _Reading,
         offsets: Sequence[int],
-        request: ReceiveRequest,
+        look: Look,
         received: Received,
         seen: Mapping[int, Record] | None = None,
     ) -> bool:
@@ -401,9 +392,9 @@ class Receiving:
             if record is None:
                 self._stats.lost += 1
                 reading.finished.append(offset)
-            elif not request.wanted.passes(record, queue.key.group):
+            elif not look.request.wanted.passes(record, queue.key.group):
                 reading.finished.append(offset)
-            elif delivery.ready[offset] < request.attempt_max:
+            elif delivery.ready[offset] < look.attempt_max:
                 reading.records.append(record)
                 received.bytes_left -= record.size
             elif has_dead_letter_topic:
@@ -438,11 +429,9 @@ class Receiving:
                 return True
         return True
 
-    def _deliver(
-        self, readings: dict[Queue, _Reading], received: Received, request: ReceiveRequest, now_ms: int
-    ) -> None:
+    def _deliver(self, readings: dict[Queue, _Reading], received: Received, look: Look, now_ms: int) -> None:
         """Change the state of the queues, write it into the journal, make the receipt handles."""
-        until_ms, owner = self._invisible_until(request, now_ms)
+        until_ms, owner = self._invisible_until(look, now_ms)
         events = []
         finished_events = []
         passes_over = False
@@ -452,7 +441,7 @@ class Receiving:
                 event = delivery.finish(reading.finished)
                 finished_events.append(encode_acknowledged(queue.encoded_key, event))
             if reading.records:
-                nonce = new_nonce() if request.attempt is None else request.attempt ^ queue.key.queue_id
+                nonce = new_nonce() if look.plan.attempt is None else look.plan.attempt ^ queue.key.queue_id
                 offsets = [record.queue_offset for record in reading.records]
                 passes_over |= delivery.unrecorded_count > 0
                 delivered = delivery.deliver(
@@ -460,7 +449,7 @@ class Receiving:
                 )
                 events.append(encode_delivered(queue.encoded_key, delivered))
                 self._make_messages(queue, reading.records, delivered, received.messages)
-                self._note_delivered(queue, offsets, nonce, request, received)
+                self._note_delivered(queue, offsets, nonce, look, received)
             else:
                 delivery.skip(reading.cursor)
                 if delivery.unrecorded_count >= _UNRECORDED_MAX or delivery.unrecorded_span >= _PASSED_MAX:
@@ -470,14 +459,12 @@ class Receiving:
             self._subscriptions.note_commit(queue)
         self._record(finished_events, events, passes_over, received, now_ms)
 
-    def _note_delivered(
-        self, queue: Queue, offsets: list[int], nonce: int, request: ReceiveRequest, received: Received
-    ) -> None:
+    def _note_delivered(self, queue: Queue, offsets: list[int], nonce: int, look: Look, received: Received) -> None:
         received.parts.append((queue, offsets, nonce))
         self._subscriptions.note_busy(queue)
         self._visibility.schedule(queue)
-        if request.invisible_ms is None:
-            self._auto_renewals.note(request.client_id, queue, request.attempt)
+        if look.request.invisible_ms is None:
+            self._auto_renewals.note(look.request.client_id, queue, look.plan.attempt)
 
     def _record(
         self, finished: list[bytes], delivered: list[bytes], passes_over: bool, received: Received, now_ms: int

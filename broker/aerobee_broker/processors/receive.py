@@ -11,6 +11,7 @@ from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_n
 from aerobee_broker.config import Settings
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.filters import filter_of
+from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.long_polling import poll_seconds
 from aerobee_broker.message_mapping import to_wire_message
@@ -69,9 +70,9 @@ class ReceiveProcessor:
         def seconds(requested: float | None) -> float:
             return poll_seconds(requested, remaining_seconds, reserve=reserve, longest=config.poll_seconds_max)
 
-        messages = await self._deliveries.receive(
-            topic,
-            group,
+        wanted = ReceiveRequest(
+            topic=topic,
+            group=group,
             client_id=client.client_id,
             count=max(1, min(request.batch_size, config.receive_count_max)),
             invisible_ms=None if request.auto_renew else self._invisible_ms(request),
@@ -79,9 +80,9 @@ class ReceiveProcessor:
             look_seconds=seconds(None),
             wanted=filter_of(expression.expression, is_sql=expression.type == v2.FilterType.SQL),
             attempt_id=request.attempt_id,
-            memory=memory,
             queue_id=request.message_queue.id if request.auto_renew and request.message_queue.id >= 0 else None,
         )
+        messages = await self._deliveries.receive(wanted, memory)
         taken = 0
         try:
             yield _FOUND if messages else _NOTHING

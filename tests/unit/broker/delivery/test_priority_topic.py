@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from aerobee_broker.message_mapping import PRIORITY_PROPERTY
 from aerobee_broker.tables.consumer_groups import GroupConfig
@@ -98,9 +99,10 @@ async def test_a_long_backlog_is_looked_at_before_the_first_goes_out(start: Star
     [best] = await harness.receive(1, topic=URGENT, group="audit")
     assert priorities([best]) == [9]
     harness.connected.add("c")
-    [soon] = await harness.deliveries.receive(
-        URGENT, GROUP, client_id="c", count=1, invisible_ms=1000, wait_seconds=0, look_seconds=0
+    request = ReceiveRequest(
+        topic=URGENT, group=GROUP, client_id="c", count=1, invisible_ms=1000, wait_seconds=0, look_seconds=0
     )
+    [soon] = await harness.deliveries.receive(request)
     assert priorities([soon]) == [1]
 
 

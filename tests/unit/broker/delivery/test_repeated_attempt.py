@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
 from tests.support.delivery_harness import GROUP, TOPIC, Harness, MovableClock, bodies
 
@@ -23,15 +24,16 @@ async def receive(
     harness: Harness, attempt_id: str, *, client_id: str = "client", group: str = GROUP, invisible_ms: int | None = None
 ) -> list[DeliveredMessage]:
     harness.connected.add(client_id)
-    return await harness.deliveries.receive(
-        TOPIC,
-        group,
+    request = ReceiveRequest(
+        topic=TOPIC,
+        group=group,
         client_id=client_id,
         count=32,
         invisible_ms=invisible_ms,
         wait_seconds=0,
         attempt_id=attempt_id,
     )
+    return await harness.deliveries.receive(request)
 
 
 async def test_the_same_attempt_gets_the_messages_again(harness: Harness) -> None:

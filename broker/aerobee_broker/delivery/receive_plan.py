@@ -1,0 +1,110 @@
+"""The decisions of a receive, without I/O and without state: how to look at the queues, and what to do after a look.
+
+    plan_of       the request, its topic and its group   ->  ReceivePlan: where and in which order to look
+    decide        what a look brought                    ->  Step: answer, look again, or wait
+
+`Deliveries.receive` acts on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from aerobee_broker.delivery.auto_renewals import attempt_nonce
+from aerobee_broker.delivery.filters import EVERYTHING, MessageFilter
+from aerobee_broker.delivery.message_group_order import MessageGroupOrder
+from aerobee_broker.delivery.priorities import Priorities
+from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
+
+LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveRequest:
+    """What a client asks for: at most `count` messages of any queue of the topic, as soon as there is one.
+
+    `invisible_ms` None: invisible for as long as the client lives (auto-renew). What is not `wanted` is finished for
+    the group.
+
+    `attempt_id`: a client that repeats it has not seen the answer before. As it lives, what it was given there would
+    stay invisible for hours; so that is ready again first. Only for auto-renew, and also after a restart.
+
+    To a group that consumes in order nothing of a message group is delivered while something of it is in flight.
+    A repeated attempt gets what is still in flight of its answer, as the same delivery, with and without auto-renew.
+    `queue_id` is for such groups only: nothing of other queues.
+
+    Of a priority topic the highest priority goes first. `look_seconds`: for how long to look through messages that do
+    not pass, or for higher ones; the next receive goes on there, also after a crash.
+
+    Of a topic with lite topics: the messages of those that the client has subscribed (`lite`).
+    """
+
+    topic: str
+    group: str
+    client_id: str
+    count: int
+    invisible_ms: int | None
+    wait_seconds: float
+    wanted: MessageFilter = EVERYTHING
+    attempt_id: str = ""
+    queue_id: int | None = None
+    look_seconds: float = LOOK_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivePlan:
+    """How to look for a request while its topic and its group are as they are."""
+
+    is_lite: bool
+    queue_id: int | None  # the only queue to look at
+    order: type[MessageGroupOrder | Priorities] | None  # beside the messages' age
+    attempt: int | None  # the nonce of queue 0 that stands for the attempt
+    consume_enabled: bool
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether the answer to an earlier call with this attempt is given back first; orders repeat it instead."""
+        return self.attempt is not None and self.order is not MessageGroupOrder
+
+
+def plan_of(request: ReceiveRequest, topic: TopicConfig, group: GroupConfig) -> ReceivePlan:
+    """An orderly group keeps its order in a priority topic, too: order takes precedence."""
+    order: type[MessageGroupOrder | Priorities] | None = None
+    if group.consume_orderly:
+        order = MessageGroupOrder
+    elif topic.message_type is TopicMessageType.PRIORITY:
+        order = Priorities
+    attempt = None
+    if request.attempt_id and (group.consume_orderly or request.invisible_ms is None):
+        attempt = attempt_nonce(request.client_id, request.group, request.topic, request.attempt_id)
+    return ReceivePlan(
+        is_lite=topic.message_type is TopicMessageType.LITE,
+        queue_id=request.queue_id if group.consume_orderly else None,
+        order=order,
+        attempt=attempt,
+        consume_enabled=group.consume_enabled,
+    )
+
+
+class Step(Enum):
+    """What follows a look at the queues."""
+
+    ANSWER = "answer with the messages"
+    CREATE_DEAD_LETTER_TOPIC = "create the group's dead-letter topic, and look again"
+    LOOK_AGAIN = "let others run, and look again"
+    ANSWER_EMPTY = "answer without messages"
+    WAIT = "wait for a message"
+
+
+def decide(*, found: bool, needs_dead_letter_topic: bool, more: bool, is_last: bool) -> Step:
+    """`more`: the look ended before the end of the queues. `is_last`: there is no time for another one."""
+    if found:
+        return Step.ANSWER
+    if needs_dead_letter_topic:
+        return Step.CREATE_DEAD_LETTER_TOPIC
+    if more:
+        return Step.ANSWER_EMPTY if is_last else Step.LOOK_AGAIN
+    return Step.WAIT
