@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.timer.config import TimerConfig
 from aerobee_broker.timer.timer import Timer
 from aerobee_store import MessageStore, Record, StoreConfig
@@ -50,7 +51,7 @@ class TimerHarness:
         self.settings = settings
         self.store_config = store
         self.store = MessageStore.open(store, file_system=file_system or disk, clock=clock)
-        self.timer = Timer(self.store, clock, settings, topics=lambda: (TOPIC,))
+        self.timer = Timer(self.store, clock, settings, topics=[TopicConfig(name=TOPIC)])
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -129,6 +130,7 @@ class TimerHarness:
                     await asyncio.sleep(0)
                 if self.is_idle():
                     return
+            self.timer.check()
             assert time.monotonic() < deadline, "the timer does not come to rest"
 
     def is_idle(self) -> bool:

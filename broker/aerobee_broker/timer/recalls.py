@@ -43,6 +43,10 @@ class Recalls:
             return True
         return bool(self._texts) and not self._texts.keys().isdisjoint(_names(topic, message_id))
 
+    def slots(self) -> list[int]:
+        """The slots of which something is taken back."""
+        return [*self._messages.values(), *self._texts.values()]
+
     def forget_before(self, time_ms: int) -> None:
         """Slots before that time are over."""
         if self._messages or self._texts:

@@ -53,6 +53,10 @@ class LoadedSlot:
             due.append(self._late[0].due_ms)
         return min(due, default=None)
 
+    def is_sorted(self) -> bool:
+        """Whether what is left goes out in the order in which it is due."""
+        return bool(np.all(np.diff(self._due[self._next :]) >= 0))
+
     def offsets(self) -> set[int]:
         """The physical offsets of all that is left."""
         return {*self._offsets[self._next :].tolist(), *(entry.physical_offset for entry in self._late)}

@@ -21,7 +21,7 @@ from aerobee_broker.processors.administration.wire import OK, page_count, page_o
 from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
-from aerobee_broker.timer.timer import TIMER_ORIGIN
+from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p

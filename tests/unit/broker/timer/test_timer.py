@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from aerobee_broker.timer.config import TimerConfig
-from aerobee_broker.timer.timer import TIMER_ORIGIN, MessageNotPendingError
-from aerobee_store import ConfigError, StoreConfig
+from aerobee_broker.timer.state import TIMER_ORIGIN
+from aerobee_broker.timer.timer import MessageNotPendingError
+from aerobee_store import ConfigError, StoreConfig, StoreFullError
 from aerobee_store.records import properties as p
 from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem
@@ -207,6 +208,28 @@ async def test_retention_stores_pending_messages_again(start: Start) -> None:
     await harness.advance(50)
     assert harness.bodies() == ["gone", "a", "b"]
     assert harness.timer.stats.pending == {TOPIC: 0}
+
+
+async def test_retention_asks_again_after_a_copy_could_not_be_stored(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message without a copy is still pending: the log keeps it until the copy is stored."""
+    harness = await start()
+    await harness.send("a", 30)
+    end = harness.store.positions[0]
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise StoreFullError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(harness.store, "append", fail)
+        with pytest.raises(StoreFullError):
+            await harness.timer.keep_from(end)
+    assert harness.timer.stats.pending == {TOPIC: 1}
+    assert await harness.timer.keep_from(end) == end
+    assert harness.store.queue_range(TIMER_TOPIC, 0)[1] == 2, "stored again"
+    await harness.advance(31)
+    assert harness.bodies() == ["a"]
 
 
 @pytest.mark.parametrize("saved", [False, True])

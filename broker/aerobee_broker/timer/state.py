@@ -1,0 +1,192 @@
+"""The state of the timer: how far each part of it is, and what it remembers until a slot is done.
+
+    timer topic   ----------------+--------------+-----------> queue offsets
+                     enqueued      enqueue_first   end
+    wheel         ----------------+--------------------------> Unix milliseconds, slot by slot
+                     done          slot_ms (being read)
+    log           -------+------------------------+----------> physical offsets
+                          marks_begin               end
+
+What was delivered of the slot being read, and what was relocated of later ones, carries a mark (TIMER_ORIGIN) in the
+log. After a crash, opening looks for these marks behind `marks_begin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from aerobee_broker.timer.config import TimerConfig
+from aerobee_broker.timer.recalls import Recalls
+from aerobee_broker.timer.slot import LoadedSlot
+from aerobee_broker.timer.stats import TimerStats
+from aerobee_store import CorruptRecordError, MessageStore, Record, RecordNotFoundError
+from aerobee_store.clock import Clock
+from aerobee_store.records import properties as p
+from aerobee_store.records.record import Message
+from aerobee_store.timer.files import TIMER_TOPIC, TimerFiles
+
+TIMER_ORIGIN: Final = "__AEROBEE_TIMER"
+"""On what left the timer topic: the queue offset that it had there. Behind a blank, if it left before the time of its
+slot: that time."""
+
+_FOREIGN_PRECISION_MS: Final = 1000  # the coarsest that RocketMQ rounds with
+
+
+@dataclass(slots=True)
+class TimerState:
+    """Event loop only. `check` says what always holds between two steps of the loop."""
+
+    precision_ms: int
+    window_ms: int  # a message due later is stored again on the way
+    enqueued: int = 0  # queue offset: the next message of the timer topic to enqueue
+    enqueue_first: int = 0  # queue offset: no further slot is read before the messages up to here are enqueued
+    slot_ms: int = 0  # the slot that is being read; all before it are done
+    marks_begin: int = 0  # physical offset: the marks of this slot and of later ones lie behind here
+    recovered_until_ms: int = 0  # slots up to here may have been read by an earlier process
+    delivered_until_ms: int = 0  # by the clock, which may have gone back since
+    # Units before this queue offset whose slots are before this time are done, although the topic is read again.
+    enqueued_before_crash: tuple[int, int] = (0, 0)
+    slot: LoadedSlot | None = None  # the slot of `slot_ms`, once its time has come
+    done: set[int] = field(default_factory=set)  # queue offsets of what left the timer topic before the crash
+    # Queue offsets of what was stored again before the time of its slot, because the log had to go -> that time.
+    relocated: dict[int, int] = field(default_factory=dict)
+    relocated_before: int = 0  # physical offset: pending messages before it were relocated
+    relocation_begin: int = 0  # physical offset: the copies of `relocated` lie behind here
+    recalls: Recalls = field(default_factory=Recalls)
+    stats: TimerStats = field(default_factory=TimerStats)
+    changed: bool = False  # since the last flush
+
+    def floor(self, time_ms: int) -> int:
+        """The slot of a time."""
+        return time_ms - time_ms % self.precision_ms
+
+    def step_to(self, time_ms: int, log_end: int) -> None:
+        """All slots before `time_ms` are done, and what they delivered lies before `log_end`."""
+        if time_ms <= self.slot_ms:
+            return
+        assert self.slot is None, "the slot that is being read is not done"
+        self.slot_ms = time_ms
+        if time_ms > self.recovered_until_ms:
+            self.marks_begin = log_end
+            self.done.clear()
+        if self.relocated:
+            self.relocated = {offset: slot_ms for offset, slot_ms in self.relocated.items() if slot_ms >= time_ms}
+            self.marks_begin = min(self.marks_begin, self.relocation_begin)  # found until then
+        self.recalls.forget_before(time_ms)
+
+    def note_relocated(self, queue_offset: int, slot_ms: int) -> None:
+        """This message is pending under another queue offset from now on."""
+        self.relocated[queue_offset] = slot_ms
+        self.marks_begin = min(self.marks_begin, self.relocation_begin)
+
+    def has_left(self, queue_offset: int) -> bool:
+        """Whether a message of the timer topic was delivered or stored again."""
+        return queue_offset in self.done or queue_offset in self.relocated
+
+    def due_ms(self, values: dict[str, str]) -> int | None:
+        """When a message of the timer topic with these properties is to be delivered."""
+        out_ms, deliver_ms = integer(values.get(p.TIMER_OUT_MS)), integer(values.get(p.TIMER_DELIVER_MS))
+        if out_ms is None:
+            return deliver_ms
+        if deliver_ms is not None and out_ms < deliver_ms <= out_ms + _FOREIGN_PRECISION_MS:
+            return deliver_ms
+        # RocketMQ was told a delay: it delivers when the step is over that it has rounded down to.
+        return out_ms + self.precision_ms
+
+    def check(self, *, topic_end: int, log_end: int) -> None:
+        """The invariants, for tests. `topic_end`: the end of the timer topic. AssertionError names the broken one."""
+        broken = [name for name, holds in self._invariants(topic_end, log_end) if not holds]
+        assert not broken, f"the timer's state is wrong: {'; '.join(broken)}: {self}"
+
+    def _invariants(self, topic_end: int, log_end: int) -> list[tuple[str, bool]]:
+        return [
+            ("the slot being read begins at a multiple of the precision", self.slot_ms % self.precision_ms == 0),
+            ("the window is two or more whole slots", _is_whole(self.window_ms, self.precision_ms, 2)),
+            ("what is enqueued lies in the timer topic", 0 <= self.enqueued <= topic_end),
+            ("marks are looked for within the log", 0 <= self.marks_begin <= log_end),
+            ("relocated copies lie within the log", 0 <= self.relocation_begin <= log_end),
+            ("the log before the relocated messages is within it", 0 <= self.relocated_before <= log_end),
+            (
+                "the marks of relocated copies are found",
+                not self.relocated or self.marks_begin <= self.relocation_begin,
+            ),
+            ("relocated messages are of slots that are not done", self._is_not_done(self.relocated.values())),
+            ("a message is done or relocated, not both", self.done.isdisjoint(self.relocated)),
+            ("only recovered slots have done messages", not self.done or self.slot_ms <= self.recovered_until_ms),
+            ("the slots done before a crash are done", self.enqueued_before_crash[1] <= self.slot_ms),
+            ("recalls are of slots that are not done", self._is_not_done(self.recalls.slots())),
+            ("what is left of a slot is in the order in which it is due", self.slot is None or self.slot.is_sorted()),
+        ]
+
+    def _is_not_done(self, slots: Iterable[int]) -> bool:
+        return min(slots, default=self.slot_ms) >= self.slot_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TimerParts:
+    """What the parts of the timer share."""
+
+    store: MessageStore
+    clock: Clock
+    config: TimerConfig
+    files: TimerFiles
+    state: TimerState
+    wake: asyncio.Event  # look at the topic and the clock again
+    closing: asyncio.Event  # end as soon as may be
+
+    @property
+    def next_look_ms(self) -> int | None:
+        """When there is something to do next, if nothing arrives; None: nothing is pending. In the past: now."""
+        slot, slot_ms = self.state.slot, self.state.slot_ms
+        if slot is None:
+            return slot_ms if self.files.used else None
+        due = slot.next_due_ms
+        return slot_ms + self.state.precision_ms if due is None else due
+
+    def record(self, physical_offset: int) -> Record | None:
+        """A message of the timer topic; None if the log has lost it."""
+        try:
+            return self.store.record_at(physical_offset)
+        except (RecordNotFoundError, CorruptRecordError):
+            return None
+
+    def append(self, messages: Sequence[Message]) -> int:
+        """Store messages that leave the timer topic, or come into it again; returns the end of the last one.
+
+        Raises StoreFullError, InvalidMessageError, StoreError.
+        """
+        appended = self.store.append(messages, essential=True)
+        for message, place in zip(messages, appended, strict=True):
+            if message.topic == TIMER_TOPIC:
+                # It may take back a message of the same slot, and only the timer topic remembers that.
+                self.state.enqueue_first = place.queue_offset + 1
+        return appended[-1].end
+
+
+def copy_of(record: Record, topic: str, queue_id: int, properties: dict[str, str]) -> Message:
+    """The same message for another queue."""
+    return Message(
+        topic=topic,
+        queue_id=queue_id,
+        body=record.body,
+        properties=properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+    )
+
+
+def integer(text: str | None) -> int | None:
+    """A number that a property gives; None if it is none."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def _is_whole(value: int, step: int, count_min: int) -> bool:
+    return value % step == 0 and value >= count_min * step
