@@ -46,6 +46,10 @@ class ByteBudget:
         """Whether so many bytes may be taken now."""
         return self._total_has_room(size) and self._full_holder(size, holders) is None
 
+    def has_room_for_anybody(self) -> bool:
+        """Whether `has_room` says yes to a byte more, whoever asks: no holder has more than all have together."""
+        return not self.used or self.used < min(self.total_max, self.holder_max)
+
     def take_now(self, size: int, holders: Sequence[str]) -> None:
         """Take the bytes, whether there is room or not: they are in memory already."""
         self.used += size

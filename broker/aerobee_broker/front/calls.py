@@ -92,7 +92,13 @@ class Admission(Protocol):
     """Bytes. Of a larger request nothing is kept, and `too_large` is the answer."""
 
     def refusal(self, context: Context) -> bytes | None:
-        """The answer to a call that is refused by its headers, and whose request is not read; else None."""
+        """The answer to a call that is refused by its headers, and whose request is not read; else None.
+
+        Of the context only `metadata` and `caller` are used: a front may know no more at this time.
+        """
+
+    def has_room_for_anybody(self) -> bool:
+        """Whether `room` would return None at once, whoever calls."""
 
     async def room(self, context: Context) -> bytes | None:
         """Wait until a request of this caller may be read. The answer if that takes too long; else None.

@@ -21,7 +21,14 @@ from aerobee_broker.processors.records.query import QueryProcessor
 from aerobee_broker.processors.records.read import ReadProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
-from aerobee_broker.services.rpc import ROOM_SECONDS, ClientIdentity, code_name, holders_of, service_methods
+from aerobee_broker.services.rpc import (
+    ROOM_SECONDS,
+    ClientIdentity,
+    code_name,
+    holders_of,
+    introduce,
+    service_methods,
+)
 from aerobee_proto import records_v1
 from aerobee_store import AppendedBatch
 
@@ -95,6 +102,7 @@ class RecordService:
         held: Share | None = None
         try:
             client = self._identify(context)
+            introduce(client, context)
             held = Share(self._limits.in_progress, holders_of(client, context))
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(

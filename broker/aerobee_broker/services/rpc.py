@@ -127,11 +127,21 @@ class MethodAdmission:
     def too_large(self, size: int) -> bytes:
         return self._refused(self.reader.too_large(size))
 
+    def has_room_for_anybody(self) -> bool:
+        return self.budget.has_room_for_anybody()
+
     def caller(self, context: Context) -> Client:
-        """The client of a call. Raises what `identify` raises."""
+        """The client of a call, by its headers alone. Raises what `identify` raises."""
         if context.caller is None:
             context.caller = self._identify(context)
         client: Client = context.caller
+        return client
+
+    def introduced(self, context: Context) -> Client:
+        """The client of a call, with its address and language. Raises what `identify` raises."""
+        client = self.caller(context)
+        if not client.peer[1]:
+            introduce(client, context)
         return client
 
     def read(self, data: bytes, client: Client) -> Any:
@@ -165,7 +175,7 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
         size = 0
         holders = _NOBODY
         try:
-            client = method.caller(context)
+            client = method.introduced(context)
             holders = holders_of(client, context)
             await budget.take(len(data), holders, seconds=ROOM_SECONDS)
             size = len(data)
@@ -203,7 +213,7 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
         size = 0
         holders = _NOBODY
         try:
-            client = method.caller(context)
+            client = method.introduced(context)
             holders = holders_of(client, context)
             await budget.take(len(data), holders, seconds=ROOM_SECONDS)
             size = len(data)
@@ -301,14 +311,13 @@ class ClientIdentity:
             client = self._clients.seen(f"{account.access_key}/{client_id}")
             client.account = account
         client.namespace = namespace if isinstance(namespace, str) else ""
-        if not client.peer[1]:
-            introduce(client, context)
         return client
 
 
 def introduce(client: Client, context: Context) -> None:
     """Take from the call what does not change from call to call: address, language, version."""
-    _take_connection(client, context)
+    client.peer = context.peer_address()
+    client.secure = context.is_secure()
     for key, value in context.metadata():
         text = value if isinstance(value, str) else ""
         if key == "x-mq-language":
@@ -330,10 +339,4 @@ class AnonymousIdentity:
             client.account = self._accounts.of_call(headers.get("authorization"), headers.get("x-mq-date-time"))
         namespace = headers.get("x-mq-namespace")
         client.namespace = namespace if isinstance(namespace, str) else ""
-        _take_connection(client, context)
         return client
-
-
-def _take_connection(client: Client, context: Context) -> None:
-    client.peer = context.peer_address()
-    client.secure = context.is_secure()

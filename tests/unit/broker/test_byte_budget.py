@@ -103,3 +103,21 @@ async def test_nothing_is_lost_whatever_is_cancelled() -> None:
     assert bytes_.used == 0
     assert done == sum(not task.cancelled() for task in tasks)
     await bytes_.take(100, ("x",), seconds=0.01)
+
+
+async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
+    """As long as all together have less than one holder may have; then it depends on who asks."""
+    bytes_ = budget(total=100, holder=50)
+    assert bytes_.has_room_for_anybody()
+    bytes_.take_now(49, ("a",))
+    assert bytes_.has_room_for_anybody()
+    assert bytes_.has_room(1, ("a",))
+    bytes_.take_now(1, ("a",))
+    assert not bytes_.has_room_for_anybody()
+    assert not bytes_.has_room(1, ("a",))
+    assert bytes_.has_room(1, ("b",))
+    bytes_.give(50, ("a",))
+    assert bytes_.has_room_for_anybody()
+    small = budget(total=20, holder=50)
+    small.take_now(20, ("a",))
+    assert not small.has_room_for_anybody()
