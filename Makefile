@@ -6,6 +6,8 @@ BIN := .venv/bin
 STORE ?= ./data
 # Processes that run tests; more than cores, since tests wait for half of their time.
 WORKERS ?= 3
+# Rounds of `make test-spark` in which an executor, the broker and the driver are killed.
+KILLS ?= 1
 
 # Hundreds of tests start a broker or a command: each would compile all modules anew where an image forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,7 +28,7 @@ help: ## list the targets
 
 .venv/.spark: pyproject.toml .venv/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e \
-		'.[dev,examples,spark,spark-jre,examples-spark]'
+		'.[dev,examples,spark,spark-connect,spark-jre,examples-spark]'
 	@touch $@
 
 setup: .venv/.dev ## create .venv with all that development needs
@@ -77,8 +79,8 @@ test-chaos: .venv/.dev ## an hour of producers, consumers and disturbances, chec
 	AEROBEE_FRESH_SEEDS=1 AEROBEE_HOSTILE_ROUNDS=20 AEROBEE_INPUT_COUNT=500 \
 		$(BIN)/python -m pytest -q -s --timeout=3600 tests/integration/test_bad_input.py tests/integration/test_hostile_*.py
 
-test-spark: .venv/.spark ## the Spark pipeline; installs PySpark and a Java (some 500 MB the first time)
-	AEROBEE_SPARK=1 $(BIN)/python -m pytest -q -W default --timeout=600 tests/spark
+test-spark: .venv/.spark ## the Spark pipeline; installs PySpark and a Java (some 500 MB the first time); KILLS=20: many kills
+	AEROBEE_SPARK=1 AEROBEE_SPARK_KILL_ROUNDS=$(KILLS) $(BIN)/python -m pytest -q -W default --timeout=600 tests/spark
 
 test-hostile: .venv/.dev ## one hostile client against every call at its limits, for minutes
 	AEROBEE_HOSTILE_ROUNDS=$${AEROBEE_HOSTILE_ROUNDS:-10} \

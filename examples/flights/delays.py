@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from aerobee_pipeline.worker_start import retry_worker_start
 from examples.flights import data
 
 # The file is not in the order of time: October follows January, and February December.
@@ -60,17 +61,17 @@ def delays(spark: Any, endpoint: str, output: Path, *, flights_a_batch: int) -> 
         """The hours that have changed, under the number of the batch: a repeated batch replaces its first attempt."""
         batch.write.mode("overwrite").parquet(str(output / "delays" / f"batch={number}"))
 
-    query = (
-        hours.writeStream.outputMode("update")
-        .foreachBatch(write)
-        .option("checkpointLocation", str(output / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    writer = hours.writeStream.outputMode("update").foreachBatch(write)
+    writer = writer.option("checkpointLocation", str(output / "checkpoint")).trigger(availableNow=True)
+
+    def run() -> None:
+        query = writer.start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    retry_worker_start(run)
     # Of an hour that has changed in several batches the last one has the sums.
     latest = spark.read.parquet(str(output / "delays")).groupBy(*KEYS)
     last = latest.agg(f.max_by(f.struct("flights", "delay_minutes"), "batch").alias("last"))

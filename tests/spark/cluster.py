@@ -46,6 +46,26 @@ def standalone(directory: Path, *, cores: int = 2) -> Iterator[str]:
 
 
 @contextmanager
+def connect_server(directory: Path) -> Iterator[str]:
+    """A server of Spark Connect with two cores; yields the URL for its clients."""
+    command = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2,3]"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.authenticate.socketTimeout": "300s",
+    }
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    started = r"Spark Connect server started at: \S+:(\d+)"
+    with _daemon(command, directory / "connect.log", started) as port:
+        yield f"sc://127.0.0.1:{port}"
+
+
+@contextmanager
 def _daemon(arguments: list[str], log: Path, ready: str) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -62,3 +82,14 @@ def _daemon(arguments: list[str], log: Path, ready: str) -> Iterator[str]:
             process.wait(SECONDS)
         finally:
             process.kill()
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Every process of this machine: its id, that of its parent, its command line."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue  # it has ended
+        yield int(path.name), parent, command

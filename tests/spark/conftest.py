@@ -39,6 +39,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the master of a standalone cluster with one worker."""
+    from tests.spark.cluster import standalone
+
+    with standalone(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     """A fresh checkpoint directory."""

@@ -20,6 +20,36 @@ def count(store: str) -> Any:
         spark.stop()
 
 
+def connect(url: str, store: str, endpoint: str, checkpoint: str) -> Any:
+    """A client of Spark Connect: discovery, registration, reading, writing, a stream and a job."""
+    from pyspark.sql import SparkSession
+
+    from aerobee_pipeline import register
+    from aerobee_pipeline.jobs import audit
+    from aerobee_pipeline.worker_start import retry_worker_start
+
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    try:
+        discovered = spark.read.format("aerobee").options(storePath=store, subscribePattern=".*").load().count()
+        register(spark)
+        messages = spark.read.format("aerobee").options(storePath=store, subscribePattern=".*").load()
+        sink = messages.select("body").write.format("aerobee").mode("append")
+        sink.options(endpoint=endpoint, topic="connected").save()
+        stream = spark.readStream.format("aerobee").options(endpoint=endpoint, subscribe="connected")
+        writer = stream.option("startingOffsets", "earliest").load().writeStream.format("parquet")
+        writer = writer.option("path", f"{checkpoint}/out").option("checkpointLocation", f"{checkpoint}/state")
+        retry_worker_start(lambda: writer.trigger(availableNow=True).start().awaitTermination())
+        return {
+            "client": type(spark).__module__,
+            "discovered": discovered,
+            "registered": messages.count(),
+            "audit": audit(spark, store).exit_status,
+            "streamed": spark.read.parquet(f"{checkpoint}/out").count(),
+        }
+    finally:
+        spark.stop()
+
+
 def submitted(store: str) -> Any:
     """For spark-submit: the session is the one that it configured, the package comes from a zip."""
     from pyspark.sql import SparkSession
@@ -43,5 +73,5 @@ def submitted(store: str) -> Any:
 
 
 if __name__ == "__main__":
-    programs: dict[str, Callable[..., Any]] = {"count": count, "submitted": submitted}
+    programs: dict[str, Callable[..., Any]] = {"count": count, "connect": connect, "submitted": submitted}
     print("result " + json.dumps(programs[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -12,7 +12,9 @@ import pytest
 
 from aerobee_client import Message, connect
 from aerobee_client.testing import BrokerProcess, run_broker
-from tests.spark.test_file_stream import run
+from aerobee_pipeline.worker_start import retry_worker_start
+from tests.spark.cluster import wait_for
+from tests.spark.test_file_stream import caught_up, run
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path
         producer = threading.Thread(target=produce)
         reader = spark.readStream.format("aerobee").option("endpoint", broker.endpoint).option("subscribe", "live")
         rows: list[tuple[int, int, bytes]] = []
-        query = (
+        writer = (
             reader.load()
             .writeStream.foreachBatch(
                 lambda batch, number: rows.extend(
@@ -129,16 +131,18 @@ def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path
             )
             .option("checkpointLocation", checkpoint)
             .trigger(processingTime="200 milliseconds")
-            .start()
         )
+        query = retry_worker_start(lambda: caught_up(writer))
+
+        def wait_for_rows(count: int) -> None:
+            wait_for(lambda: query.exception() is not None or len(rows) >= count, f"{count} rows")
+
         try:
-            while query.lastProgress is None:
-                query.awaitTermination(0.2)
             producer.start()
-            query.awaitTermination(3)
+            wait_for_rows(60)
             broker.kill()
             broker.start()
-            query.awaitTermination(3)
+            wait_for_rows(len(rows) + 60)
             stop.set()
             producer.join()
             query.processAllAvailable()
@@ -150,4 +154,4 @@ def test_latest_with_a_live_producer_and_a_restarted_broker(spark: Any, tmp_path
         first = {(q, o, body) for q, o, body in expected if int(body.split()[1]) < 100}
         assert len(rows) == len(set(rows))
         assert set(rows) == expected - first
-        assert len(rows) > 100
+        assert len(rows) >= 120

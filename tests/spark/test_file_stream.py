@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aerobee_pipeline.worker_start import retry_worker_start
 from tests.spark.stores import orders, write
 
 
@@ -18,6 +19,7 @@ def stream(spark: Any, store: Path, **options: Any) -> Any:
 def run(frame: Any, checkpoint: str, rows: list[tuple[Any, ...]], fail_at: int | None = None) -> list[int]:
     """Run all that is available now; return the sizes of the micro-batches."""
     sizes: list[int] = []
+    writer = frame.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
 
     def take(batch: Any, number: int) -> None:
         found = [tuple(row) for row in batch.collect()]
@@ -26,14 +28,27 @@ def run(frame: Any, checkpoint: str, rows: list[tuple[Any, ...]], fail_at: int |
             raise RuntimeError("the test stops here")
         rows.extend(found)
 
-    query = (
-        frame.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-    )
-    try:
-        assert query.awaitTermination(120)
-    finally:
-        query.stop()
+    def finish() -> None:
+        query = writer.start()
+        try:
+            assert query.awaitTermination(240)
+        finally:
+            query.stop()
+
+    writer = writer.foreachBatch(take)
+    retry_worker_start(finish)
     return sizes
+
+
+def caught_up(writer: Any) -> Any:
+    """Start a query that goes on; return when it has read what is there."""
+    query = writer.start()
+    try:
+        query.processAllAvailable()
+    except BaseException:
+        query.stop()
+        raise
+    return query
 
 
 def test_limits_restarts_and_new_queues(spark: Any, tmp_path: Path, checkpoint: str) -> None:
@@ -90,15 +105,14 @@ def test_an_idle_source_makes_no_batches(spark: Any, tmp_path: Path, checkpoint:
     store = tmp_path / "store"
     write(store, orders(20))
     seen: list[int] = []
-    query = (
+    writer = (
         stream(spark, store, startingOffsets="earliest")
         .writeStream.foreachBatch(lambda batch, number: seen.append(batch.count()))
         .option("checkpointLocation", checkpoint)
         .trigger(processingTime="100 milliseconds")
-        .start()
     )
+    query = retry_worker_start(lambda: caught_up(writer))
     try:
-        query.processAllAvailable()
         first = query.lastProgress["batchId"]
         query.awaitTermination(3)
         assert query.lastProgress["batchId"] <= first + 1

@@ -14,8 +14,10 @@ from aerobee_pipeline.options import SourceOptions
 from aerobee_pipeline.progress import LagListener, lag_of
 from aerobee_pipeline.sink import Pace
 from aerobee_pipeline.source import StreamReader
+from aerobee_pipeline.worker_start import retry_worker_start
 from tests.spark.cluster import wait_for
 from tests.spark.stores import orders, write
+from tests.spark.test_file_stream import caught_up
 
 A, B = Queue("orders", "a", 0), Queue("orders", "a", 1)
 
@@ -45,9 +47,8 @@ def test_the_listener_of_a_stream(spark: Any, tmp_path: Path, checkpoint: str) -
         stream = spark.readStream.format("aerobee").options(storePath=str(tmp_path / "store"), subscribe="orders")
         frame = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger="40").load()
         writer = frame.writeStream.format("noop").queryName("lagging").option("checkpointLocation", checkpoint)
-        query = writer.start()
+        query = retry_worker_start(lambda: caught_up(writer))
         try:
-            query.processAllAvailable()
             wait_for(lambda: seen[-1:] == [0], "a report without lag")
             assert set(seen) >= {60, 20, 0}
             assert set(listener.lags()) == {"lagging"}

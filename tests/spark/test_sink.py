@@ -15,6 +15,7 @@ from aerobee_client import connect
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_pipeline.encode import chunks, message_ids, property_strings, row_ids
 from aerobee_pipeline.errors import RowError
+from aerobee_pipeline.worker_start import retry_worker_start
 from aerobee_store.records.properties import jump_hash
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.verify import verify
@@ -219,14 +220,14 @@ def test_a_stream_that_restarts_stores_its_batch_again(
             .start()
         )
         try:
-            query.awaitTermination(120)
+            assert query.awaitTermination(240)
         finally:
             query.stop()
 
     with small_batches(spark), pytest.raises(Exception, match="column 'body' is null"):
-        run()
+        retry_worker_start(run)
     marker.unlink()
-    run()
+    retry_worker_start(run)
     found = read(spark, broker, "to").selectExpr("body", "properties['SPARK_ID'] id").collect()
     assert len({bytes(row.body) for row in found}) == 400
     assert len({(bytes(row.body), row.id) for row in found}) == 400

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs.result import JobResult
+from aerobee_pipeline.worker_start import retry_worker_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,11 +60,16 @@ def _increment(
     writer = frame.writeStream.format(file_format).partitionBy("topic", "date").outputMode("append")
     if file_format == "parquet":
         writer = writer.option("compression", "zstd")
-    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(output)
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+
+    def write() -> None:
+        query = writer.start(output)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    retry_worker_start(write)
     after = _counts(spark, output, file_format)
     return {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
 

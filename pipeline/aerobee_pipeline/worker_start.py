@@ -1,0 +1,33 @@
+"""Streaming queries on a busy machine.
+
+Spark gives the Python process of a stream's source or sink ten seconds to start, and has no setting for it. A query
+that fails for this reason goes on from its checkpoint when it is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+_log = logging.getLogger(__name__)
+
+_GIVEN_UP: Final = "Python worker failed to connect back"
+_ATTEMPTS: Final = 10
+
+T = TypeVar("T")
+
+
+def retry_worker_start(work: Callable[[], T]) -> T:
+    """What `work` returns, which starts a query with a checkpoint and waits for it.
+
+    It is called again, ten times in all, while a Python process takes longer than Spark waits.
+    """
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return work()
+        except Exception as error:
+            if _GIVEN_UP not in str(error):
+                raise
+            _log.warning("a Python process of a query did not start within Spark's 10 s: attempt %d", attempt)
+    return work()
