@@ -13,7 +13,8 @@ from typing import Final
 SHARE: Final = 0.25  # of one processor; a search in columns passes over some 300,000 messages a second with it
 _BURST_SECONDS: Final = 0.02  # of processor time that may be used without a pause after a quiet time
 _SLEEP_SECONDS_MIN: Final = 0.001  # a shorter sleep is a turn of the loop
-_STEP_SIZE: Final = 256 << 10  # bytes of a step: about a millisecond
+STEP_SIZE: Final = 256 << 10  # bytes of a step: about a millisecond
+READ_COUNT: Final = 64  # messages of one read within a step
 _PIECE_SIZE: Final = 4 << 10  # bytes that take as long as what each piece costs beside its bytes
 
 
@@ -51,16 +52,20 @@ class Steps:
 
     def __init__(self, share: LoopShare) -> None:
         self._share = share
-        self._left = _STEP_SIZE
+        self._left = STEP_SIZE
         self._started = step_started()
 
     async def did(self, size: int) -> None:
         """A piece of so many bytes was read, or written, or made to something else."""
         self._left -= size + _PIECE_SIZE
         if self._left <= 0:
-            await self._share.pause(self._started)
-            self._left = _STEP_SIZE
-            self._started = step_started()
+            await self.pause()
+
+    async def pause(self) -> None:
+        """End the step, whatever was done in it."""
+        await self._share.pause(self._started)
+        self._left = STEP_SIZE
+        self._started = step_started()
 
 
 step_started: Final = time.thread_time

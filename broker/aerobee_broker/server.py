@@ -273,7 +273,7 @@ async def _serve(
     clients.gone_listeners.append(deliveries.client_gone)
     deliveries.lite.unsubscribed_listeners.append(clients.notify_unsubscribe_lite)
     await asyncio.to_thread(deliveries.open)
-    timer = Timer(store, clock, config.timer, topics=tables.topics)
+    timer = Timer(store, clock, config.timer, topics=tables.topics, loop_share=deliveries.loop_share)
     producers = Producers(clients)
     transactions = Transactions(store, tables, clock, settings, producers, timer.delayed)
     clients.producer_listeners.append(transactions.producer_ready)

@@ -231,6 +231,8 @@ class MessageReader:
         found: list[Record] = []
         size = 0
         for physical_offset in self.places_of_key(topic, key, begin, end):
+            if physical_offset is None:
+                continue
             candidate = self.record_with_key(topic, key, physical_offset, begin, end)
             if candidate is None:
                 continue
@@ -242,11 +244,13 @@ class MessageReader:
                 break
         return sorted(found, key=lambda item: item.physical_offset)
 
-    def places_of_key(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
-        """As MessageStore.places_of_key, for as long as the index is not changed."""
+    def places_of_key(self, topic: str, key: str, begin: int, end: int) -> Iterator[int | None]:
+        """As MessageStore.places_of_key."""
         seen: set[int] = set()
         for physical_offset in self._index.find(properties.index_hash(topic, key), begin, end):
-            if physical_offset not in seen:
+            if physical_offset is None:
+                yield None
+            elif physical_offset not in seen:
                 seen.add(physical_offset)
                 yield physical_offset
 

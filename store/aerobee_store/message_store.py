@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
@@ -546,12 +546,13 @@ class MessageStore:
         """
         return self._reader.query(topic, key, max_count=max_count, max_bytes=max_bytes, begin=begin, end=end)
 
-    def places_of_key(self, topic: str, key: str, *, begin: int = 0, end: int = TIMESTAMP_MAX) -> list[int]:
+    def places_of_key(self, topic: str, key: str, *, begin: int = 0, end: int = TIMESTAMP_MAX) -> Iterator[int | None]:
         """The physical offsets of the messages that `query` would look at, newest first: each for `record_with_key`.
 
-        Both are for who looks in several steps of the event loop. At most as many as `index_file.LOOKED_MAX`.
+        Both are for who looks in several steps of the event loop: each offset may be asked for in another step, and
+        None says that about a millisecond was spent on the index. At most as many as `index_file.LOOKED_MAX`.
         """
-        return list(self._reader.places_of_key(topic, key, begin, end))
+        return self._reader.places_of_key(topic, key, begin, end)
 
     def record_with_key(
         self, topic: str, key: str, physical_offset: int, *, begin: int = 0, end: int = TIMESTAMP_MAX

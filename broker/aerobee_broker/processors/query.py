@@ -11,9 +11,9 @@ from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.key_query import ANSWER_SIZE_MAX, COUNT_MAX, find_by_key, find_by_message_id
 from aerobee_broker.loop_share import Steps
 from aerobee_broker.message_mapping import message_keys, timestamp_ms, to_wire_message
-from aerobee_broker.processors.key_query import ANSWER_SIZE_MAX, COUNT_MAX, find_by_key, find_by_message_id
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import light_topic_name
 from aerobee_broker.validation import check_lite_topic

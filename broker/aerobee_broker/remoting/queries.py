@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
+from aerobee_broker.key_query import COUNT_MAX, find_by_key
 from aerobee_broker.loop_share import LoopShare, Steps
-from aerobee_broker.processors.key_query import COUNT_MAX, find_by_key
 from aerobee_broker.remoting.codes import Answer
 from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.errors import RemotingError

@@ -24,13 +24,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from aerobee_broker.errors import BrokerError
+from aerobee_broker.key_query import newest_with_key
+from aerobee_broker.loop_share import LoopShare
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.timer.config import TimerConfig
 from aerobee_broker.timer.dequeue import Dequeue
@@ -52,6 +54,7 @@ from aerobee_store.timer.log import DELETE
 _log = logging.getLogger(__name__)
 
 _MARK: Final = f"{TIMER_ORIGIN}\x01".encode()
+_COPIES_MAX: Final = 1024  # messages of one id that a recall looks at, each read when the one before was looked at
 _IDLE_SAVE_ROUNDS: Final = 30  # flushes without anything new until the time alone is saved
 
 
@@ -66,10 +69,20 @@ class Timer:
     name: Final = "timer"
 
     def __init__(
-        self, store: MessageStore, clock: Clock, config: TimerConfig, *, topics: Iterable[TopicConfig] = ()
+        self,
+        store: MessageStore,
+        clock: Clock,
+        config: TimerConfig,
+        *,
+        topics: Iterable[TopicConfig] = (),
+        loop_share: LoopShare | None = None,
     ) -> None:
-        """`topics`: all of them when it opens; the timer log knows their hashes only, and metrics want names."""
+        """`topics`: all of them when it opens; the timer log knows their hashes only, and metrics want names.
+
+        `loop_share`: for the search of a message to recall; its own if not given.
+        """
         self._store = store
+        self._loop_share = loop_share or LoopShare()
         self._topics = topics
         self._clock = clock
         self._config = config
@@ -239,23 +252,23 @@ class Timer:
 
         Raises MessageNotPendingError if there is none, any more; StoreError.
         """
-        now_ms = self._clock.now_ms()
-        if self._state.recalls.has_exactly(topic, message_id):
-            raise MessageNotPendingError(f"message {message_id!r} was recalled already")
-        if deliver_ms <= max(now_ms, self._state.delivered_until_ms, self._state.slot_ms):
-            raise MessageNotPendingError(f"message {message_id!r} is due already, and cannot be recalled any more")
+        self._check_not_over(topic, message_id, deliver_ms)
         found = False
-        for record in self._store.query(TIMER_TOPIC, message_id, max_count=1024):
-            values = record.properties
-            if record.unique_key != message_id or values.get(p.REAL_TOPIC) != topic:
-                continue
-            if values.get(p.TIMER_DELIVER_MS) != str(deliver_ms):
-                continue
-            if p.TIMER_DELETE_UNIQ_KEY in values:
-                raise MessageNotPendingError(f"message {message_id!r} was recalled already")
-            found = found or record.queue_offset not in self._state.done
+        looked = 0
+        async with aclosing(newest_with_key(self._store, self._loop_share, TIMER_TOPIC, message_id)) as records:
+            async for record in records:
+                values = record.properties
+                is_of_it = record.unique_key == message_id and values.get(p.REAL_TOPIC) == topic
+                if is_of_it and values.get(p.TIMER_DELIVER_MS) == str(deliver_ms):
+                    if p.TIMER_DELETE_UNIQ_KEY in values:
+                        raise MessageNotPendingError(f"message {message_id!r} was recalled already")
+                    found = found or record.queue_offset not in self._state.done
+                looked += 1
+                if looked >= _COPIES_MAX:
+                    break
         if not found:
             raise MessageNotPendingError(f"no message {message_id!r} waits to be delivered to topic {topic!r}")
+        now_ms = self._check_not_over(topic, message_id, deliver_ms)  # the search may have taken a while
         properties = {
             p.UNIQ_KEY: message_id,
             p.TIMER_DELETE_UNIQ_KEY: topic + message_id,
@@ -269,6 +282,15 @@ class Timer:
         # In the same step: from here on it is not delivered, even if the request is not enqueued in time.
         self._state.recalls.add(topic, message_id, max(self._state.floor(deliver_ms - 1), self._state.slot_ms))
         await self._store.wait_stored(place.end)
+
+    def _check_not_over(self, topic: str, message_id: str, deliver_ms: int) -> int:
+        """The time. Raises MessageNotPendingError if the message was recalled or is due."""
+        now_ms = self._clock.now_ms()
+        if self._state.recalls.has_exactly(topic, message_id):
+            raise MessageNotPendingError(f"message {message_id!r} was recalled already")
+        if deliver_ms <= max(now_ms, self._state.delivered_until_ms, self._state.slot_ms):
+            raise MessageNotPendingError(f"message {message_id!r} is due already, and cannot be recalled any more")
+        return now_ms
 
     # --- Its task ---------------------------------------------------------------------------------------------
 

@@ -94,7 +94,10 @@ class TransactionLog:
 
     def has_final(self, half: HalfMessage) -> bool:
         """Whether the message was committed although no op says so: a crash came between, or RocketMQ kept the op in
-        its memory."""
+        its memory.
+
+        In one step, for it is asked while the broker opens and serves nobody.
+        """
         finals = self._store.query(half.topic, half.transaction_id, max_count=_FINALS_MAX)
         delayed = self._store.query(TIMER_TOPIC, half.transaction_id, max_count=_FINALS_MAX)
         finals += [final for final in delayed if final.properties.get(p.REAL_TOPIC) == half.topic]

@@ -55,6 +55,8 @@ _RESERVE_ENTRIES: Final = 1 << 20  # 20 MiB of entries at once
 LOOKED_MAX: Final = 1 << 16
 """Entries that one search looks at: about 30 ms. A sound slot has a few; keys that were made to share one can be more.
 """
+LOOKED_PER_STEP: Final = 1 << 11
+"""Entries after which a search lets its caller do something else: about 1 ms."""
 # Below this many keys a loop over `struct` calls is faster than the fixed cost of numpy's (measured: about 40 keys).
 _VECTOR_MIN: Final = 48
 
@@ -126,10 +128,11 @@ class IndexFile:
         self.dirty = True
         return count
 
-    def find(self, key_hash: int, begin: int, end: int, looked_max: int) -> Generator[int, None, int]:
+    def find(self, key_hash: int, begin: int, end: int, looked_max: int) -> Generator[int | None, None, int]:
         """The physical offsets of entries with this hash, newest first, stored in [begin, end] as far as seconds tell.
 
-        Looks at up to `looked_max` entries, and returns at how many it has looked.
+        Looks at up to `looked_max` entries, and returns at how many it has looked. Yields None after each
+        LOOKED_PER_STEP of them. Entries may be added meanwhile, and the file closed: then it has no more.
 
         Other keys may have the same hash: whoever asks compares the key. The times are exact to a second, and two more
         for the file whose first entry is dated by its predecessor; so nothing that lies in the range is left out.
@@ -138,6 +141,8 @@ class IndexFile:
             return 0
         number = int(self._slots[key_hash % self.slot_count])
         for looked in range(looked_max):
+            if looked and looked % LOOKED_PER_STEP == 0:
+                yield None
             if not 0 < number < self.next_entry:
                 return looked
             found, physical_offset, seconds, previous = ENTRY.unpack_from(
@@ -204,6 +209,7 @@ class IndexFile:
 
     def close(self) -> None:
         self.file.close()
+        self.next_entry = 1  # for a search that has not ended yet
         # The arrays are views of the mapping; dropping them lets it go.
         del self._slots, self._entries, self._view
 
@@ -373,10 +379,14 @@ class IndexService:
             else:
                 begin += self.files[-1].put(key_hashes, physical_offsets, timestamps)
 
-    def find(self, key_hash: int, begin: int, end: int) -> Iterator[int]:
-        """The physical offsets of entries with this hash, newest first, of at most LOOKED_MAX entries in its slots."""
+    def find(self, key_hash: int, begin: int, end: int) -> Iterator[int | None]:
+        """The physical offsets of entries with this hash, newest first, of at most LOOKED_MAX entries in its slots.
+
+        Yields None now and then, at the latest after LOOKED_PER_STEP entries of one file: an event loop may do
+        something else. The index may change between any two of these.
+        """
         left = LOOKED_MAX
-        for file in reversed(self.files):
+        for file in self.files[::-1]:
             left -= yield from file.find(key_hash, begin, end, left)
             if left <= 0:
                 return

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import BrokerConfig, Settings
 from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.loop_share import LoopShare
 from aerobee_broker.processors import query
 from aerobee_broker.processors.query import QueryProcessor
 from aerobee_broker.tables.tables import Tables
@@ -18,8 +20,11 @@ from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import Message, MessageStore, Record
 from aerobee_store.message_reader import MessageReader
+from aerobee_store.queues import index_file
+from aerobee_store.records.properties import index_hash
 
 COUNT = 20
+SLOT_COUNT = BrokerConfig.tiny(Path()).store.index_slot_count
 
 
 @pytest.fixture
@@ -70,6 +75,34 @@ async def test_a_query_by_time_goes_on_where_the_answer_was_full(
             break
         request.scroll_id = response.scroll_id
     assert found == [*range(0, COUNT, 2), *range(1, COUNT, 2)]
+
+
+async def test_a_search_in_the_index_takes_many_steps_of_the_event_loop(
+    processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other keys in the slot are looked at a few at a time, whether the key is found among them or not."""
+    monkeypatch.setattr(index_file, "LOOKED_PER_STEP", 4)
+    looked = [0]  # entries, in each step
+    unpack = index_file.ENTRY.unpack_from
+
+    class Entry:
+        def unpack_from(self, *arguments: Any) -> tuple[Any, ...]:
+            looked[-1] += 1
+            return unpack(*arguments)
+
+    async def pause(self: LoopShare, started: float, *, until: float | None = None) -> None:
+        looked.append(0)
+
+    monkeypatch.setattr(index_file, "ENTRY", Entry())
+    monkeypatch.setattr(LoopShare, "pause", pause)
+    slot = index_hash("orders", "k") % SLOT_COUNT
+    other = next(key for key in map(str, range(1000, 2000)) if index_hash("orders", key) % SLOT_COUNT == slot)
+    for key, expected in (("k", list(range(COUNT))), (other, [])):
+        looked[:] = [0]
+        request = v2.ListMessageRequest(topic=v2.Resource(name="orders"), message_key=key, max_message_nums=64)
+        assert numbers(await processor.process(request, Client("test"))) == expected
+        assert sum(looked) >= COUNT
+        assert max(looked) <= 4
 
 
 async def test_no_more_is_read_than_an_answer_holds(processor: QueryProcessor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_n
 from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import ClientNotConnectedError, InvalidRequestError
+from aerobee_broker.key_query import find_by_message_id
 from aerobee_broker.message_mapping import to_wire_message
 from aerobee_broker.processors.administration.wire import OK, TURN_COUNT, page_of, resource, timestamp
-from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import split_light_topic_name

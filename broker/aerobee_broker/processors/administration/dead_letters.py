@@ -8,17 +8,17 @@ group of that topic gets it.
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import aclosing
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.delivery.filters import ONLY_GROUP
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
-from aerobee_broker.loop_share import LoopShare
+from aerobee_broker.key_query import find_by_message_id, newest_with_key
+from aerobee_broker.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
 from aerobee_broker.message_mapping import RESENT_FROM, timestamp_ms, to_wire_message
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors.administration.wire import OK, page_count, page_of, resource, timestamp
-from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, TopicConfig, dead_letter_topic, is_system_topic
 from aerobee_broker.timer.state import TIMER_ORIGIN
@@ -32,7 +32,7 @@ _PAGE_COUNT: Final = 100
 _PAGE_SIZE_MAX: Final = 16 << 20  # bytes of records in one answer
 _RESEND_COUNT_MAX: Final = 1000
 _COPIES_MAX: Final = 64
-_TURN_COUNT: Final = 32  # between two turns of the event loop: each is a look into the index
+_RESEND_SIZE: Final = 4 << 10  # bytes that take as long as to send one again
 _TIME_MAX: Final = (1 << 63) - 1
 # What belongs to the life that has ended, ours and RocketMQ's.
 _ENDED: Final = (
@@ -91,15 +91,17 @@ class DeadLetterAdministration:
             found = [record for record in found if begin <= record.store_timestamp <= end]
             token = ""
         else:
-            found, token = self._page(topic, begin, end, page_count(request.page_size, default=_PAGE_COUNT), request)
+            found, token = await self._page(
+                topic, begin, end, page_count(request.page_size, default=_PAGE_COUNT), request
+            )
         letters = []
-        for number, record in enumerate(found):
-            letters.append(self._to_wire(record, include_body=request.include_bodies))
-            if number % _TURN_COUNT == _TURN_COUNT - 1:
-                await asyncio.sleep(0)
+        steps = Steps(self._loop_share)
+        for record in found:
+            letters.append(await self._to_wire(record, include_body=request.include_bodies))
+            await steps.did(record.size)
         return admin_v1.ListDeadLettersResponse(status=OK, dead_letters=letters, next_page_token=token)
 
-    def _page(
+    async def _page(
         self, topic: str, begin: int, end: int, count: int, request: admin_v1.ListDeadLettersRequest
     ) -> tuple[list[Record], str]:
         low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
@@ -114,10 +116,16 @@ class DeadLetterAdministration:
             position = max(low, self._store.offset_by_time(topic, DEAD_LETTER_QUEUE_ID, begin))
         found: list[Record] = []
         size = 0
+        steps = Steps(self._loop_share)
         while position < high and len(found) < count and size < _PAGE_SIZE_MAX:
             result = self._store.read(
-                topic, DEAD_LETTER_QUEUE_ID, position, max_count=count - len(found), max_bytes=_PAGE_SIZE_MAX - size
+                topic,
+                DEAD_LETTER_QUEUE_ID,
+                position,
+                max_count=min(count - len(found), READ_COUNT),
+                max_bytes=min(_PAGE_SIZE_MAX - size, STEP_SIZE),
             )
+            await steps.did(STEP_SIZE)
             for record in result.records:
                 if record.store_timestamp > end:
                     return found, ""
@@ -138,10 +146,11 @@ class DeadLetterAdministration:
             )
         results = []
         end = 0
-        for number, offset in enumerate(request.offsets):
+        steps = Steps(self._loop_share)
+        for offset in request.offsets:
             result = admin_v1.ResendDeadLettersResponse.Result(offset=offset)
             try:
-                end = max(end, self._resend(topic, offset, request, result))
+                end = max(end, await self._resend(topic, offset, request, result))
                 result.status.CopyFrom(OK)
             except InvalidRequestError as error:
                 result.status.code, result.status.message = v2.Code.ValueType(error.code), str(error)
@@ -150,8 +159,7 @@ class DeadLetterAdministration:
             except InvalidMessageError as error:
                 result.status.code, result.status.message = v2.Code.BAD_REQUEST, str(error)
             results.append(result)
-            if number % _TURN_COUNT == _TURN_COUNT - 1:
-                await asyncio.sleep(0)
+            await steps.did(_RESEND_SIZE)
         if end:
             await self._store.wait_stored(end)
         codes = {result.status.code for result in results}
@@ -165,7 +173,7 @@ class DeadLetterAdministration:
             )
         return admin_v1.ResendDeadLettersResponse(status=status, results=results)
 
-    def _resend(
+    async def _resend(
         self,
         topic: str,
         offset: int,
@@ -185,7 +193,7 @@ class DeadLetterAdministration:
                 v2.Code.BAD_REQUEST, f"dead letter {offset} does not say where it came from; name a topic to send it to"
             )
         target = self._target(target_name)
-        if not request.again and (before := find_resent(self._store, record, target.name)) is not None:
+        if not request.again and (before := await self._find_resent(record, target.name)) is not None:
             raise InvalidRequestError(
                 v2.Code.PRECONDITION_FAILED,
                 f"dead letter {offset} was sent again before, to queue {before.queue_id}, offset "
@@ -243,7 +251,7 @@ class DeadLetterAdministration:
         low, high = self._store.queue_range(topic, DEAD_LETTER_QUEUE_ID)
         return high - low
 
-    def _to_wire(self, record: Record, *, include_body: bool) -> admin_v1.DeadLetter:
+    async def _to_wire(self, record: Record, *, include_body: bool) -> admin_v1.DeadLetter:
         message = to_wire_message(record, resource(record.topic))
         if not include_body:
             message.body = b""
@@ -257,9 +265,12 @@ class DeadLetterAdministration:
             origin_message_id=record.properties.get(p.DLQ_ORIGIN_MESSAGE_ID, ""),
             body_size=len(record.body),
         )
-        if origin and (resent := find_resent(self._store, record, origin)) is not None:
+        if origin and (resent := await self._find_resent(record, origin)) is not None:
             letter.resent_timestamp.CopyFrom(timestamp(resent.store_timestamp))
         return letter
+
+    async def _find_resent(self, letter: Record, topic: str) -> Record | None:
+        return await find_resent(self._store, self._loop_share, letter, topic)
 
 
 def origin_topic(record: Record) -> str:
@@ -267,13 +278,21 @@ def origin_topic(record: Record) -> str:
     return record.properties.get(p.DLQ_ORIGIN_TOPIC) or record.properties.get("RETRY_TOPIC") or ""
 
 
-def find_resent(store: MessageStore, letter: Record, topic: str) -> Record | None:
+async def find_resent(store: MessageStore, loop_share: LoopShare, letter: Record, topic: str) -> Record | None:
     """The latest message in `topic` that is this dead letter sent again, if the log still has one."""
     if not letter.unique_key:
         return None
     name = _letter_name(letter)
-    found = store.query(topic, letter.unique_key, max_count=_COPIES_MAX, begin=letter.store_timestamp)
-    return next((record for record in reversed(found) if record.properties.get(RESENT_FROM) == name), None)
+    looked = 0
+    copies = newest_with_key(store, loop_share, topic, letter.unique_key, begin=letter.store_timestamp)
+    async with aclosing(copies) as records:
+        async for record in records:
+            if record.properties.get(RESENT_FROM) == name:
+                return record
+            looked += 1
+            if looked >= _COPIES_MAX:
+                break
+    return None
 
 
 def _letter_name(letter: Record) -> str:

@@ -12,7 +12,6 @@ A timeline is put together from what is there, and claims nothing else:
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -23,10 +22,11 @@ from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Res
 from aerobee_broker.delivery.journal import JOURNAL_QUEUE_ID, JOURNAL_TOPIC, decode
 from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError, JournalFormatError
+from aerobee_broker.key_query import ANSWER_SIZE_MAX, find_by_key, find_by_message_id
+from aerobee_broker.loop_share import READ_COUNT, STEP_SIZE, Steps
 from aerobee_broker.message_mapping import LITE_TOPIC, TRANSACTION, to_wire_message
 from aerobee_broker.processors.administration.dead_letters import find_resent
 from aerobee_broker.processors.administration.wire import OK, resource, timestamp
-from aerobee_broker.processors.key_query import find_by_message_id
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.tables import Tables
@@ -41,7 +41,6 @@ from aerobee_store.records.record import TransactionType
 from aerobee_store.timer.files import TIMER_TOPIC
 
 JOURNAL_READ_MAX: Final = 100_000  # messages of the journal, each with one or more events
-_JOURNAL_STEP: Final = 128  # of these between two turns of the event loop
 _COPIES_MAX: Final = 16  # timelines in one answer, and records looked at for each of their parts
 _OPS_READ_MAX: Final = 10_000
 
@@ -107,7 +106,7 @@ class MessageAdministration:
             if record.topic == topic:
                 timelines.append(await self._timeline(record, request))
             else:
-                timelines.append(self._not_yet(record, topic, request.group))
+                timelines.append(await self._not_yet(record, topic, request.group))
         if not timelines:
             what = f"message {request.message_id[:200]!r}" if request.message_id else "message there"
             raise InvalidRequestError(
@@ -128,14 +127,20 @@ class MessageAdministration:
         if found := await find_by_message_id(self._store, self._deliveries.loop_share, topic, request.message_id):
             return found[-_COPIES_MAX:]
         for system_topic in (TIMER_TOPIC, HALF_TOPIC):
-            if found := self._waiting(system_topic, topic, request.message_id):
+            if found := await self._waiting(system_topic, topic, request.message_id):
                 return found[-1:]  # those before it were stored again on the way
         return []
 
-    def _waiting(self, system_topic: str, topic: str, message_id: str) -> list[Record]:
+    async def _with_key(self, topic: str, key: str, *, count_max: int = _COPIES_MAX) -> list[Record]:
+        """The newest messages with the key, oldest first."""
+        return await find_by_key(
+            self._store, self._deliveries.loop_share, topic, key, count_max=count_max, size_max=ANSWER_SIZE_MAX
+        )
+
+    async def _waiting(self, system_topic: str, topic: str, message_id: str) -> list[Record]:
         return [
             record
-            for record in self._store.query(system_topic, message_id, max_count=_COPIES_MAX)
+            for record in await self._with_key(system_topic, message_id)
             if record.unique_key == message_id
             and record.properties.get(p.REAL_TOPIC) == topic
             and p.TIMER_DELETE_UNIQ_KEY not in record.properties
@@ -147,18 +152,18 @@ class MessageAdministration:
             physical_offset=record.physical_offset,
             size=record.size,
         )
-        events = [*self._before(record), _event(_Kind.STORED, record.store_timestamp, detail=_place(record))]
+        events = [*await self._before(record), _event(_Kind.STORED, record.store_timestamp, detail=_place(record))]
         place = _delivered_place(record)
         groups = self._groups(place.topic, request.group)
         for group in groups:
             state = self._state(place, group)
-            dead = self._dead_letter(record, group)
+            dead = await self._dead_letter(record, group)
             if dead is not None:
                 if state.state == _State.FINISHED:
                     state.state = _State.DEAD_LETTER
                 detail = f"{dead.topic}, offset {dead.queue_offset}"
                 events.append(_event(_Kind.DEAD_LETTER, dead.store_timestamp, group, detail=detail))
-                resent = find_resent(self._store, dead, record.topic)
+                resent = await find_resent(self._store, self._deliveries.loop_share, dead, record.topic)
                 if resent is not None:
                     events.append(_event(_Kind.RESENT, resent.store_timestamp, group, detail=_place(resent)))
             timeline.groups.append(state)
@@ -178,19 +183,20 @@ class MessageAdministration:
         names = [wanted] if wanted else sorted(self._tables.offsets.groups_of(topic))
         return [name for name in names if not is_system_group(name)]
 
-    def _before(self, record: Record) -> Iterator[admin_v1.TimelineEvent]:
+    async def _before(self, record: Record) -> list[admin_v1.TimelineEvent]:
         """What happened before it was in its topic."""
-        yield _event(_Kind.BORN, record.born_timestamp, detail=f"on {record.born_host[0]}")
+        events = [_event(_Kind.BORN, record.born_timestamp, detail=f"on {record.born_host[0]}")]
         message_id, properties = record.unique_key, record.properties
         if not message_id:
-            return
+            return events
         if p.TIMER_DELIVER_MS in properties or p.TIMER_OUT_MS in properties:
-            for waited in self._waiting(TIMER_TOPIC, record.topic, message_id)[:1]:
-                yield self._delayed(waited)
+            for waited in (await self._waiting(TIMER_TOPIC, record.topic, message_id))[:1]:
+                events.append(self._delayed(waited))
         if record.transaction_type is TransactionType.COMMIT:
-            for half in self._waiting(HALF_TOPIC, record.topic, message_id)[:1]:
-                yield _event(_Kind.PREPARED, half.store_timestamp)
-            yield _event(_Kind.COMMITTED, record.store_timestamp)
+            for half in (await self._waiting(HALF_TOPIC, record.topic, message_id))[:1]:
+                events.append(_event(_Kind.PREPARED, half.store_timestamp))
+            events.append(_event(_Kind.COMMITTED, record.store_timestamp))
+        return events
 
     def _delayed(self, waiting: Record) -> admin_v1.TimelineEvent:
         event = _event(_Kind.DELAYED, waiting.store_timestamp)
@@ -199,7 +205,7 @@ class MessageAdministration:
             event.until.CopyFrom(timestamp(int(due)))
         return event
 
-    def _not_yet(self, record: Record, topic: str, wanted: str) -> admin_v1.MessageTimeline:
+    async def _not_yet(self, record: Record, topic: str, wanted: str) -> admin_v1.MessageTimeline:
         """Of a message that is not in its topic, and perhaps never will be."""
         timeline = admin_v1.MessageTimeline(
             message=to_wire_message(record, resource(topic)), physical_offset=record.physical_offset, size=record.size
@@ -208,12 +214,12 @@ class MessageAdministration:
         over = False
         if record.topic == TIMER_TOPIC:
             events.append(self._delayed(record))
-            if recall := self._recall(record, topic):
+            if recall := await self._recall(record, topic):
                 events.append(_event(_Kind.RECALLED, recall.store_timestamp))
                 over = True
         else:
             events.append(_event(_Kind.PREPARED, record.store_timestamp))
-            if decision := self._decision(record, topic):
+            if decision := await self._decision(record, topic):
                 events.append(decision)
                 over = True
         if not over:
@@ -223,22 +229,26 @@ class MessageAdministration:
         timeline.events.extend(_in_order(events))
         return timeline
 
-    def _recall(self, record: Record, topic: str) -> Record | None:
-        for found in self._store.query(TIMER_TOPIC, record.unique_key or "", max_count=_COPIES_MAX):
+    async def _recall(self, record: Record, topic: str) -> Record | None:
+        for found in await self._with_key(TIMER_TOPIC, record.unique_key or ""):
             values = found.properties
             if p.TIMER_DELETE_UNIQ_KEY in values and values.get(p.REAL_TOPIC) == topic:
                 return found
         return None
 
-    def _decision(self, half: Record, topic: str) -> admin_v1.TimelineEvent | None:
+    async def _decision(self, half: Record, topic: str) -> admin_v1.TimelineEvent | None:
         """How a transaction ended that left nothing in its topic; None if it is open, or nobody can say any more."""
-        for given_up in self._store.query(GIVEN_UP_TOPIC, half.unique_key or "", max_count=1):
+        for given_up in await self._with_key(GIVEN_UP_TOPIC, half.unique_key or "", count_max=1):
             return _event(_Kind.GIVEN_UP, given_up.store_timestamp)
         low, high = self._store.queue_range(OP_TOPIC, 0)
         position = max(low, self._store.offset_by_time(OP_TOPIC, 0, half.store_timestamp))
         end = min(high, position + _OPS_READ_MAX)
+        steps = Steps(self._deliveries.loop_share)
         while position < end:
-            result = self._store.read(OP_TOPIC, 0, position, max_count=min(1024, end - position))
+            result = self._store.read(
+                OP_TOPIC, 0, position, max_count=min(READ_COUNT, end - position), max_bytes=STEP_SIZE
+            )
+            await steps.did(STEP_SIZE)
             for record in result.records:
                 op = read_op(record)
                 if op is not None and half.queue_offset in op.queue_offsets and op.outcome is Outcome.ROLLBACK:
@@ -269,11 +279,11 @@ class MessageAdministration:
             wire.state = _State.FINISHED if offset < delivery.cursor else _State.WAITING
         return wire
 
-    def _dead_letter(self, record: Record, group: str) -> Record | None:
+    async def _dead_letter(self, record: Record, group: str) -> Record | None:
         """The copy among the group's dead letters. Two messages of one id in a topic cannot be told apart there."""
         if not record.unique_key:
             return None
-        for found in self._store.query(dead_letter_topic(group), record.unique_key, max_count=_COPIES_MAX):
+        for found in await self._with_key(dead_letter_topic(group), record.unique_key):
             if found.properties.get(p.DLQ_ORIGIN_TOPIC, record.topic) == record.topic:
                 return found
         return None
@@ -295,9 +305,10 @@ class MessageAdministration:
         position, end = begin, min(high, begin + JOURNAL_READ_MAX)
         mark = place.topic.encode()
         events: list[admin_v1.TimelineEvent] = []
+        steps = Steps(self._deliveries.loop_share)
         while position < end:
-            count = min(_JOURNAL_STEP, end - position)
-            result = self._store.read(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, position, max_count=count)
+            count = min(READ_COUNT, end - position)
+            result = self._store.read(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, position, max_count=count, max_bytes=STEP_SIZE)
             complete = complete and not result.lost
             for written in result.records:
                 if mark not in written.body:
@@ -309,7 +320,7 @@ class MessageAdministration:
             if result.next_offset <= position:
                 break
             position = result.next_offset
-            await asyncio.sleep(0)
+            await steps.did(STEP_SIZE)
         return events, complete and position >= high
 
     def _journal_events(self, written: Record, place: _Place, groups: set[str]) -> Iterator[admin_v1.TimelineEvent]:

@@ -9,9 +9,9 @@ import numpy as np
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.key_query import find_by_key, find_by_message_id
 from aerobee_broker.loop_share import LoopShare
 from aerobee_broker.message_mapping import timestamp_ms
-from aerobee_broker.processors.key_query import find_by_key, find_by_message_id
 from aerobee_broker.processors.query import parse_scroll_id
 from aerobee_broker.processors.records.read import FRAME_SIZE_DEFAULT, FRAME_SIZE_MAX, SIZE_DTYPE, check_readable
 from aerobee_broker.tables.tables import Tables

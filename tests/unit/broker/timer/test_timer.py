@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aerobee_broker import loop_share
 from aerobee_broker.timer.config import TimerConfig
 from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_broker.timer.timer import MessageNotPendingError
@@ -445,6 +446,17 @@ async def test_recall_in_the_last_moment(start: Start) -> None:
     await harness.advance(5)
     assert harness.bodies() == []
     assert harness.timer.stats.recalled == 1
+
+
+async def test_of_two_recalls_at_once_one_succeeds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each searches in several steps of the event loop, in which the other goes on."""
+    monkeypatch.setattr(loop_share, "STEP_SIZE", 0)
+    harness = await start()
+    due = await harness.send("a", 1.5)
+    recalls = [asyncio.create_task(recall(harness, "a", due)) for _ in range(2)]
+    assert sorted(await asyncio.gather(*recalls)) == [False, True]
+    await harness.advance(5)
+    assert harness.bodies() == []
 
 
 async def test_what_cannot_be_recalled(start: Start) -> None:

@@ -35,7 +35,7 @@ def put(index: IndexService, first: int, count: int, *, at_once: bool = True) ->
 
 
 def found(index: IndexService, key_hash: int, begin: int = 0, end: int = MAX) -> list[int]:
-    return [offset // 100 for offset in index.find(key_hash, begin, end)]
+    return [offset // 100 for offset in index.find(key_hash, begin, end) if offset is not None]
 
 
 def expected(key_hash: int, count: int) -> list[int]:
@@ -75,6 +75,29 @@ def test_a_search_looks_at_a_bounded_number_of_entries(monkeypatch: pytest.Monke
     monkeypatch.setattr(index_file, "LOOKED_MAX", 2)
     index.put([3 + SLOTS, 3 + SLOTS], [100 * count, 100 * count], [NOW, NOW], NOW)
     assert found(index, 3) == [], "entries of other keys count, too"
+
+
+def test_a_long_search_pauses_and_goes_on_in_an_index_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of many entries is looked at in steps of a bounded length; between them files come and go."""
+    monkeypatch.setattr(index_file, "LOOKED_PER_STEP", 10)
+    index = service(MemoryFileSystem())
+    per_file = ENTRIES - 1
+    count = 3 * per_file
+    index.put([3 + SLOTS] * count, [100 * n for n in range(count)], [NOW] * count, NOW)
+    steps = list(index.find(3, 0, MAX))
+    assert steps == [None] * (3 * (per_file // 10)), "entries of other keys make steps, too"
+    search = index.find(3 + SLOTS, 0, MAX)
+    assert [next(search) for _ in range(11)] == [*(100 * n for n in range(count - 1, count - 11, -1)), None]
+    for file in index.release_expired(100 * per_file):  # the oldest
+        file.close()
+    index.put([3 + SLOTS] * ENTRIES, [100 * n for n in range(count, count + ENTRIES)], [NOW] * ENTRIES, NOW)
+    rest = [offset // 100 for offset in search if offset is not None]
+    assert rest == list(range(per_file, count - 10))[::-1], "what was there when it began, and still is"
+    search = index.find(3 + SLOTS, 0, MAX)
+    next(search)
+    for file in index.files:
+        file.close()
+    assert list(search) == []
 
 
 def test_cutting_leaves_slots_and_entries_as_if_there_had_never_been_more() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 from aerobee_broker.errors import InvalidRequestError
@@ -28,24 +30,36 @@ async def find_by_key(
     begin: int = 0,
     end: int = _TIME_MAX,
 ) -> list[Record]:
-    """What `MessageStore.query` brings: the newest messages with the key, oldest first.
-
-    Many may share a slot of the index with the key, and one answer may have megabytes. So others get their turn.
-    """
-    steps = Steps(loop_share)
+    """What `MessageStore.query` brings: the newest messages with the key, oldest first."""
     found: list[Record] = []
     size = 0
-    for physical_offset in store.places_of_key(topic, key, begin=begin, end=end):
-        record = store.record_with_key(topic, key, physical_offset, begin=begin, end=end)
-        if record is not None:
+    async with aclosing(newest_with_key(store, loop_share, topic, key, begin=begin, end=end)) as records:
+        async for record in records:
             size += record.size
             if found and size > size_max:
                 break
             found.append(record)
             if len(found) >= count_max:
                 break
-        await steps.did(0 if record is None else record.size)
     return sorted(found, key=lambda record: record.physical_offset)
+
+
+async def newest_with_key(
+    store: MessageStore, loop_share: LoopShare, topic: str, key: str, *, begin: int = 0, end: int = _TIME_MAX
+) -> AsyncGenerator[Record, None]:
+    """The messages with the key, newest first, in steps of the event loop.
+
+    Many may share a slot of the index with the key, and a few may have megabytes. So others get their turn.
+    """
+    steps = Steps(loop_share)
+    for physical_offset in store.places_of_key(topic, key, begin=begin, end=end):
+        if physical_offset is None:
+            await steps.pause()
+            continue
+        record = store.record_with_key(topic, key, physical_offset, begin=begin, end=end)
+        if record is not None:
+            yield record
+        await steps.did(0 if record is None else record.size)
 
 
 async def find_by_message_id(store: MessageStore, loop_share: LoopShare, topic: str, message_id: str) -> list[Record]:
