@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aerobee_broker.byte_budget import ByteBudget
@@ -22,8 +22,9 @@ from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.loop_delay import LoopDelay
-from aerobee_broker.metrics.metrics import Metrics, MetricSources
+from aerobee_broker.metrics.metrics import Metrics
 from aerobee_broker.namesrv.registrar import Registrar
+from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.administration.accumulation import Accumulation
 from aerobee_broker.processors.administration.clients import ClientAdministration
@@ -53,7 +54,7 @@ from aerobee_broker.runtime_settings import RuntimeSettings
 from aerobee_broker.services import admin_service, aerobee_admin_service, messaging_service, record_service
 from aerobee_broker.services.admin_service import AdminService
 from aerobee_broker.services.aerobee_admin_service import Administration, aerobee_admin_methods
-from aerobee_broker.services.messaging_service import MessagingService
+from aerobee_broker.services.messaging_service import MessagingProcessors, MessagingService
 from aerobee_broker.services.record_service import RecordService
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.standard_services import health_methods, reflection_methods
@@ -96,7 +97,8 @@ class _Readiness:
         self.reason: str | None = "starting: the store recovers"
         self.store: MessageStore | None = None
 
-    def __call__(self) -> str | None:
+    def unreadiness(self) -> str | None:
+        """Why the broker is not ready; None if it is."""
         if self.store is not None and self.store.state == "failed":
             return f"the store has failed: {self.store.failure}"
         return self.reason
@@ -109,6 +111,19 @@ class _Readiness:
         flags = self.store.running.flags
         what = "messages" if flags.readable else "messages, and serves none"
         return f"the store refuses {what}: {self.store.running.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """What stays when a replica becomes a master."""
+
+    config: BrokerConfig
+    accounts: Accounts | None
+    stop: asyncio.Event
+    clock: Clock
+    metrics: Metrics
+    metrics_address: Address
+    ready: _Readiness
 
 
 def _announce_nothing(_remoting: Address, _metrics: Address) -> None:
@@ -136,11 +151,20 @@ async def run(
     check_certificate(config)
     accounts = None if config.auth.accounts is None else Accounts(config.auth.accounts)
     metrics, ready = Metrics(config), _Readiness()
-    endpoint = HttpEndpoint(config.listen.metrics, metrics.render, ready, ready.note)
+    endpoint = HttpEndpoint(config.listen.metrics, metrics, ready)
     try:
         metrics_address = endpoint.start()
     except OSError as error:
         raise ListenError("listen.metrics", config.listen.metrics, error.strerror or str(error)) from None
+    process = _Process(
+        config=config,
+        accounts=accounts,
+        stop=stop,
+        clock=clock,
+        metrics=metrics,
+        metrics_address=metrics_address,
+        ready=ready,
+    )
     try:
         while True:
             batch_topics = BatchTopics(config.store.directory, clock)
@@ -150,35 +174,9 @@ async def run(
             try:
                 role = _role(config, store)
                 if role == "replica":
-                    is_promoted = await _follow(
-                        config,
-                        accounts,
-                        stop,
-                        announce_replica,
-                        clock,
-                        store,
-                        batch_topics,
-                        metrics,
-                        metrics_address,
-                        ready,
-                    )
+                    is_promoted = await _follow(process, store, batch_topics, announce_replica)
                 else:
-                    settings = Settings(config)
-                    runtime_settings = RuntimeSettings.load(settings, store)
-                    await _serve(
-                        settings,
-                        runtime_settings,
-                        accounts,
-                        stop,
-                        announce,
-                        clock,
-                        store,
-                        batch_topics,
-                        metrics,
-                        metrics_address,
-                        ready,
-                        is_master=role == "master",
-                    )
+                    await _serve(process, store, batch_topics, announce, is_master=role == "master")
             finally:
                 # Blocking, and nothing else is left to run: only the probes must still be answered.
                 await asyncio.to_thread(store.close)
@@ -199,75 +197,56 @@ def _role(config: BrokerConfig, store: MessageStore) -> Role:
 
 
 async def _follow(
-    config: BrokerConfig,
-    accounts: Accounts | None,
-    stop: asyncio.Event,
-    announce: Callable[[Address, Address], None],
-    clock: Clock,
-    store: MessageStore,
-    batch_topics: BatchTopics,
-    metrics: Metrics,
-    metrics_address: Address,
-    ready: _Readiness,
+    process: _Process, store: MessageStore, batch_topics: BatchTopics, announce: Callable[[Address, Address], None]
 ) -> bool:
     """Be a replica until `stop` is set (False) or it is promoted (True)."""
     from aerobee_broker.replication.epochs import Epochs
     from aerobee_broker.replication.metrics import ReplicaCollector
     from aerobee_broker.replication.replica import ReplicaBroker
 
+    config, clock = process.config, process.clock
     settings = Settings(config)
     tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     epochs = await asyncio.to_thread(Epochs, store.file_system, config.store.directory)
-    replica = ReplicaBroker(settings, store, tables, epochs, accounts, clock)
+    replica = ReplicaBroker(settings, store, tables, epochs, process.accounts, clock)
     bound = await replica.listen()
     collector = ReplicaCollector(replica)
-    metrics.collectors.append(collector)
-    ready.reason = None
-    announce(bound, metrics_address)
+    process.metrics.collectors.append(collector)
+    process.ready.reason = None
+    announce(bound, process.metrics_address)
     try:
-        is_promoted = await replica.serve(stop)
+        is_promoted = await replica.serve(process.stop)
     except BaseExceptionGroup as group:
         cause = _first(group)
         _log.critical("a service failed, the replica stops", exc_info=cause)
         raise cause from None
     finally:
-        metrics.collectors.remove(collector)
-    ready.reason = "promoted: the broker starts as a master" if is_promoted else "stopping"
+        process.metrics.collectors.remove(collector)
+    process.ready.reason = "promoted: the broker starts as a master" if is_promoted else "stopping"
     if is_promoted:
         await asyncio.to_thread(replica.become_master)
     return is_promoted
 
 
 async def _serve(
-    settings: Settings,
-    runtime_settings: RuntimeSettings,
-    accounts: Accounts | None,
-    stop: asyncio.Event,
-    announce: Callable[[Listening, Address], None],
-    clock: Clock,
+    process: _Process,
     store: MessageStore,
     batch_topics: BatchTopics,
-    metrics: Metrics,
-    metrics_address: Address,
-    ready: _Readiness,
+    announce: Callable[[Listening, Address], None],
     *,
     is_master: bool,
 ) -> None:
-    config = settings.current
+    settings, clock, accounts = Settings(process.config), process.clock, process.accounts
+    runtime_settings = RuntimeSettings.load(settings, store)
+    config, metrics, ready = settings.current, process.metrics, process.ready
     tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
         endpoint = config.listen.grpc.dialled if config.listen.grpc.port else "HOST:PORT"
         _log.info("there are no topics yet; create one with: aerobee topic create NAME --endpoint %s", endpoint)
     clients = ClientRegistry(clock, expiry_seconds=config.limits.client_expiry_seconds)
-    deliveries = Deliveries(
-        store,
-        tables,
-        clock,
-        settings,
-        connected=lambda client_id: clients.get(client_id) is not None,
-    )
+    deliveries = Deliveries(store, tables, clock, settings, connected=clients)
     if accounts is not None:
         accounts.changed_listeners.append(lambda: clients.hang_up(lambda client: accounts.still_good(client.account)))
     clients.gone_listeners.append(deliveries.client_gone)
@@ -275,56 +254,42 @@ async def _serve(
     await asyncio.to_thread(deliveries.open)
     timer = Timer(store, clock, config.timer, topics=tables.topics, loop_share=deliveries.loop_share)
     producers = Producers(clients)
-    transactions = Transactions(store, tables, clock, settings, producers, timer.delayed)
+    transactions = Transactions(store, tables, clock, settings, producers, timer)
     clients.producer_listeners.append(transactions.producer_ready)
     await asyncio.to_thread(transactions.open)
     await asyncio.to_thread(timer.open)
     level_delay = LevelDelay(store, clock)
     await asyncio.to_thread(level_delay.open)
     counters = BrokerCounters()
-    broker_stats = BrokerStats(counters, tables, store, clock)
-    requests = ByteBudget(
-        "requests in progress",
-        total_max=config.limits.request_bytes_max,
-        holder_max=config.limits.request_bytes_per_client_max,
-    )
-    answers = ByteBudget(
-        "messages for clients",
-        total_max=config.limits.answer_bytes_max,
-        holder_max=config.limits.answer_bytes_per_client_max,
-    )
-    remoting = RemotingService(
+    parts = BrokerParts(
         settings=settings,
+        clock=clock,
         store=store,
         tables=tables,
+        clients=clients,
+        accounts=accounts,
         deliveries=deliveries,
-        transactions=transactions,
-        producers=producers,
         timer=timer,
         level_delay=level_delay,
+        producers=producers,
+        transactions=transactions,
         counters=counters,
-        accounts=accounts,
-        requests=requests,
-        answers=answers,
-        clock=clock,
+        broker_stats=BrokerStats(counters, tables, store, clock),
+        loop_delay=LoopDelay(),
+        requests=ByteBudget(
+            "requests in progress",
+            total_max=config.limits.request_bytes_max,
+            holder_max=config.limits.request_bytes_per_client_max,
+        ),
+        answers=ByteBudget(
+            "messages for clients",
+            total_max=config.limits.answer_bytes_max,
+            holder_max=config.limits.answer_bytes_per_client_max,
+        ),
     )
-    loop_delay = LoopDelay()
+    remoting = RemotingService(parts)
     registrar = Registrar(settings, tables)
-    metrics.attach(
-        MetricSources(
-            store=store,
-            tables=tables,
-            clients=clients,
-            deliveries=deliveries,
-            transactions=transactions,
-            timer=timer,
-            counters=counters,
-            loop_delay=loop_delay,
-            requests=requests,
-            answers=answers,
-            clock=clock,
-        )
-    )
+    metrics.attach(parts)
     try:
         async with asyncio.TaskGroup() as tasks:
             services = [
@@ -337,29 +302,13 @@ async def _serve(
                     (level_delay.name, level_delay.run),
                     (clients.name, clients.run),
                     (tables.name, tables.run),
-                    (broker_stats.name, broker_stats.run),
+                    (parts.broker_stats.name, parts.broker_stats.run),
                     (remoting.name, remoting.run),
-                    (loop_delay.name, loop_delay.run),
+                    (parts.loop_delay.name, parts.loop_delay.run),
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
-            server, draining, listening = await _listen(
-                settings,
-                runtime_settings,
-                accounts,
-                clock,
-                store,
-                tables,
-                clients,
-                deliveries,
-                transactions,
-                timer,
-                counters,
-                broker_stats,
-                remoting,
-                requests,
-                answers,
-            )
+            server, draining, listening = await _listen(parts, runtime_settings, remoting)
             master: MasterBroker | None = None
             try:
                 if is_master:
@@ -376,8 +325,8 @@ async def _serve(
                     registrar.listening(listening.remoting)
                     services.append(tasks.create_task(registrar.run(), name=registrar.name))
                 ready.reason = None
-                announce(listening, metrics_address)
-                await stop.wait()  # cancelled if a service dies
+                announce(listening, process.metrics_address)
+                await process.stop.wait()  # cancelled if a service dies
                 ready.reason = "draining: the broker stops"
                 _log.info("broker drains")
                 draining.set()
@@ -407,28 +356,16 @@ async def _serve(
 
 
 async def _listen(
-    settings: Settings,
-    runtime_settings: RuntimeSettings,
-    accounts: Accounts | None,
-    clock: Clock,
-    store: MessageStore,
-    tables: Tables,
-    clients: ClientRegistry,
-    deliveries: Deliveries,
-    transactions: Transactions,
-    timer: Timer,
-    counters: BrokerCounters,
-    broker_stats: BrokerStats,
-    remoting: RemotingService,
-    requests: ByteBudget,
-    answers: ByteBudget,
+    parts: BrokerParts, runtime_settings: RuntimeSettings, remoting: RemotingService
 ) -> tuple[Server, asyncio.Event, Listening]:
     """Bind the gRPC ports and serve every service on it. The event, once set, ends streams of health and reflection.
 
     Raises ListenError.
     """
+    settings, clock, store, tables = parts.settings, parts.clock, parts.store, parts.tables
+    clients, deliveries, counters = parts.clients, parts.deliveries, parts.counters
     config = settings.current
-    limits = RequestLimits(requests, body_size_max=config.store.body_size_max)
+    limits = RequestLimits(parts.requests, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
     methods: dict[str, Method] = {}  # complete before the loop turns to the first connection
     server: Server
@@ -445,13 +382,8 @@ async def _listen(
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening = replace(listening, remoting=remoting_address)
     route = RouteProcessor(settings, tables, listening)
-    send = SendProcessor(settings, store, tables, counters, clock, transactions, timer)
-    messaging = MessagingService(
-        accounts=accounts,
-        clients=clients,
-        counters=counters,
-        limits=limits,
-        answers=answers,
+    send = SendProcessor(settings, store, tables, counters, clock, parts.transactions, parts.timer)
+    processors = MessagingProcessors(
         route=route,
         heartbeat=HeartbeatProcessor(clients),
         telemetry=TelemetryProcessor(settings, tables, clients),
@@ -459,11 +391,11 @@ async def _listen(
         receive=ReceiveProcessor(settings, tables, deliveries, clock),
         pull=PullProcessor(settings, store, tables, deliveries),
         lite=LiteProcessor(tables, deliveries),
-        recall=RecallProcessor(tables, timer),
+        recall=RecallProcessor(tables, parts.timer),
         acknowledge=AcknowledgeProcessor(settings, deliveries, counters),
-        transaction=TransactionProcessor(transactions, counters),
-        clock=clock,
+        transaction=TransactionProcessor(parts.transactions, counters),
     )
+    messaging = MessagingService(parts, limits, processors)
     accumulation = Accumulation(config=config, store=store, tables=tables, deliveries=deliveries, clock=clock)
     administration = Administration(
         topics=TopicAdministration(
@@ -474,7 +406,7 @@ async def _listen(
             tables=tables,
             clients=clients,
             deliveries=deliveries,
-            timer=timer,
+            timer=parts.timer,
             accumulation=accumulation,
             clock=clock,
         ),
@@ -487,22 +419,11 @@ async def _listen(
             store=store, tables=tables, counters=counters, loop_share=deliveries.loop_share
         ),
         configuration=ConfigurationAdministration(runtime_settings),
-        status=StatusAdministration(
-            config=config,
-            store=store,
-            tables=tables,
-            clients=clients,
-            deliveries=deliveries,
-            transactions=transactions,
-            timer=timer,
-            broker_stats=broker_stats,
-            clock=clock,
-            listening=listening,
-        ),
+        status=StatusAdministration(parts, listening),
     )
-    remoting.administer(administration.topics, administration.groups, runtime_settings, broker_stats)
+    remoting.administer(administration.topics, administration.groups, runtime_settings, parts.broker_stats)
     admin = AdminService(
-        accounts=accounts,
+        accounts=parts.accounts,
         counters=counters,
         limits=limits,
         administration=administration,
@@ -510,7 +431,7 @@ async def _listen(
     )
     draining = asyncio.Event()
     records = RecordService(
-        accounts=accounts,
+        accounts=parts.accounts,
         clients=clients,
         counters=counters,
         limits=limits,
@@ -523,7 +444,7 @@ async def _listen(
     methods |= {
         **messaging.methods(),
         **admin.methods(),
-        **aerobee_admin_methods(administration, counters, limits, accounts),
+        **aerobee_admin_methods(administration, counters, limits, parts.accounts),
         **records.methods(),
         **health_methods(_SERVICES, draining),
         **reflection_methods(_SERVICES, draining),

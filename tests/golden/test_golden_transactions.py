@@ -35,7 +35,7 @@ async def test_half_messages_of_rocketmq(tmp_path: Path) -> None:
         topic, queue_id = last.properties["REAL_TOPIC"], int(last.properties["REAL_QID"])
         tables.topics.create(TopicConfig.of_type(topic, queue_count=queue_id + 1))
         producers, timer = Producers(ClientRegistry(clock)), Timer(store, clock, config.timer)
-        transactions = Transactions(store, tables, clock, Settings(config), producers, timer.delayed)
+        transactions = Transactions(store, tables, clock, Settings(config), producers, timer)
         transactions.open()
         assert transactions.pending_count == 1
         services = [asyncio.create_task(service.run()) for service in (store, transactions)]

@@ -73,9 +73,7 @@ class Harness:
         )
         self.store = MessageStore.open(self.config.store, clock=clock)
         self.tables = Tables.load(Settings(self.config), clock, self.store.file_system, self.store.in_disk_thread)
-        self.deliveries = Deliveries(
-            self.store, self.tables, clock, Settings(self.config), connected=self.connected.__contains__
-        )
+        self.deliveries = Deliveries(self.store, self.tables, clock, Settings(self.config), connected=self.connected)
         self.receive_processor = ReceiveProcessor(Settings(self.config), self.tables, self.deliveries, clock)
         self.acknowledge_processor = AcknowledgeProcessor(Settings(self.config), self.deliveries, BrokerCounters())
         self._services: list[asyncio.Task[None]] = []

@@ -62,9 +62,7 @@ class TransactionHarness:
         self.counters = BrokerCounters()
         timer = Timer(self.store, self.clock, self.config.timer)
         producers = Producers(self.clients)
-        self.transactions = Transactions(
-            self.store, self.tables, self.clock, Settings(self.config), producers, timer.delayed
-        )
+        self.transactions = Transactions(self.store, self.tables, self.clock, Settings(self.config), producers, timer)
         self.clients.producer_listeners.append(self.transactions.producer_ready)
         self._send = SendProcessor(
             Settings(self.config), self.store, self.tables, self.counters, self.clock, self.transactions, timer

@@ -153,6 +153,10 @@ class ClientRegistry:
         client.last_seen = self._clock.monotonic()
         return client
 
+    def __contains__(self, client_id: object) -> bool:
+        """Whether a client of this id is connected, or was until just now."""
+        return client_id in self._clients
+
     def get(self, client_id: str) -> Client | None:
         return self._clients.get(client_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 from aerobee_broker.config import Settings
@@ -17,7 +17,7 @@ _ATTEMPTS_PER_CLIENT_MAX: Final = 64  # answers of which a client may say that t
 class AutoRenewals:
     """All such clients, by id."""
 
-    def __init__(self, clock: Clock, settings: Settings, connected: Callable[[str], bool]) -> None:
+    def __init__(self, clock: Clock, settings: Settings, connected: Container[str] | None) -> None:
         self._clock = clock
         self._settings = settings
         self._connected = connected
@@ -37,6 +37,10 @@ class AutoRenewals:
                     attempts[flight.nonce ^ queue.key.queue_id] = None  # all: which is the latest is not known
         self._returning = set(self._queues)
         self._returning_until = self._clock.monotonic() + self._settings.current.delivery.client_return_seconds
+
+    def is_connected(self, client_id: str) -> bool:
+        """Whether the client is known to be alive."""
+        return self._connected is None or client_id in self._connected
 
     def note(self, client_id: str, queue: Queue, attempt: int | None) -> None:
         """The client has messages of this queue, brought by this attempt if it named one."""
@@ -81,7 +85,7 @@ class AutoRenewals:
         left = self._returning_until - self._clock.monotonic()
         if left > 0:
             return [], left
-        absent = [client_id for client_id in self._returning if not self._connected(client_id)]
+        absent = [client_id for client_id in self._returning if not self.is_connected(client_id)]
         self._returning.clear()
         return absent, None
 

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.byte_budget import Share
@@ -43,7 +43,15 @@ from aerobee_broker.delivery.message_group_order import MessageGroupOrder
 from aerobee_broker.delivery.queue_delivery import QueueDelivery, acknowledged
 from aerobee_broker.delivery.queue_sets import QueueSet, TopicQueueSet
 from aerobee_broker.delivery.receive_plan import ReceivePlan, ReceiveRequest, Step, decide, plan_of
-from aerobee_broker.delivery.receiving import DeliveredMessage, Look, Received, Receiving, handle_of, new_nonce
+from aerobee_broker.delivery.receiving import (
+    DeliveredMessage,
+    Look,
+    Received,
+    Receiving,
+    ReceivingParts,
+    handle_of,
+    new_nonce,
+)
 from aerobee_broker.delivery.stats import DeliveryStats
 from aerobee_broker.delivery.subscriptions import DeliveryTables, Queue, QueueStatus, Subscriptions
 from aerobee_broker.delivery.visibility import Visibility
@@ -74,16 +82,15 @@ class Deliveries:
         clock: Clock,
         settings: Settings,
         *,
-        connected: Callable[[str], bool] | None = None,
+        connected: Container[str] | None = None,
     ) -> None:
-        """`connected` says whether a client id is known to be alive; without it all are received for it."""
+        """`connected` has the ids of the clients that are known to be alive; without it every id counts as alive."""
         self._store = store
         self._tables = tables
         clock = SteadyClock(clock)  # a message must not stay invisible because the machine's clock was set back
         self._clock = clock
         self._settings = settings
         config = settings.current.delivery
-        self._connected = connected or (lambda client_id: True)
         self.long_polling = LongPolling(
             waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
         )
@@ -92,21 +99,23 @@ class Deliveries:
         self.stats = DeliveryStats()
         self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, settings)
-        self._auto_renewals = AutoRenewals(clock, settings, self._connected)
+        self._auto_renewals = AutoRenewals(clock, settings, connected)
         self._visibility = Visibility(clock, self.stats, self)
         self._dead_letters = DeadLetters(store, tables, self.stats)
         self._history = History(store, tables, clock, settings, self._subscriptions, self.stats)
         self._receiving = Receiving(
-            store,
-            clock,
-            settings,
-            self._subscriptions,
-            self._visibility,
-            self._auto_renewals,
-            self._dead_letters,
-            self._history,
-            self.stats,
-            self._run_number,
+            ReceivingParts(
+                store=store,
+                clock=clock,
+                settings=settings,
+                subscriptions=self._subscriptions,
+                visibility=self._visibility,
+                auto_renewals=self._auto_renewals,
+                dead_letters=self._dead_letters,
+                history=self._history,
+                stats=self.stats,
+                run_number=self._run_number,
+            )
         )
         self._exhausted = ExhaustedMessages(
             self._dead_letters, self._subscriptions, self._history, clock, self.stats, self
@@ -186,7 +195,7 @@ class Deliveries:
                 await memory.room(max(0.0, deadline - loop.time()) + _ROOM_SECONDS)
             topic = self._tables.topics.require(request.topic)
             plan = plan_of(request, topic, self._tables.groups.require(request.group))
-            if has_waited and request.invisible_ms is None and not self._connected(request.client_id):
+            if has_waited and request.invisible_ms is None and not self._auto_renewals.is_connected(request.client_id):
                 return []  # said goodbye while it was woken; nobody would release what it got now
             if queue_set is None or place != (plan.is_lite, plan.queue_id):
                 queue_set, place = self._queue_set(request, plan), (plan.is_lite, plan.queue_id)

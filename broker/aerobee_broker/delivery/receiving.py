@@ -86,33 +86,36 @@ class _Reading:
     finished: list[int] = field(default_factory=list)  # lost, filtered out, or dead letters
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivingParts:
+    """What taking messages reads and changes."""
+
+    store: MessageStore
+    clock: Clock
+    settings: Settings
+    subscriptions: Subscriptions
+    visibility: Visibility
+    auto_renewals: AutoRenewals
+    dead_letters: DeadLetters
+    history: History
+    stats: DeliveryStats
+    run_number: int  # of this process, in receipt handles
+
+
 class Receiving:
     """Takes messages out of queues. Event loop only."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        clock: Clock,
-        settings: Settings,
-        subscriptions: Subscriptions,
-        visibility: Visibility,
-        auto_renewals: AutoRenewals,
-        dead_letters: DeadLetters,
-        history: History,
-        stats: DeliveryStats,
-        run: int,
-    ) -> None:
-        """`run` stands for this process in receipt handles."""
-        self._store = store
-        self._clock = clock
-        self._settings = settings
-        self._subscriptions = subscriptions
-        self._visibility = visibility
-        self._auto_renewals = auto_renewals
-        self._dead_letters = dead_letters
-        self._history = history
-        self._stats = stats
-        self._run = run
+    def __init__(self, parts: ReceivingParts) -> None:
+        self._store = parts.store
+        self._clock = parts.clock
+        self._settings = parts.settings
+        self._subscriptions = parts.subscriptions
+        self._visibility = parts.visibility
+        self._auto_renewals = parts.auto_renewals
+        self._dead_letters = parts.dead_letters
+        self._history = parts.history
+        self._stats = parts.stats
+        self._run = parts.run_number
 
     def take(self, queues: Sequence[Queue], look: Look) -> Received:
         """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`."""

@@ -17,8 +17,8 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.loop_share import LoopShare, step_started
 from aerobee_broker.metrics.counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
 from aerobee_broker.metrics.families import CounterFamily, Family, GaugeFamily, HistogramFamily, Pieces
-from aerobee_broker.metrics.metrics import MetricSources
 from aerobee_broker.metrics.timer_metrics import TimerCollector
+from aerobee_broker.parts import BrokerParts
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.topics import (
     DEAD_LETTER_PREFIX,
@@ -87,7 +87,7 @@ class Exposition:
         self._loop_share = LoopShare()  # of its own: clients that search must not hold up a scrape
         ProcessCollector(registry=self._process)
 
-    def attach(self, sources: MetricSources) -> None:
+    def attach(self, sources: BrokerParts) -> None:
         """Show the broker, too, from now on."""
         self.collectors += (
             _BrokerCollector(self._config, sources),
@@ -124,7 +124,7 @@ class Exposition:
 
 
 class _BrokerCollector:
-    def __init__(self, config: BrokerConfig, sources: MetricSources) -> None:
+    def __init__(self, config: BrokerConfig, sources: BrokerParts) -> None:
         self._base = (config.cluster, "broker", config.name)
         self._store = sources.store
         self._tables = sources.tables

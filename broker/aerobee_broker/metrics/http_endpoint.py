@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from socketserver import ThreadingMixIn
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -119,24 +119,36 @@ class _QuietHandler(WSGIRequestHandler):
         return str(self.client_address[0])  # without asking a name server
 
 
+class MetricsText(Protocol):
+    """Makes the text of /metrics."""
+
+    async def render(self) -> list[bytes]:
+        """Its pieces."""
+        ...
+
+
+class Readiness(Protocol):
+    """Knows what /readyz answers."""
+
+    def unreadiness(self) -> str | None:
+        """Why the broker is not ready; None if it is."""
+        ...
+
+    def note(self) -> str:
+        """What a ready broker has to say beside that."""
+        ...
+
+
 class HttpEndpoint:
     """The server. Build it in the event loop's thread; `start` binds, `stop` ends it.
 
-    `render_metrics`, `unreadiness` and `note` are called on the loop: the text of /metrics, why the broker is not
-    ready, or None if it is, and what a ready broker has to say beside that.
+    `metrics` and `readiness` are asked on the loop.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        render_metrics: Callable[[], Awaitable[list[bytes]]],
-        unreadiness: Callable[[], str | None],
-        note: Callable[[], str] = str,
-    ) -> None:
+    def __init__(self, address: Address, metrics: MetricsText, readiness: Readiness) -> None:
         self._address = address
-        self._render_metrics = render_metrics
-        self._unreadiness = unreadiness
-        self._note = note
+        self._metrics_text = metrics
+        self._ready = readiness
         self._loop = asyncio.get_running_loop()
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -183,7 +195,7 @@ class HttpEndpoint:
 
     def _metrics(self) -> tuple[str, list[bytes], str]:
         try:
-            return "200 OK", self._on_loop(self._render_metrics, METRICS_TIMEOUT_SECONDS), METRICS_TYPE
+            return "200 OK", self._on_loop(self._metrics_text.render, METRICS_TIMEOUT_SECONDS), METRICS_TYPE
         except FutureTimeoutError:
             return "503 Service Unavailable", [_HUNG], "text/plain; charset=utf-8"
 
@@ -205,7 +217,7 @@ class HttpEndpoint:
         return "503 Service Unavailable", f"{reason}\n".encode()
 
     async def _readiness_now(self) -> tuple[str | None, str]:
-        return self._unreadiness(), self._note()
+        return self._ready.unreadiness(), self._ready.note()
 
     def _on_loop(self, function: Callable[[], Awaitable[Any]], seconds: float | None = None) -> Any:
         """What `function` returns there. FutureTimeoutError if it takes longer; it is cancelled then."""

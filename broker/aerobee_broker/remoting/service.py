@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from aerobee_broker.byte_budget import ByteBudget
-from aerobee_broker.clients.accounts import Accounts
-from aerobee_broker.config import Address, Settings
-from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.config import Address
 from aerobee_broker.front.doors import Door
 from aerobee_broker.metrics.broker_stats import BrokerStats
-from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.namesrv.registrar import own_topics
 from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
 from aerobee_broker.namesrv.route_tables import MASTER_ID, Registration, RouteTables
+from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.administration.groups import GroupAdministration
 from aerobee_broker.processors.administration.topics import TopicAdministration
 from aerobee_broker.remoting.administration import AdministrationRequests
@@ -35,13 +32,6 @@ from aerobee_broker.remoting.send import SendRequests
 from aerobee_broker.remoting.statistics import StatisticsRequests
 from aerobee_broker.remoting.transactions import TransactionRequests
 from aerobee_broker.runtime_settings import RuntimeSettings
-from aerobee_broker.tables.tables import Tables
-from aerobee_broker.timer.level_delay import LevelDelay
-from aerobee_broker.timer.timer import Timer
-from aerobee_broker.transactions.producers import Producers
-from aerobee_broker.transactions.transactions import Transactions
-from aerobee_store import MessageStore
-from aerobee_store.clock import Clock
 
 _SCAN_SECONDS: Final = 10.0
 _OWN_CONNECTION: Final = "own"
@@ -52,27 +42,14 @@ class RemotingService:
 
     name: Final = "remoting"
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        store: MessageStore,
-        tables: Tables,
-        deliveries: Deliveries,
-        transactions: Transactions,
-        producers: Producers,
-        timer: Timer,
-        level_delay: LevelDelay,
-        counters: BrokerCounters,
-        accounts: Accounts | None,
-        requests: ByteBudget,
-        answers: ByteBudget,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, parts: BrokerParts) -> None:
+        settings, store, tables, clock = parts.settings, parts.store, parts.tables, parts.clock
+        deliveries, transactions, counters = parts.deliveries, parts.transactions, parts.counters
+        level_delay = parts.level_delay
         self._settings = settings
         self._store = store
         self._tables = tables
-        self._timer = timer
+        self._timer = parts.timer
         self._level_delay = level_delay
         self._clock = clock
         self._transactions = transactions
@@ -80,12 +57,12 @@ class RemotingService:
         self.clients = RemotingClients(settings, tables, clock)
         self._routes = RouteTables(clock)
         self._registered_revision = -1
-        self._permissions = Permissions(accounts, store)
-        self.server = RemotingServer(self.handle, requests=requests, answers=answers)
+        self._permissions = Permissions(parts.accounts, store)
+        self.server = RemotingServer(self.handle, requests=parts.requests, answers=parts.answers)
         self.server.closed_listeners.append(self._closed)
         self._offsets = offsets = OffsetRequests(store, tables, deliveries)
         pull = PullRequests(settings, store, tables, deliveries, self.clients, offsets, counters)
-        send = SendRequests(settings, store, tables, counters, clock, transactions, timer, level_delay)
+        send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, level_delay)
         retry = RetryRequests(store, tables, send, level_delay)
         decisions = TransactionRequests(store, transactions, self.clients, counters)
         queries = QueryRequests(store, tables, deliveries.loop_share)
@@ -94,7 +71,7 @@ class RemotingService:
             self._routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
         )
         clients = self.clients
-        producers.ask_by_group = decisions.ask
+        parts.producers.ask_by_group = decisions.ask
         clients.producer_listeners.append(lambda group, producer: transactions.group_ready())
         self._handlers: dict[int, Handler] = {
             Request.SEND_MESSAGE: send.send,

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aerobee_broker.replication.config import ReplicationConfig
 from aerobee_store.errors import ReplicaMissingError, ReplicaTimeoutError
@@ -38,15 +38,26 @@ class Replica:
     bytes_sent: int = 0
 
 
+class ReplicatedStore(Protocol):
+    """What of the store acknowledgements use."""
+
+    @property
+    def running(self) -> RunningState: ...
+
+    @property
+    def positions(self) -> tuple[int, int, int, int]:
+        """Wrote, committed, flushed, dispatched: physical offsets."""
+        ...
+
+    def request_flush(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Acknowledgements:
     """Of one master. Event loop only. It is the `replicas` of its store."""
 
     config: ReplicationConfig
-    end: Callable[[], int]
-    """Where the durable log ends."""
-    request_flush: Callable[[], None]
-    running: RunningState
+    store: ReplicatedStore
     connections: list[Replica] = field(default_factory=list)
     _waiters: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -82,7 +93,7 @@ class Acknowledgements:
 
     def in_sync(self) -> list[int]:
         """The reports of the replicas that are in sync, highest first."""
-        behind = self.end() - self.config.lag_bytes_max
+        behind = self.store.positions[2] - self.config.lag_bytes_max
         return sorted((offset for offset in self.acked().values() if offset >= 0 and offset >= behind), reverse=True)
 
     def confirmed(self) -> int:
@@ -90,9 +101,9 @@ class Acknowledgements:
         wanted = self.config.acks_wanted
         offsets = self.in_sync()
         if wanted is None:
-            return min(offsets, default=self.end())
+            return min(offsets, default=self.store.positions[2])
         if not wanted:
-            return self.end()
+            return self.store.positions[2]
         return offsets[wanted - 1] if len(offsets) >= wanted else -1
 
     @property
@@ -102,7 +113,7 @@ class Acknowledgements:
 
     async def wait(self, end: int) -> None:
         """Return once enough replicas have the log before `end` on their disks; the own disk is not waited for."""
-        self.request_flush()  # only what is durable here is sent
+        self.store.request_flush()  # only what is durable here is sent
         confirmed = self.confirmed()
         if confirmed >= end:
             return
@@ -134,9 +145,9 @@ class Acknowledgements:
         if wanted > 1:
             found = 1 + len(self.in_sync())
             if found >= wanted:
-                self.running.clear(RunningFlags.REPLICAS_MISSING)
+                self.store.running.clear(RunningFlags.REPLICAS_MISSING)
             else:
-                self.running.set(
+                self.store.running.set(
                     RunningFlags.REPLICAS_MISSING,
                     f"{found} of {wanted} brokers are in sync (replication.min_in_sync); start the replicas, or look "
                     f"at them with: aerobee replication",

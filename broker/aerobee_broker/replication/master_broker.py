@@ -32,9 +32,7 @@ class MasterBroker:
         self._config = config
         self._store = store
         self.epochs = epochs
-        self.acknowledgements = Acknowledgements(
-            replication, lambda: store.positions[2], store.request_flush, store.running
-        )
+        self.acknowledgements = Acknowledgements(replication, store)
         self._master = ReplicationMaster(replication, store, epochs, self.acknowledgements)
         self._requests = ReplicationRequests(config, store, epochs, MASTER_ID)
         self._requests.acknowledgements = self.acknowledgements

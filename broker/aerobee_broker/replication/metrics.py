@@ -34,7 +34,7 @@ class MasterCollector:
         lag = GaugeFamily(
             "aerobee_replica_lag_bytes", "Durable bytes that a replica has not confirmed.", labels=("replica",)
         )
-        end = found.end()
+        end = found.store.positions[2]
         for replica in found.connections:
             lag.add_metric((replica.key[1],), max(end - max(replica.acked, 0), 0))
         yield lag

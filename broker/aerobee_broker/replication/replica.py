@@ -96,7 +96,7 @@ class ReplicaBroker:
         replication = config.replication
         self.registrar = Registrar(settings, tables, broker_id=replication.broker_id)
         self.registrar.answered = self._hear
-        self._deliveries = Deliveries(store, tables, clock, settings, connected=lambda _client: False)
+        self._deliveries = Deliveries(store, tables, clock, settings, connected=())
         store.retention_listeners.clear()  # what deliveries would save first is the master's business
         store.running.set(RunningFlags.NOT_WRITEABLE, "this broker is a replica; send to its master")
         clients = RemotingClients(settings, tables, clock)

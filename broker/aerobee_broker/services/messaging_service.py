@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final
 
-from aerobee_broker.byte_budget import ByteBudget, Share
-from aerobee_broker.clients.accounts import Account, Accounts
-from aerobee_broker.clients.clients import Client, ClientRegistry, TelemetryStream
+from aerobee_broker.byte_budget import Share
+from aerobee_broker.clients.accounts import Account
+from aerobee_broker.clients.clients import Client, TelemetryStream
 from aerobee_broker.clients.naming import group_name, topic_name
 from aerobee_broker.clients.permissions import check_settings
 from aerobee_broker.errors import BrokerError
@@ -21,7 +22,8 @@ from aerobee_broker.front.calls import (
     StatusCode,
 )
 from aerobee_broker.loop_share import LoopShare, step_started
-from aerobee_broker.metrics.counters import BrokerCounters, ReceivedCounters
+from aerobee_broker.metrics.counters import ReceivedCounters
+from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
 from aerobee_broker.processors.heartbeat import HeartbeatProcessor
 from aerobee_broker.processors.lite import LiteProcessor
@@ -43,52 +45,39 @@ from aerobee_broker.services.rpc import (
     service_methods,
 )
 from aerobee_proto import v2
-from aerobee_store.clock import Clock
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagingProcessors:
+    """What answers the requests, one for each family."""
+
+    route: RouteProcessor
+    heartbeat: HeartbeatProcessor
+    telemetry: TelemetryProcessor
+    send: SendProcessor
+    receive: ReceiveProcessor
+    pull: PullProcessor
+    lite: LiteProcessor
+    recall: RecallProcessor
+    acknowledge: AcknowledgeProcessor
+    transaction: TransactionProcessor
 
 
 class MessagingService:
     """One line a method."""
 
-    def __init__(
-        self,
-        *,
-        accounts: Accounts | None,
-        clients: ClientRegistry,
-        counters: BrokerCounters,
-        limits: RequestLimits,
-        answers: ByteBudget,
-        route: RouteProcessor,
-        heartbeat: HeartbeatProcessor,
-        telemetry: TelemetryProcessor,
-        send: SendProcessor,
-        receive: ReceiveProcessor,
-        pull: PullProcessor,
-        lite: LiteProcessor,
-        recall: RecallProcessor,
-        acknowledge: AcknowledgeProcessor,
-        transaction: TransactionProcessor,
-        clock: Clock,
-    ) -> None:
-        self._clock = clock
-        self._clients = clients
-        self._counters = counters
+    def __init__(self, parts: BrokerParts, limits: RequestLimits, processors: MessagingProcessors) -> None:
+        self._clock = parts.clock
+        self._clients = parts.clients
+        self._counters = parts.counters
         self._limits = limits
         self._loop_share = LoopShare()  # for what clients say in their Telemetry streams
-        self._answers = answers
+        self._answers = parts.answers
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
-        self._identify = ClientIdentity(clients, accounts)
-        self._route = route
-        self._heartbeat_processor = heartbeat
-        self._telemetry_processor = telemetry
-        self._send = send
-        self._receive_processor = receive
-        self._pull_processor = pull
-        self._lite = lite
-        self._recall = recall
-        self._acknowledge = acknowledge
-        self._transaction = transaction
+        self._identify = ClientIdentity(parts.clients, parts.accounts)
+        self._processors = processors
 
     def methods(self) -> dict[str, Method]:
         return service_methods(
@@ -97,20 +86,20 @@ class MessagingService:
             self._counters,
             self._limits,
             unary={
-                "QueryRoute": self._route.query_route,
-                "QueryAssignment": self._route.query_assignment,
+                "QueryRoute": self._processors.route.query_route,
+                "QueryAssignment": self._processors.route.query_assignment,
                 "Heartbeat": self._heartbeat,
                 "NotifyClientTermination": self._terminate,
-                "SendMessage": self._send.answer,
-                "RecallMessage": self._recall.recall,
-                "EndTransaction": self._transaction.end,
-                "AckMessage": self._acknowledge.acknowledge,
-                "ChangeInvisibleDuration": self._acknowledge.change_invisible,
-                "ForwardMessageToDeadLetterQueue": self._acknowledge.forward,
-                "QueryOffset": self._pull_processor.query_offset,
-                "GetOffset": self._pull_processor.get_offset,
-                "UpdateOffset": self._pull_processor.update_offset,
-                "SyncLiteSubscription": self._lite.sync,
+                "SendMessage": self._processors.send.answer,
+                "RecallMessage": self._processors.recall.recall,
+                "EndTransaction": self._processors.transaction.end,
+                "AckMessage": self._processors.acknowledge.acknowledge,
+                "ChangeInvisibleDuration": self._processors.acknowledge.change_invisible,
+                "ForwardMessageToDeadLetterQueue": self._processors.acknowledge.forward,
+                "QueryOffset": self._processors.pull.query_offset,
+                "GetOffset": self._processors.pull.get_offset,
+                "UpdateOffset": self._processors.pull.update_offset,
+                "SyncLiteSubscription": self._processors.lite.sync,
             },
             streams={"ReceiveMessage": self._receive, "PullMessage": self._pull},
             readers={"SendMessage": read_send_request},
@@ -118,12 +107,12 @@ class MessagingService:
         )
 
     async def _heartbeat(self, request: v2.HeartbeatRequest, client: Client) -> v2.HeartbeatResponse:
-        return self._heartbeat_processor.heartbeat(request, client)
+        return self._processors.heartbeat.heartbeat(request, client)
 
     async def _terminate(
         self, request: v2.NotifyClientTerminationRequest, client: Client
     ) -> v2.NotifyClientTerminationResponse:
-        return self._heartbeat_processor.terminate(request, client)
+        return self._processors.heartbeat.terminate(request, client)
 
     async def _receive(
         self, request: v2.ReceiveMessageRequest, client: Client, context: Context
@@ -131,7 +120,7 @@ class MessagingService:
         count = self._message_count(request, client)
         memory = Share(self._answers, holders_of(client, context))
         try:
-            responses = self._receive_processor.process(request, client, context.time_remaining(), memory)
+            responses = self._processors.receive.process(request, client, context.time_remaining(), memory)
             async with aclosing(responses):
                 async for response in responses:
                     count(response)
@@ -145,7 +134,7 @@ class MessagingService:
         count = self._message_count(request, client)
         memory = Share(self._answers, holders_of(client, context))
         try:
-            responses = self._pull_processor.pull(request, client, context.time_remaining(), memory)
+            responses = self._processors.pull.pull(request, client, context.time_remaining(), memory)
             async with aclosing(responses):
                 async for response in responses:
                     count(response)
@@ -222,7 +211,7 @@ class MessagingService:
                 if account is not None:
                     client.account = account
                     check_settings(command.settings, client, account)
-                if (reply := self._telemetry_processor.process(command, client)) is not None:
+                if (reply := self._processors.telemetry.process(command, client)) is not None:
                     stream.write(reply)
                     self._clients.introduced(client)
                 held.close()

@@ -26,7 +26,7 @@ import enum
 import heapq
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -35,6 +35,7 @@ from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidTransactionError, TooManyRequestsError
 from aerobee_broker.tables.consumer_offsets import OffsetTable
 from aerobee_broker.tables.topics import TopicConfig, TopicTable
+from aerobee_broker.timer.timer import Timer
 from aerobee_broker.transactions.config import TransactionsConfig
 from aerobee_broker.transactions.half_messages import (
     GIVEN_UP_TOPIC,
@@ -143,9 +144,8 @@ class Transactions:
         clock: Clock,
         settings: Settings,
         producers: Producers,
-        delayed: Callable[[Message, int], Message],
+        timer: Timer,
     ) -> None:
-        """`delayed`: what is stored instead of a message that is to be delivered at that time (Unix ms)."""
         self._store = store
         self._tables = tables
         self._clock = clock
@@ -153,7 +153,7 @@ class Transactions:
         self._began = clock.monotonic()
         self._settings = settings
         self._producers = producers
-        self._delayed = delayed
+        self._delays = timer
         self._pending: OrderedDict[bytes, _Half] = OrderedDict()  # in the order of their queue offsets
         self._decided: OrderedDict[bytes, Decided] = OrderedDict()
         self._unasked: dict[str, dict[_Half, None]] = {}  # by topic: due, and nobody was there to be asked
@@ -381,7 +381,7 @@ class Transactions:
             queue_id %= topic.read_queue_count
         message = committed_message(record, half.topic, queue_id)
         due = due_ms(message.properties, self._clock.now_ms())
-        return message if due is None else self._delayed(message, due)
+        return message if due is None else self._delays.delayed(message, due)
 
     def _settled(self, half: _Half, outcome: Outcome, op: Appended) -> None:
         """The op is in the log: forget the half message, remember the decision."""

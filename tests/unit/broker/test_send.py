@@ -38,7 +38,7 @@ class Sender:
         self.counters = BrokerCounters()
         timer = Timer(store, store.clock, config.timer)
         producers = Producers(ClientRegistry(store.clock))
-        self.transactions = Transactions(store, tables, store.clock, Settings(config), producers, timer.delayed)
+        self.transactions = Transactions(store, tables, store.clock, Settings(config), producers, timer)
         self._processor = SendProcessor(
             Settings(config), store, tables, self.counters, store.clock, self.transactions, timer
         )

@@ -6,20 +6,14 @@ import heapq
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from aerobee_broker.clients.clients import Client, ClientRegistry
-from aerobee_broker.config import BrokerConfig
-from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.clients.clients import Client
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listeners import Listening
-from aerobee_broker.metrics.broker_stats import BrokerStats, Window
+from aerobee_broker.metrics.broker_stats import Window
+from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.administration.wire import OK, is_own_topic, page_count, timestamp
 from aerobee_broker.tables.consumer_groups import is_system_group
-from aerobee_broker.tables.tables import Tables
-from aerobee_broker.timer.timer import Timer
-from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import admin_v1, v2
-from aerobee_store import MessageStore
-from aerobee_store.clock import Clock
 
 _WINDOWS: Final[dict[admin_v1.TrafficWindow.ValueType, Window]] = {
     admin_v1.TrafficWindow.TRAFFIC_WINDOW_UNSPECIFIED: "minute",
@@ -33,31 +27,18 @@ _TRAFFIC_COUNT: Final = 100
 class StatusAdministration:
     """One method an RPC."""
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        store: MessageStore,
-        tables: Tables,
-        clients: ClientRegistry,
-        deliveries: Deliveries,
-        transactions: Transactions,
-        timer: Timer,
-        broker_stats: BrokerStats,
-        clock: Clock,
-        listening: Listening,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._tables = tables
-        self._clients = clients
-        self._deliveries = deliveries
-        self._transactions = transactions
-        self._timer = timer
-        self._broker_stats = broker_stats
-        self._clock = clock
+    def __init__(self, parts: BrokerParts, listening: Listening) -> None:
+        self._config = parts.settings.current
+        self._store = parts.store
+        self._tables = parts.tables
+        self._clients = parts.clients
+        self._deliveries = parts.deliveries
+        self._transactions = parts.transactions
+        self._timer = parts.timer
+        self._broker_stats = parts.broker_stats
+        self._clock = parts.clock
         self._listening = listening
-        self._started_ms = clock.now_ms()
+        self._started_ms = parts.clock.now_ms()
 
     async def broker_status(
         self, _request: admin_v1.GetBrokerStatusRequest, _: Client

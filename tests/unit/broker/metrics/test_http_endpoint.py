@@ -15,22 +15,23 @@ from aerobee_broker.metrics import http_endpoint
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 
 
-async def one_metric() -> list[bytes]:
-    return [b"a_metric ", b"1\n"]
-
-
-async def no_metrics() -> list[bytes]:
-    return []
-
-
 class Probe:
     """An endpoint whose answers the test decides."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.note = ""
-        self.endpoint = HttpEndpoint(Address("127.0.0.1", 0), one_metric, lambda: self.reason, lambda: self.note)
+        self.text = ""
+        self.endpoint = HttpEndpoint(Address("127.0.0.1", 0), self, self)
         self.address = self.endpoint.start()
+
+    async def render(self) -> list[bytes]:
+        return [b"a_metric ", b"1\n"]
+
+    def unreadiness(self) -> str | None:
+        return self.reason
+
+    def note(self) -> str:
+        return self.text
 
     def fetch(self, path: str, method: str = "GET") -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://{self.address}{path}", method=method)
@@ -57,7 +58,7 @@ async def test_metrics_health_and_readiness(probe: Probe) -> None:
     assert await probe.get("/metrics") == (200, b"a_metric 1\n")
     assert await probe.get("/healthz") == (200, b"ok\n")
     assert await probe.get("/readyz") == (200, b"ready\n")
-    probe.note = "the disk is full"
+    probe.text = "the disk is full"
     assert await probe.get("/readyz") == (200, b"ready; the disk is full\n")
     probe.reason = "draining"
     assert await probe.get("/readyz") == (503, b"draining\n")
@@ -85,7 +86,7 @@ async def test_stop_frees_the_port(probe: Probe) -> None:
     """A second endpoint can listen where the first one did; stopping twice is harmless."""
     await probe.endpoint.stop()
     await probe.endpoint.stop()
-    again = HttpEndpoint(probe.address, no_metrics, lambda: None)
+    again = HttpEndpoint(probe.address, probe, probe)
     assert again.start() == probe.address
     await again.stop()
 
@@ -93,4 +94,4 @@ async def test_stop_frees_the_port(probe: Probe) -> None:
 async def test_a_port_in_use(probe: Probe) -> None:
     """Two endpoints on one port: the second says so."""
     with pytest.raises(OSError, match="in use"):
-        HttpEndpoint(probe.address, no_metrics, lambda: None).start()
+        HttpEndpoint(probe.address, probe, probe).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 
@@ -20,9 +21,20 @@ from aerobee_store.running_flags import RunningState
 _END = 1000
 
 
+@dataclass
+class _Store:
+    """A store whose durable log ends at _END."""
+
+    running: RunningState
+    positions: tuple[int, int, int, int] = (_END, _END, _END, _END)
+
+    def request_flush(self) -> None:
+        """Everything is durable."""
+
+
 def _of(running: RunningState | None = None, **settings: object) -> Acknowledgements:
     config = ReplicationConfig(**{"lag_bytes_max": 500, **settings})  # type: ignore[arg-type]
-    return Acknowledgements(config, lambda: _END, lambda: None, running or RunningState())
+    return Acknowledgements(config, _Store(running or RunningState()))
 
 
 def _replica(found: Acknowledgements, name: str, acked: int, *, counts: bool = True) -> Replica:

@@ -54,7 +54,7 @@ async def _master(
     store: MessageStore, epochs: Epochs, *, heartbeat: float = 60, silence: float = 60
 ) -> AsyncIterator[tuple[Address, Acknowledgements]]:
     config = ReplicationConfig(role="master", listen="127.0.0.1:0", acks="1")
-    found = Acknowledgements(config, lambda: store.positions[2], store.request_flush, store.running)
+    found = Acknowledgements(config, store)
     served = ReplicationMaster(config, store, epochs, found, heartbeat_seconds=heartbeat, silence_seconds=silence)
     try:
         yield await served.listen(), found

@@ -1,0 +1,46 @@
+"""The parts of a broker that has recovered, in one object for what uses most of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aerobee_broker.byte_budget import ByteBudget
+from aerobee_broker.clients.accounts import Accounts
+from aerobee_broker.clients.clients import ClientRegistry
+from aerobee_broker.config import Settings
+from aerobee_broker.delivery.deliveries import Deliveries
+from aerobee_broker.metrics.broker_stats import BrokerStats
+from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.metrics.loop_delay import LoopDelay
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.timer import Timer
+from aerobee_broker.transactions.producers import Producers
+from aerobee_broker.transactions.transactions import Transactions
+from aerobee_store import MessageStore
+from aerobee_store.clock import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerParts:
+    """Made once by `server`. A part that uses only a few of them takes these."""
+
+    settings: Settings
+    clock: Clock
+    store: MessageStore
+    tables: Tables
+    clients: ClientRegistry
+    accounts: Accounts | None
+    """None: whoever can connect may do everything."""
+    deliveries: Deliveries
+    timer: Timer
+    level_delay: LevelDelay
+    producers: Producers
+    transactions: Transactions
+    counters: BrokerCounters
+    broker_stats: BrokerStats
+    loop_delay: LoopDelay
+    requests: ByteBudget
+    """Bytes of requests in progress."""
+    answers: ByteBudget
+    """Bytes of messages on their way to clients."""
