@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aerobee_broker.config import BrokerConfig
-from aerobee_broker.timer import timer as timer_module
+from aerobee_broker.timer import dequeue
 from aerobee_proto import v2
 from aerobee_store import (
     Appended,
@@ -414,7 +414,7 @@ def test_19_index_files_of_one_millisecond_have_different_names() -> None:
 
 async def test_20_the_timer_tries_until_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for as long as it likes delays deliveries, and loses none."""
-    monkeypatch.setattr(timer_module, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(dequeue, "_RETRY_SECONDS", 0.001)
     timers = await TimerHarness.start(store=replace(TIMER_STORE, disk_headroom=4 << 20))
     bodies = [letter * 7000 for letter in "abc"]  # more than the segment has left
     for body in bodies:
