@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from aerobee_pipeline.decode import Rows, gather
 from aerobee_pipeline.offsets import EARLIEST, LATEST, Queue
 from aerobee_pipeline.options import Limit, SourceOptions, Subscription
-from aerobee_store.log.log_scan import rows_by_queue
+from aerobee_store.queues.record_units import rows_by_queue
 from aerobee_store.records import properties, record
 from aerobee_store.records.record_batch import RecordBatch
 

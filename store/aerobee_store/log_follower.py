@@ -23,10 +23,10 @@ from aerobee_store.disk.file_system import NO_ROOM
 from aerobee_store.durability.durability import Durability
 from aerobee_store.errors import LogMismatchError, StoreFullError
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.log.log_scan import batch_queue_units, queue_units
 from aerobee_store.queues.dispatch import Dispatch, ReceivedRecords, ReceivedUnits
 from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records import record
 from aerobee_store.records.record import StopReason
 from aerobee_store.records.record_batch import RecordBatch

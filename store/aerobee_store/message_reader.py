@@ -10,13 +10,13 @@ from typing import Final, Literal
 
 from aerobee_store.errors import CorruptRecordError, RecordNotFoundError
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
 from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.queues import multi_dispatch
 from aerobee_store.queues.batch_consume_queue import BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records import inner_batch, properties, record
 from aerobee_store.records.record import Message, Record, TransactionType
 from aerobee_store.stats import StoreStats

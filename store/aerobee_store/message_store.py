@@ -31,25 +31,24 @@ from aerobee_store.disk.store_directory import (
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.derived_flush import FlushDerived
 from aerobee_store.durability.durability import Durability
-from aerobee_store.durability.recovery import Recovery, RecoveryReport
+from aerobee_store.durability.recovery import Recovery, RecoveryParts, RecoveryReport
 from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreError, StoreFailedError
 from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.log_paths import LogPaths
+from aerobee_store.log.log_scan import marked_records
 from aerobee_store.log.mapped_file import MappedFileQueue
 from aerobee_store.log.write_modes import BufferPool, segments_of
 from aerobee_store.log_follower import LogFollower
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
-from aerobee_store.maintenance.retention import Retention, RetentionListener
+from aerobee_store.maintenance.retention import Retention, RetentionListener, RetentionParts
 from aerobee_store.maintenance.scrub import Scrub
-from aerobee_store.maintenance.topic_removal import TopicRemoval
 from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
 from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchRoom
 from aerobee_store.queues.index_file import IndexService
-from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import Message, Record
@@ -140,18 +139,20 @@ class MessageStore:
             interval_seconds=config.derived_flush_interval_seconds,
         )
         self.retention = Retention(
-            self._log,
-            self._queues.all,
-            self._index,
-            self._dispatch,
-            self.running,
-            self.stats,
-            file_system,
-            clock,
+            RetentionParts(
+                file_system=file_system,
+                clock=clock,
+                log=self._log,
+                queues=self._queues,
+                index=self._index,
+                dispatch=self._dispatch,
+                allocation=self._allocation,
+                running=self.running,
+                stats=self.stats,
+                in_disk_thread=self.in_disk_thread,
+                in_log_thread=self._durability.in_sync_thread,
+            ),
             config,
-            self.in_disk_thread,
-            self._durability.in_sync_thread,
-            self._allocation.give_back,
         )
         self.scrub = Scrub(
             self._log,
@@ -246,22 +247,21 @@ class MessageStore:
                 f"{self._log.files.run.directory}: no segment of the commit log, but there are queues; is a disk not "
                 f"mounted? If the log is lost for good, move consumequeue and index away"
             )
+        parts = RecoveryParts(
+            file_system=self.file_system,
+            config=self.config,
+            clock=self.clock,
+            log=self._log,
+            queues=self._queues,
+            index=self._index,
+            checkpoint=self.checkpoint,
+            deleted=self._deleted,
+        )
         self.recovery = Recovery(
-            self.file_system,
-            self.config.directory,
-            self._log,
-            self._queues.simple,
-            self._queues.simple_queue_unless_batch,
-            self._queues.batch,
-            self._queues.batch_queue_unless_simple,
-            self._index,
-            self.checkpoint,
-            self._deleted,
+            parts,
             clean=clean,
             writes_may_be_lost=writes_may_be_lost(self.file_system, self.config.directory),
             record_size_max=max(self.config.record_size_max, self.config.segment_size),
-            now_ms=self.clock.now_ms,
-            multi_dispatch=MultiDispatch(self.config.light_queues, self.config.multi_dispatch),
             whole_log=whole_log,
         ).run()
         self._removal.remove_interrupted()
@@ -631,6 +631,11 @@ class MessageStore:
     def waiting_count(self) -> int:
         """Messages that were appended and cannot be read yet."""
         return self._dispatch.waiting_count
+
+    def marked_records(self, mark: bytes, begin: int) -> Iterator[Record]:
+        """As `log_scan.marked_records`: for opening what keeps its state in the log."""
+        size_max = max(self.config.record_size_max, self.config.segment_size)
+        return marked_records(self._log, mark, begin, record_size_max=size_max)
 
     @property
     def retention_listeners(self) -> list[RetentionListener]:

@@ -43,7 +43,6 @@ from aerobee_broker.timer.stats import TimerStats
 from aerobee_store import MessageStore, SyncTimeoutError
 from aerobee_store.clock import Clock
 from aerobee_store.disk.file_system import File
-from aerobee_store.log.marked_records import marked_records
 from aerobee_store.records import properties as p
 from aerobee_store.records.properties import java_hash
 from aerobee_store.records.record import Message
@@ -144,7 +143,7 @@ class Timer:
                 state.enqueued_before_crash = (checkpoint.queue_offset, state.slot_ms)
         state.recovered_until_ms = max(store.recovery.last_timestamp, state.slot_ms)
         if begin < end:
-            for record in marked_records(store, _MARK, state.marks_begin):
+            for record in store.marked_records(_MARK, state.marks_begin):
                 self._relocation.note_mark(record)
         state.relocation_begin = state.marks_begin
         self._count_pending()

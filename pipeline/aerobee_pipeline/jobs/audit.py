@@ -39,9 +39,9 @@ from aerobee_pipeline.jobs.over_splits import (
 )
 from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.splits import LogSplit, SplitReader, store_files
-from aerobee_store.log.log_scan import batch_queue_units, queue_units
 from aerobee_store.queues.consume_queue import UNIT_DTYPE
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.index_layout import IndexCounts, open_index
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.splits import LogSplit, plan_log, store_files
 from aerobee_store.errors import StoreError
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.tools.store_files import ReadOnlyDisk, StoreFiles
 
 if TYPE_CHECKING:

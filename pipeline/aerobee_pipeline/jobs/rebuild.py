@@ -26,11 +26,11 @@ from aerobee_pipeline.jobs.over_splits import checked_stores, deleted_topics, fi
 from aerobee_pipeline.jobs.result import JobResult
 from aerobee_pipeline.splits import LogSplit, read_split, store_files
 from aerobee_store.disk.file_system import DiskFileSystem
-from aerobee_store.log.log_scan import batch_queue_units, queue_units
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_UNIT, UNIT_DTYPE
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.tools.actions import GivenSizes, sizes_of
 
 if TYPE_CHECKING:

@@ -19,16 +19,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 Buffer = bytes | bytearray | memoryview
 _Result = TypeVar("_Result")
+_P = ParamSpec("_P")
 
 # No room for more bytes: the disk is full, or a quota or the file size limit of the process is reached.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,6 +52,12 @@ _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_SECONDS = 0.05
 _c_library = ctypes.CDLL(None, use_errno=True)
 _limit_lock = threading.Lock()
+
+
+class InDiskThread(Protocol):
+    """Runs what blocks beside the event loop: `MessageStore.in_disk_thread`."""
+
+    def __call__(self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> Awaitable[_Result]: ...
 
 
 @dataclass(frozen=True, slots=True)

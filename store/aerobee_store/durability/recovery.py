@@ -54,23 +54,26 @@ has died, no write is lost, and a hole is damage wherever it lies (`store_direct
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from aerobee_store.clock import Clock
+from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
-from aerobee_store.log.log_scan import LogScan, batch_queue_units, queue_units
+from aerobee_store.log.log_scan import LogScan
 from aerobee_store.log.mapped_file import MappedFile
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue, BatchUnits
 from aerobee_store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import MultiDispatch
+from aerobee_store.queues.queue_table import QueueTable
+from aerobee_store.queues.record_units import batch_queue_units, queue_units
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records.record import ScanStop, StopReason
 from aerobee_store.records.record_batch import RecordBatch
 
@@ -113,45 +116,40 @@ class _LastUnit(NamedTuple):
     before: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryParts:
+    """The files of a store, loaded."""
+
+    file_system: FileSystem
+    config: StoreConfig
+    clock: Clock
+    log: CommitLog
+    queues: QueueTable
+    index: IndexService
+    checkpoint: Checkpoint
+    deleted: DeletedTopics
+
+
 class Recovery:
     """One run over a store that nobody writes to yet."""
 
     def __init__(
-        self,
-        file_system: FileSystem,
-        directory: Path,
-        log: CommitLog,
-        queues: dict[tuple[str, int], ConsumeQueue],
-        queue: Callable[[str, int], ConsumeQueue | None],
-        batch_queues: dict[tuple[str, int], BatchConsumeQueue],
-        batch_queue: Callable[[str, int], BatchConsumeQueue | None],
-        index: IndexService,
-        checkpoint: Checkpoint,
-        deleted: DeletedTopics,
-        *,
-        clean: bool,
-        writes_may_be_lost: bool,
-        record_size_max: int,
-        now_ms: Callable[[], int],
-        multi_dispatch: MultiDispatch,
-        whole_log: bool = False,
+        self, parts: RecoveryParts, *, clean: bool, writes_may_be_lost: bool, record_size_max: int, whole_log: bool
     ) -> None:
-        self._file_system = file_system
-        self._directory = directory
+        log = parts.log
+        self._file_system = parts.file_system
+        self._directory = parts.config.directory
         self._log = log
-        self._queues = queues
-        self._queue = queue
-        self._batch_queues = batch_queues
-        self._batch_queue = batch_queue
-        self._index = index
-        self._checkpoint = checkpoint
-        self._deleted = deleted
+        self._queues = parts.queues
+        self._index = parts.index
+        self._checkpoint = parts.checkpoint
+        self._deleted = parts.deleted
+        self._clock = parts.clock
+        self._multi_dispatch = MultiDispatch(parts.config.light_queues, parts.config.multi_dispatch)
         self._clean = clean
         self._writes_may_be_lost = writes_may_be_lost
         self._whole_log = whole_log
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
-        self._now_ms = now_ms
-        self._multi_dispatch = multi_dispatch
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
         self._keeps_tail = False  # what is behind the end holds records, and is set aside
@@ -188,14 +186,14 @@ class Recovery:
         return report
 
     def _all_queues(self) -> list[AnyQueue]:
-        return [*self._queues.values(), *self._batch_queues.values()]
+        return self._queues.all()
 
     # --- where to begin ---------------------------------------------------------------------------------------
 
     def _begin(self) -> int:
         if not self._log.files.files:
             return 0
-        for batch_queue in self._batch_queues.values():
+        for batch_queue in self._queues.batch.values():
             self._check_ends(batch_queue)
         begin = self._begin_by_stop()
         for queue in self._all_queues():
@@ -280,7 +278,7 @@ class Recovery:
     def _last_unit(self) -> _LastUnit:
         """Of all queues, the unit whose record ends last."""
         found = _LastUnit(0, 0, 0)
-        for queue in self._queues.values():
+        for queue in self._queues.simple.values():
             end = queue.last_record_end()
             if end > found.end:
                 first = max(queue.min_offset, queue.max_offset - 2)
@@ -288,7 +286,7 @@ class Recovery:
                 begin = int(units[-1]["physical_offset"]) if int(units[-1]["size"]) != FILLER_SIZE else end
                 before = int(units[0]["physical_offset"]) if len(units) == 2 else begin
                 found = _LastUnit(end, begin, before)
-        for batch_queue in self._batch_queues.values():
+        for batch_queue in self._queues.batch.values():
             place, size = batch_queue.last_unit()
             if place + size > found.end:
                 found = _LastUnit(place + size, place, place)
@@ -387,19 +385,19 @@ class Recovery:
         offsets = batch.physical_offset[rows]
         new = offsets > self._index.last_offset
         if new.any():
-            self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._now_ms())
+            self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._clock.now_ms())
 
     def _take_units(self, batch: RecordBatch) -> None:
         for found in queue_units(batch, self._multi_dispatch):
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
             if counts.any():
-                queue = self._queue(found.topic, found.queue_id)
+                queue = self._queues.simple_queue_unless_batch(found.topic, found.queue_id)
                 if queue is not None:
                     stored = batch.store_timestamp[found.rows[counts]] if queue.extends else None
                     self._take_queue(queue, found.queue_offsets[counts], found.units[counts], stored)
         for topic, queue_id, units in batch_queue_units(batch):
             units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
-            if len(units) and (batch_queue := self._batch_queue(topic, queue_id)) is not None:
+            if len(units) and (batch_queue := self._queues.batch_queue_unless_simple(topic, queue_id)) is not None:
                 added, dropped = batch_queue.complete(units, distrust=not self._clean)
                 self._report.units_added += added
                 self._report.units_dropped += dropped
@@ -516,7 +514,7 @@ class Recovery:
     def _cut_queues(self, end: int) -> int:
         """Drop units behind the end of the log; answer from where on the log must be read to replace damaged ones."""
         begin_again = end
-        for queue in self._queues.values():
+        for queue in self._queues.simple.values():
             stop = queue.max_offset
             damaged = False
             while stop > queue.min_offset:
@@ -537,7 +535,7 @@ class Recovery:
                 # one in front of it is lost; and what is left may end before the scan, then the rest was not compared.
                 if damaged or queue.last_record_end() < self._report.begin:
                     begin_again = min(begin_again, self._segment_start(queue.last_record_end()))
-        for batch_queue in self._batch_queues.values():
+        for batch_queue in self._queues.batch.values():
             dropped = batch_queue.drop_behind(end)
             self._report.units_dropped += dropped
             if dropped and (self._clean or batch_queue.last_record_end() < self._report.begin):

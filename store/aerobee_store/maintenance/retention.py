@@ -37,30 +37,29 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, ParamSpec, Protocol, TypeVar
+from typing import Final, Literal
 
 from aerobee_store.clock import Clock, SteadyClock
 from aerobee_store.config import StoreConfig
-from aerobee_store.disk.file_system import DiskUsage, FileSystem
+from aerobee_store.disk.file_system import DiskUsage, FileSystem, InDiskThread
 from aerobee_store.errors import StoreError
+from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.mapped_file import MappedFile
-from aerobee_store.queues.batch_consume_queue import AnyQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.queues.dispatch import Dispatch
 from aerobee_store.queues.index_file import IndexService
+from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.records import record
 from aerobee_store.records.record import ScanStop
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 RetentionListener = Callable[[int], Awaitable[int]]
 """Called with a physical offset before everything in front of it goes; returns the offset from which the log must be
@@ -77,10 +76,21 @@ _QUEUES_PER_TURN: Final = 32
 _WARM_SIZE: Final = 64 << 10
 
 
-class InDiskThread(Protocol):
-    """Runs what blocks beside the event loop: `MessageStore.in_disk_thread`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionParts:
+    """What removing files reads and changes."""
 
-    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+    file_system: FileSystem
+    clock: Clock
+    log: CommitLog
+    queues: QueueTable
+    index: IndexService
+    dispatch: Dispatch
+    allocation: SegmentAllocation
+    running: RunningState
+    stats: StoreStats
+    in_disk_thread: InDiskThread
+    in_log_thread: InDiskThread
 
 
 class Retention:
@@ -88,34 +98,20 @@ class Retention:
 
     name: Final = "retention"
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: Callable[[], Sequence[AnyQueue]],
-        index: IndexService,
-        dispatch: Dispatch,
-        running: RunningState,
-        stats: StoreStats,
-        file_system: FileSystem,
-        clock: Clock,
-        config: StoreConfig,
-        in_disk_thread: InDiskThread,
-        in_log_thread: InDiskThread,
-        give_back_segments: Callable[[], Awaitable[int]],
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._dispatch = dispatch
-        self._running = running
-        self._stats = stats
-        self._file_system = file_system
-        self._clock = clock
-        self._steady = SteadyClock(clock)
+    def __init__(self, parts: RetentionParts, config: StoreConfig) -> None:
+        self._log = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
+        self._dispatch = parts.dispatch
+        self._running = parts.running
+        self._stats = parts.stats
+        self._file_system = parts.file_system
+        self._clock = parts.clock
+        self._steady = SteadyClock(parts.clock)
         self._config = config
-        self._in_disk_thread = in_disk_thread
-        self._in_log_thread = in_log_thread
-        self._give_back_segments = give_back_segments
+        self._in_disk_thread = parts.in_disk_thread
+        self._in_log_thread = parts.in_log_thread
+        self._allocation = parts.allocation
         self.listeners: list[RetentionListener] = []
         self._first_timestamps: dict[int, int] = {}  # of segments, by their start
         self._cleaned_offset = -1  # queues and index have nothing before it that could go
@@ -193,7 +189,7 @@ class Retention:
     async def clean(self) -> None:
         """One round: look at the disk, remove what may go, look again if something went."""
         space = await self.look_at_disk()
-        if space != "enough" and await self._give_back_segments():
+        if space != "enough" and await self._allocation.give_back():
             space = await self.look_at_disk()
         if space != "enough" or self._is_delete_hour():
             removed = await self._clean_log(force=space == "force" and self._config.clean_forcibly)
@@ -292,7 +288,7 @@ class Retention:
         return found
 
     async def _correct_queues(self, min_offset: int) -> None:
-        for number, queue in enumerate(self._queues(), 1):
+        for number, queue in enumerate(self._queues.all(), 1):
             queue.correct_min_offset(min_offset)
             if number % _QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -304,7 +300,7 @@ class Retention:
         min_offset = self._log.min_offset
         if min_offset == self._cleaned_offset:
             return
-        for number, queue in enumerate(self._queues(), 1):
+        for number, queue in enumerate(self._queues.all(), 1):
             queue.correct_min_offset(min_offset)
             await self._give_up(queue.directory, queue.release_files(queue.expired_files(min_offset)))
             if isinstance(queue, ConsumeQueue) and queue.extension is not None:

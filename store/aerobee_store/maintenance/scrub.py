@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from aerobee_store.clock import Clock
-from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.disk.file_system import FileSystem, InDiskThread
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.log_scan import LogEnd, LogScan
 from aerobee_store.log.mapped_file import MappedFile
-from aerobee_store.maintenance.retention import InDiskThread
 from aerobee_store.records.record import StopReason
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.stats import StoreStats

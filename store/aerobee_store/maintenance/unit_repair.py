@@ -20,10 +20,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aerobee_store.log.commit_log import CommitLog
-from aerobee_store.log.log_scan import LogScan, batch_queue_units, queue_units
+from aerobee_store.log.log_scan import LogScan
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, AnyQueue, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import FILLER_SIZE, UNIT_DTYPE, Units
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records import properties
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.records.record_columns import Integers

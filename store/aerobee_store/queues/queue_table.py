@@ -10,12 +10,11 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.errors import InvalidMessageError, LightQueuesFullError, StoreDirectoryError
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import ChangedQueues, ConsumeQueue
 from aerobee_store.queues.consume_queue_ext import ConsumeQueueExt
@@ -55,6 +54,14 @@ class QueueFiles:
             self._directories.clear()
 
 
+class EndedQueues(Protocol):
+    """Knows where the queues of deleted topics ended: `topic_removal.DeletedTopics`."""
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Where a queue of the topic goes on; 0 if it never was."""
+        ...
+
+
 class QueueTable:
     """All queues of a store. Single-threaded, as the queues."""
 
@@ -62,7 +69,7 @@ class QueueTable:
         self,
         file_system: FileSystem,
         config: StoreConfig,
-        deleted: DeletedTopics,
+        deleted: EndedQueues,
         is_batch_topic: Callable[[str], bool],
     ) -> None:
         self._file_system = file_system

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.errors import StoreError
-from aerobee_store.log.log_scan import LogScan, QueueUnits, queue_units, rows_by_queue
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.log.log_scan import LogScan
 from aerobee_store.queues.consume_queue import FILLER_SIZE, Units
 from aerobee_store.queues.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt, ExtensionUnit
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.queues.record_units import QueueUnits, queue_units, rows_by_queue
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records import properties
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.records.record_batch import RecordBatch

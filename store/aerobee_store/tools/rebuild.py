@@ -31,12 +31,13 @@ from aerobee_store.disk.file_system import DiskFileSystem, FileSystem
 from aerobee_store.disk.store_directory import REBUILD_OLD, REBUILT_NAMES, put_back
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.errors import StoreDirectoryError
-from aerobee_store.log.log_scan import LogEnd, batch_queue_units, queue_units
-from aerobee_store.maintenance.deleted_topics import DeletedTopics
+from aerobee_store.log.log_scan import LogEnd
 from aerobee_store.queues.batch_consume_queue import AnyQueue, BatchConsumeQueue
 from aerobee_store.queues.consume_queue import ConsumeQueue
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
+from aerobee_store.queues.record_units import batch_queue_units, queue_units
+from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.actions import Action, GivenSizes, Sizes, locked, sizes_of
 from aerobee_store.tools.damage import finding_of
