@@ -140,6 +140,10 @@ class TlsConfig(Section):
 
     certificate: Path | None = None  # with the chain that leads to it; None: made when needed, with broker.dev only
     key: Path | None = None
+    client_authorities: Path | None = (
+        None  # who signs certificates of clients, PEM; None: clients are not asked for one
+    )
+    client_certificates: Literal["required", "optional"] = "required"  # with client_authorities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +262,34 @@ class BrokerConfig(Section):
         if self.listen.front != "native" and self.listen.grpc.unix_path is not None:
             raise ConfigError('listen.grpc: a Unix socket needs listen.front = "native"')
 
+    @property
+    def is_plaintext_refused(self) -> bool:
+        """Whether `listen.grpc` takes nothing but TLS: clients could do without their certificate otherwise."""
+        return (
+            self.tls.client_authorities is not None
+            and self.tls.client_certificates == "required"
+            and self.listen.tls is None
+            and self.listen.grpc.unix_path is None
+        )
+
+    def _check_client_certificates(self) -> None:
+        if self.tls.client_authorities is None:
+            return
+        if self.listen.tls is None and (
+            self.listen.front != "native" or (self.tls.certificate is None and not self.dev)
+        ):
+            raise ConfigError(
+                "tls.client_authorities: nothing listens with TLS; set tls.certificate and tls.key, PEM files"
+                + ("" if self.listen.front == "native" else ", and listen.tls, as 0.0.0.0:8082")
+            )
+        if self.listen.front != "native" and self.tls.client_certificates != "required":
+            raise ConfigError(
+                'tls.client_certificates: "optional" needs listen.front = "native"; grpcio requires certificates or '
+                "asks for none"
+            )
+
     def _check_tls(self) -> None:
+        self._check_client_certificates()
         given = {"tls.certificate": self.tls.certificate, "tls.key": self.tls.key}
         missing = [name for name, path in given.items() if path is None]
         if len(missing) == 1:

@@ -14,7 +14,7 @@ from aerobee_broker.config import Address, BrokerConfig
 from aerobee_broker.errors import ListenError
 from aerobee_broker.front.calls import Methods
 from aerobee_broker.front.grpcio_front import GrpcioServer
-from aerobee_broker.listeners import CertificateFiles, Listening, make_certificate
+from aerobee_broker.listeners import CertificateContents, CertificateFiles, Listening, make_certificate
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -54,17 +54,25 @@ def listen_grpcio(methods: Methods, config: BrokerConfig, *, request_size_max: i
 def _tls_credentials(config: BrokerConfig) -> grpc.ServerCredentials:
     if config.tls.certificate is None or config.tls.key is None:
         issued = make_certificate(config)
-        return grpc.ssl_server_credentials([(issued.key, issued.certificate)])
-    files = CertificateFiles(config.tls.certificate, config.tls.key)
+        authorities = config.tls.client_authorities
+        trusted = None if authorities is None else authorities.read_bytes()  # check_certificate could load it
+        return grpc.ssl_server_credentials([(issued.key, issued.certificate)], trusted, trusted is not None)
+    files = CertificateFiles(config.tls.certificate, config.tls.key, config.tls.client_authorities)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        pair = files.load_if_changed()
-        return None if pair is None else grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
+        found = files.load_if_changed()
+        return None if found is None else _configuration(found)
 
-    pair = files.load()
-    first = grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
     # None from the second is documented for it: no change. Its stub does not know that.
-    return grpc.dynamic_ssl_server_credentials(first, changed)  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(files.load()),
+        changed,  # type: ignore[arg-type]
+        require_client_authentication=config.tls.client_authorities is not None,
+    )
+
+
+def _configuration(found: CertificateContents) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.client_authorities)
 
 
 def _bound(setting: str, address: Address, bind: Callable[[], int]) -> Address:

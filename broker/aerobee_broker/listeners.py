@@ -64,7 +64,9 @@ def check_ports(config: BrokerConfig) -> None:
 def check_certificate(config: BrokerConfig) -> None:
     """Raise ConfigError if the configured certificate cannot be used: before the store recovers."""
     if config.tls.certificate is not None and config.tls.key is not None:
-        CertificateFiles(config.tls.certificate, config.tls.key).load()
+        CertificateFiles(config.tls.certificate, config.tls.key, config.tls.client_authorities).load()
+    elif config.tls.client_authorities is not None:
+        _load_authorities(_context(config), config.tls.client_authorities)
 
 
 def listen_native(front: Front, config: BrokerConfig) -> Listening:
@@ -78,7 +80,7 @@ def listen_native(front: Front, config: BrokerConfig) -> Listening:
         address = config.listen.tls
         tls = _listening("listen.tls", address, lambda: front.listen(address.host, address.port, "tls", context))
     plain = config.listen.grpc
-    security: Security = "plain" if context is None else "both"
+    security: Security = "plain" if context is None else "tls" if config.is_plaintext_refused else "both"
     path = plain.unix_path
     if path is not None:
         try:
@@ -95,14 +97,12 @@ class TlsContexts:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._context.set_alpn_protocols(["h2"])
+        self._context = _context(config)
         self._making = asyncio.Lock()
         self._made = False
         self._files: CertificateFiles | None = None
         if config.tls.certificate is not None and config.tls.key is not None:
-            self._files = CertificateFiles(config.tls.certificate, config.tls.key)
+            self._files = CertificateFiles(config.tls.certificate, config.tls.key, config.tls.client_authorities)
             self._files.load()
             self._files.load_into(self._context)
         elif config.listen.tls is not None:  # clients may want to trust it before they connect
@@ -113,7 +113,9 @@ class TlsContexts:
         """ConfigError if none can be made."""
         if self._files is not None:
             if self._files.load_if_changed() is not None:
-                self._files.load_into(self._context)
+                context = _context(self._config)  # a context cannot forget an authority
+                self._files.load_into(context)
+                self._context = context
         else:
             async with self._making:
                 if not self._made:
@@ -127,25 +129,29 @@ class TlsContexts:
             file.write(issued.key + issued.certificate)
             file.flush()
             self._context.load_cert_chain(file.name)
+        if self._config.tls.client_authorities is not None:
+            _load_authorities(self._context, self._config.tls.client_authorities)
 
 
-class CertificatePair(NamedTuple):
-    """PEM: the certificate, with the chain that leads to it, and its key."""
+class CertificateContents(NamedTuple):
+    """PEM: the certificate, with the chain that leads to it, its key, and who signs certificates of clients."""
 
     certificate: bytes
     key: bytes
+    client_authorities: bytes | None
 
 
 class CertificateFiles:
-    """A certificate (with the chain that leads to it, if any) and its key, both PEM."""
+    """A certificate (with the chain that leads to it, if any), its key, and the authorities of clients, if any: PEM."""
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
         self._certificate = certificate
         self._key = key
+        self._client_authorities = client_authorities
         self._seen: object = None
 
-    def load(self) -> CertificatePair:
-        """The two as they are now. ConfigError with the file and the cause."""
+    def load(self) -> CertificateContents:
+        """The files as they are now. ConfigError with the file and the cause."""
         self._seen = self._stamp()
         contents = []
         for setting, path in (("tls.certificate", self._certificate), ("tls.key", self._key)):
@@ -161,14 +167,19 @@ class CertificateFiles:
                 f"tls.certificate, tls.key: {self._certificate} and {self._key} are not a certificate and its key: "
                 f"{error}; give both as PEM, the key without a password"
             ) from None
-        return CertificatePair(contents[0], contents[1])
+        authorities = None
+        if self._client_authorities is not None:
+            authorities = _load_authorities(context, self._client_authorities)
+        return CertificateContents(contents[0], contents[1], authorities)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """The two for new connections with this context. They were loaded before, so they fit."""
+        """The files for new connections with this context. They were loaded before, so they fit."""
         context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
+        if self._client_authorities is not None:
+            _load_authorities(context, self._client_authorities)
 
-    def load_if_changed(self) -> CertificatePair | None:
-        """The two if they have changed since they were read last and can be used; else None: keep what you have.
+    def load_if_changed(self) -> CertificateContents | None:
+        """The files if they have changed since they were read last and can be used; else None: keep what you have.
 
         Called for each connection; by grpcio's server from a thread of its own.
         """
@@ -184,13 +195,43 @@ class CertificateFiles:
 
     def _stamp(self) -> object:
         stamps = []
-        for path in (self._certificate, self._key):
+        for path in (self._certificate, self._key, self._client_authorities):
+            if path is None:
+                continue
             try:
                 status = path.stat()
                 stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
             except OSError:
                 stamps.append((0, 0, 0))
         return stamps
+
+
+def _context(config: BrokerConfig) -> ssl.SSLContext:
+    """Without a certificate and authorities, which are loaded into it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    if config.tls.client_authorities is not None:
+        is_required = config.tls.client_certificates == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, file: Path) -> bytes:
+    """Believe certificates of clients that these have signed; return the content of the file. ConfigError."""
+    try:
+        contents = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"tls.client_authorities: {file}: {error.strerror}; check the path and its permissions"
+        ) from None
+    try:
+        context.load_verify_locations(file)
+    except OSError as error:
+        raise ConfigError(
+            f"tls.client_authorities: {file} has no certificates: {error}; give those of the authorities as PEM"
+        ) from None
+    return contents
 
 
 def make_certificate(config: BrokerConfig) -> Issued:

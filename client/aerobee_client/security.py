@@ -70,15 +70,31 @@ class Tls:
 
     `authorities` is a PEM file: of a certificate authority, or the broker's own certificate if that signed itself. None
     is what gRPC brings along. The name or address that is dialled must be in the certificate.
+
+    `certificate` and `key` are PEM files for a broker that asks clients for a certificate.
     """
 
     authorities: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError("the certificate of a client and its key come together; give both")
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC. ConfigurationError if the file cannot be read."""
-        if self.authorities is None:
-            return grpc.ssl_channel_credentials()
-        try:
-            return grpc.ssl_channel_credentials(self.authorities.read_bytes())
-        except OSError as error:
-            raise ConfigurationError(f"TLS authorities {self.authorities}: {error.strerror}; check the path") from None
+        """For gRPC. ConfigurationError if a file cannot be read."""
+        return grpc.ssl_channel_credentials(
+            _contents("TLS authorities", self.authorities),
+            _contents("TLS key", self.key),
+            _contents("TLS certificate", self.certificate),
+        )
+
+
+def _contents(what: str, file: Path | None) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{what} {file}: {error.strerror}; check the path") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +149,18 @@ async def test_a_replaced_certificate_is_used_for_new_connections(tmp_path: Path
                 await newcomer.admin.list_topics()
             await connected.admin.list_topics()
         assert "certificate replaced" in broker.log_text()
+
+
+async def test_a_stop_does_not_wait_for_the_end_of_tls(tmp_path: Path, certificate: Path) -> None:
+    """A client of grpcio leaves it unanswered: the stop takes a second for it, and not all the time of a drain."""
+    files = ("--tls-cert", str(certificate), "--tls-key", str(certificate.with_suffix(".key")))
+    arguments = ("--dev", "--front", "native", *files)
+    with run_broker(tmp_path, arguments, settings={"listen.drain_seconds": 60.0}) as broker:
+        async with connect(broker.endpoint, tls=Tls(certificate)) as client:
+            await client.producer().send(Message(topic="both", body=b"1"))
+        began = time.monotonic()
+        assert await asyncio.to_thread(broker.stop) == 0
+        assert time.monotonic() - began < 20
 
 
 def test_one_is_made_for_development(tmp_path: Path) -> None:

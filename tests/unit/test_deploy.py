@@ -110,6 +110,7 @@ def test_the_example_of_accounts_loads(tmp_path: Path) -> None:
     accounts["operator"].require_admin("DeleteTopic")
     accounts["checkout"].require_publish("audit-2026")
     accounts["billing"].require_consume("%DLQ%billing")
+    assert accounts["reports"].certificate == "CN=reports,O=Example"
     with pytest.raises(ForbiddenError):
         accounts["billing"].require_publish("orders")
 

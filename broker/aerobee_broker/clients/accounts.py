@@ -1,4 +1,4 @@
-"""Who may call: accounts from a file, and the signature by which a call proves to be of one.
+"""Who may call: accounts from a file, and the signature or certificate by which a call proves to be of one.
 
     [accounts.shop]                       # the access key
     secret_key = "..."                    # or secret_key_file = "/run/secrets/shop"
@@ -10,11 +10,17 @@
     secret_key = "..."
     admin = true                          # everything
 
+    [accounts.billing]
+    certificate = "CN=billing,O=Example"  # the subject of a client's certificate, with or instead of a secret key
+
 The names of a namespace are `namespace%name`. JSON with the same structure does as well, in a file whose name ends so.
 
 A call is signed as RocketMQ's clients do it: HMAC-SHA1, keyed with the secret key, of the text of its header
 `x-mq-date-time`. That text is no time for us: most clients send local time and call it UTC. Who sees a signature can
 use it again, so without TLS credentials are of little use on a network that others listen to.
+
+A call without these headers is of the account with the subject of the client's certificate. TLS has checked it
+(`tls.client_authorities`).
 """
 
 from __future__ import annotations
@@ -39,6 +45,7 @@ _log = logging.getLogger(__name__)
 
 _ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # nothing that has a meaning in the header
 _PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_*-]{1,255}")
+_SUBJECT: Final = re.compile(r"[A-Za-z]+=[^ ]")
 _NAMES_MAX: Final = 10_000  # answers that a set of patterns remembers
 _SIGNATURES_MAX: Final = 10_000  # of the last moments; a client makes a new one every second
 _SIGNATURE_LENGTH_MAX: Final = 512  # characters of both headers that are remembered; the official clients have 200
@@ -70,11 +77,12 @@ class Account:
     """What an access key stands for. Topics and groups are stored names."""
 
     access_key: str
-    secret_key: bytes = field(repr=False)
+    secret_key: bytes | None = field(repr=False)  # None: the account signs nothing, its certificate is enough
     admin: bool = False
     publish: Names = field(default_factory=lambda: Names(()))
     consume: Names = field(default_factory=lambda: Names(()))
     groups: Names = field(default_factory=lambda: Names(()))
+    certificate: str | None = None  # subject of the certificate of its clients, in RFC 2253's form
 
     def require_admin(self, what: str) -> None:
         """Raise ForbiddenError unless the account may do everything."""
@@ -124,6 +132,7 @@ class Accounts:
         self._looked_at = monotonic()
         self._seen = self._stamp()
         self._accounts = load_accounts(file)
+        self._by_certificate = _by_certificate(self._accounts)
         # Signatures that were right: (authorization, date) -> account. A client signs many calls alike.
         self._right: dict[tuple[str, str], Account] = {}
         self.changed_listeners: list[Callable[[], None]] = []
@@ -132,13 +141,23 @@ class Accounts:
         return len(self._accounts)
 
     def still_good(self, known: Account | None) -> bool:
-        """Whether an account that signed a while ago is there, with the same secret key."""
+        """Whether an account that called a while ago is there, with the same secret key and certificate."""
         account = self._accounts.get(known.access_key) if known is not None else None
-        return known is not None and account is not None and account.secret_key == known.secret_key
+        return (
+            known is not None
+            and account is not None
+            and account.secret_key == known.secret_key
+            and account.certificate == known.certificate
+        )
 
-    def of_call(self, authorization: str | bytes | None, date_time: str | bytes | None) -> Account:
-        """The account that signed a call, by its two headers. UnauthorizedError."""
+    def of_call(
+        self, authorization: str | bytes | None, date_time: str | bytes | None, certificate_subject: str | None = None
+    ) -> Account:
+        """The account that signed a call, by its two headers; of a call without them, that of the client's certificate.
+        UnauthorizedError."""
         self._look()
+        if authorization is None and certificate_subject is not None:
+            return self._of_certificate(certificate_subject)
         if not isinstance(authorization, str) or not isinstance(date_time, str) or not date_time:
             raise UnauthorizedError("this broker asks for credentials; give the client an access key and a secret key")
         account = self._right.get((authorization, date_time))
@@ -150,14 +169,25 @@ class Accounts:
                 self._right[authorization, date_time] = account
         return account
 
+    def _of_certificate(self, subject: str) -> Account:
+        account = self._by_certificate.get(subject)
+        if account is None:
+            raise UnauthorizedError(
+                f"no account has the certificate {subject[:256]!r}; an operator adds it to an account, or give the "
+                "client an access key and a secret key"
+            )
+        return account
+
     def of_content(self, access_key: str, signature: str, content: bytes) -> Account:
         """The account that signed this content, as clients of RocketMQ 4 sign a request: base64 of the HMAC-SHA1.
         UnauthorizedError."""
         self._look()
         account = self._accounts.get(access_key)
         # The same work for an unknown key, as below.
-        digest = hmac.new(account.secret_key if account is not None else b"nobody's", content, hashlib.sha1).digest()
-        if not hmac.compare_digest(base64.b64encode(digest), signature.encode()) or account is None:
+        secret_key = None if account is None else account.secret_key
+        digest = hmac.new(secret_key or b"nobody's", content, hashlib.sha1).digest()
+        is_equal = hmac.compare_digest(base64.b64encode(digest), signature.encode())
+        if not is_equal or account is None or secret_key is None:
             raise UnauthorizedError(
                 f"the access key {access_key[:128]!r} is unknown here, or its secret key is another one"
             )
@@ -170,8 +200,10 @@ class Accounts:
             raise UnauthorizedError("the credentials are empty; give the client an access key and a secret key")
         account = self._accounts.get(access_key)
         # The same work for an unknown key: how long it takes shall not tell which keys there are.
-        expected = signature_of(account.secret_key if account is not None else b"nobody's", date_time)
-        if not hmac.compare_digest(expected.encode(), signature.lower().encode()) or account is None:
+        secret_key = None if account is None else account.secret_key
+        expected = signature_of(secret_key or b"nobody's", date_time)
+        is_equal = hmac.compare_digest(expected.encode(), signature.lower().encode())
+        if not is_equal or account is None or secret_key is None:
             raise UnauthorizedError(
                 f"the access key {access_key[:128]!r} is unknown here, or its secret key is another one"
             )
@@ -187,10 +219,11 @@ class Accounts:
             return
         self._seen = stamp
         try:
-            self._accounts = load_accounts(self._file)
+            accounts = load_accounts(self._file)
         except ConfigError as error:
             _log.error("the accounts stay as they are: %s", error)
             return
+        self._accounts, self._by_certificate = accounts, _by_certificate(accounts)
         self._right.clear()
         _log.info("accounts read again file=%s count=%d", self._file, len(self._accounts))
         for listener in self.changed_listeners:
@@ -235,10 +268,24 @@ def load_accounts(file: Path) -> dict[str, Account]:
         raise ConfigError(
             f'auth.accounts: {file}: needs accounts, and nothing else: [accounts.NAME], secret_key = "..."'
         )
-    return {
+    accounts = {
         access_key: _account(f"auth.accounts: {file}: {access_key}", access_key, found[access_key])
         for access_key in found
     }
+    owners: dict[str, str] = {}
+    for account in accounts.values():
+        if account.certificate is not None:
+            owner = owners.setdefault(account.certificate, account.access_key)
+            if owner != account.access_key:
+                raise ConfigError(
+                    f"auth.accounts: {file}: {owner} and {account.access_key} have the same certificate; "
+                    "a certificate is of one account"
+                )
+    return accounts
+
+
+def _by_certificate(accounts: Mapping[str, Account]) -> dict[str, Account]:
+    return {account.certificate: account for account in accounts.values() if account.certificate is not None}
 
 
 def _account(where: str, access_key: str, values: Any) -> Account:
@@ -246,7 +293,7 @@ def _account(where: str, access_key: str, values: Any) -> Account:
         raise ConfigError(f"{where}: an access key has 1 to 128 letters, digits, '_', '.', '-'")
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: is not a table of settings")
-    known = {"secret_key", "secret_key_file", "admin", "publish", "consume", "groups"}
+    known = {"secret_key", "secret_key_file", "certificate", "admin", "publish", "consume", "groups"}
     if unknown := sorted(values.keys() - known):
         raise ConfigError(f"{where}.{unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}")
     admin = values.get("admin", False)
@@ -255,13 +302,21 @@ def _account(where: str, access_key: str, values: Any) -> Account:
     names = {
         name: Names(_patterns(f"{where}.{name}", values.get(name, []))) for name in ("publish", "consume", "groups")
     }
-    return Account(access_key, _secret_key(where, values), admin, **names)
+    certificate = values.get("certificate")
+    if certificate is not None and (not isinstance(certificate, str) or not _SUBJECT.match(certificate)):
+        raise ConfigError(
+            f'{where}.certificate: {certificate!r} is not the subject of a certificate, as "CN=billing,O=Example"; '
+            "`openssl x509 -in FILE -noout -subject -nameopt RFC2253` prints it"
+        )
+    return Account(access_key, _secret_key(where, values), admin, **names, certificate=certificate)
 
 
-def _secret_key(where: str, values: Mapping[str, Any]) -> bytes:
+def _secret_key(where: str, values: Mapping[str, Any]) -> bytes | None:
     key, file = values.get("secret_key"), values.get("secret_key_file")
+    if key is None and file is None and "certificate" in values:
+        return None
     if (key is None) == (file is None):
-        raise ConfigError(f"{where}: needs either secret_key or secret_key_file")
+        raise ConfigError(f"{where}: needs either secret_key or secret_key_file, or a certificate")
     if file is not None:
         try:
             key = Path(file).read_text().strip()

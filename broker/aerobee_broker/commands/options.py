@@ -86,6 +86,10 @@ def connection_options(arguments: argparse.Namespace) -> str:
         words += ["--tls-ca", str(arguments.tls_ca)]
     elif getattr(arguments, "tls", False):
         words.append("--tls")
+    for flag, variable in (("tls_cert", "AEROBEE_CERT_FILE"), ("tls_key", "AEROBEE_KEY_FILE")):
+        file = getattr(arguments, flag, None)
+        if file and str(file) != os.environ.get(variable):
+            words += [f"--{flag.replace('_', '-')}", str(file)]
     if getattr(arguments, "credentials", None):
         words += ["--credentials", str(arguments.credentials)]
     return shlex.join(words)
@@ -110,6 +114,20 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         help="encrypt, and believe certificates that this one signed, PEM (default: AEROBEE_CA_FILE)",
     )
     parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("AEROBEE_CERT_FILE") or None,
+        help="for a broker that asks for a client certificate, PEM; with --tls-key (default: AEROBEE_CERT_FILE)",
+    )
+    parser.add_argument(
+        "--tls-key",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("AEROBEE_KEY_FILE") or None,
+        help="its key, PEM (default: AEROBEE_KEY_FILE)",
+    )
+    parser.add_argument(
         "--credentials",
         metavar="FILE",
         type=Path,
@@ -130,7 +148,9 @@ def with_client(arguments: argparse.Namespace, work: Callable[[Client], Awaitabl
     from aerobee_client import Tls, connect
 
     credentials = _credentials(arguments)
-    tls = Tls(arguments.tls_ca) if arguments.tls or arguments.tls_ca else None
+    tls = None
+    if arguments.tls or arguments.tls_ca or arguments.tls_cert:
+        tls = Tls(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
 
     async def connected() -> T:
         async with connect(

@@ -63,6 +63,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--acks", metavar="N", help="replicas that must have a message: none, a number, all")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
+    parser.add_argument("--tls-client-ca", metavar="FILE", help="require certificates of clients that these sign, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="accounts file in TOML (default: no authentication)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="/metrics, /healthz (default: 127.0.0.1:5557)")
     parser.add_argument(
@@ -113,6 +114,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
         "replication.acks": arguments.acks,
         "tls.certificate": arguments.tls_cert,
         "tls.key": arguments.tls_key,
+        "tls.client_authorities": arguments.tls_client_ca,
         "auth.accounts": arguments.accounts,
         "listen.metrics": arguments.metrics,
         "listen.advertise": arguments.advertise,

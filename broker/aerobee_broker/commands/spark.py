@@ -151,6 +151,8 @@ def _connection(arguments: argparse.Namespace) -> dict[str, str]:
     found = {"endpoint": arguments.endpoint}
     if arguments.access_key or arguments.secret_key:
         options.usage_error("--access-key: Spark's workers read credentials from a file; give --credentials")
+    if arguments.tls_cert is not None:
+        options.usage_error("--tls-cert: Spark jobs have no client certificates; give --credentials")
     if arguments.credentials is not None:
         found["credentialsFile"] = str(arguments.credentials)
     if arguments.tls or arguments.tls_ca is not None:

@@ -225,6 +225,9 @@ class Call:
     def is_secure(self) -> bool:
         return self._connection.is_secure
 
+    def certificate_subject(self) -> str | None:
+        return self._connection.certificate_subject
+
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 

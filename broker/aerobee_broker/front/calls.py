@@ -69,6 +69,9 @@ class Context(Protocol):
     def is_secure(self) -> bool:
         """Whether the connection has TLS."""
 
+    def certificate_subject(self) -> str | None:
+        """The subject of the client's certificate, which TLS has verified, in RFC 2253's form; None without one."""
+
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline; None without one. At its deadline a call is cancelled."""
 

@@ -25,6 +25,7 @@ from aerobee_broker.front.http2 import (
     Stream,
     StreamEnded,
 )
+from aerobee_broker.front.subjects import subject_of
 
 _log = logging.getLogger(__name__)
 _JOINED_SIZE_MAX: Final = 64 << 10  # bytes; more are handed to the transport as they are
@@ -58,6 +59,7 @@ class Connection(asyncio.Protocol):
         self.name = f"connection {next(_numbers)}"
         self.peer_address = ("127.0.0.1", 1)
         self.is_secure = False
+        self.certificate_subject: str | None = None
         self._methods: Mapping[str, Method] = methods
         self._open_connections = open_connections
         self._transport: asyncio.Transport | None = None
@@ -79,6 +81,8 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(_WRITE_BUFFER)
         self.peer_address = _address(transport.get_extra_info("peername"))
         self.is_secure = transport.get_extra_info("ssl_object") is not None
+        if self.is_secure:
+            self.certificate_subject = subject_of(transport.get_extra_info("peercert"))
         self._open_connections.add(self)
         self.flush()
 

@@ -33,6 +33,7 @@ _ACCEPTED_AT_ONCE: Final = 64  # connections, before the loop turns to others
 _NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _FAREWELL_SECONDS: Final = 1.0  # until a client that does not answer has heard of the end all the same
+_TLS_FAREWELL_SECONDS: Final = 1.0  # for which the end of TLS waits for the client's; grpcio's clients send none
 _DESCRIPTORS_KEPT: Final = 32  # for probes over HTTP, and what the process opens for itself
 Security = Literal["plain", "tls", "both"]
 TlsContext = Callable[[], Awaitable[ssl.SSLContext]]
@@ -164,7 +165,11 @@ class Front:
             else:
                 context = await tls()
                 await self._loop.connect_accepted_socket(
-                    first_bytes, accepted, ssl=context, ssl_handshake_timeout=self._config.handshake_seconds
+                    first_bytes,
+                    accepted,
+                    ssl=context,
+                    ssl_handshake_timeout=self._config.handshake_seconds,
+                    ssl_shutdown_timeout=_TLS_FAREWELL_SECONDS,
                 )
         except OSError as error:  # also of TLS, and a handshake that takes too long
             self._counters.refused["tls_handshake"] += 1

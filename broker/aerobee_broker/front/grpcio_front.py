@@ -109,6 +109,11 @@ class GrpcioContext:
     def is_secure(self) -> bool:
         return self._context.auth_context().get("transport_security_type") == [b"ssl"]
 
+    def certificate_subject(self) -> str | None:
+        for subject in self._context.auth_context().get("x509_subject", ()):
+            return subject.decode()
+        return None
+
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()
 

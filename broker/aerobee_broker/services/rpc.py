@@ -276,7 +276,7 @@ def code_name(code: int) -> str:
 
 
 class ClientIdentity:
-    """Finds the client of a call by its headers, and with `accounts` the account that signed it.
+    """Finds the client of a call by its headers, and with `accounts` its account.
 
     With accounts, the id of a client is `access key/client id`: no account can take the client id of another.
     Raises InvalidRequestError without `x-mq-client-id`, UnauthorizedError for credentials that are wrong.
@@ -307,7 +307,7 @@ class ClientIdentity:
         if self._accounts is None:
             client = self._clients.seen(client_id)
         else:  # before anything is kept of a caller
-            account = self._accounts.of_call(authorization, date_time)
+            account = self._accounts.of_call(authorization, date_time, context.certificate_subject())
             client = self._clients.seen(f"{account.access_key}/{client_id}")
             client.account = account
         client.namespace = namespace if isinstance(namespace, str) else ""
@@ -327,7 +327,7 @@ def introduce(client: Client, context: Context) -> None:
 
 
 class AnonymousIdentity:
-    """The caller of a service that asks for no client id; with `accounts`, it must be signed. UnauthorizedError."""
+    """The caller of a service that asks for no client id; with `accounts`, it must be of one. UnauthorizedError."""
 
     def __init__(self, accounts: Accounts | None) -> None:
         self._accounts = accounts
@@ -336,7 +336,9 @@ class AnonymousIdentity:
         client = Client("")
         headers = dict(context.metadata())
         if self._accounts is not None:
-            client.account = self._accounts.of_call(headers.get("authorization"), headers.get("x-mq-date-time"))
+            client.account = self._accounts.of_call(
+                headers.get("authorization"), headers.get("x-mq-date-time"), context.certificate_subject()
+            )
         namespace = headers.get("x-mq-namespace")
         client.namespace = namespace if isinstance(namespace, str) else ""
         return client

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,39 @@ def test_files_that_are_no_certificate_are_refused(files: tuple[Path, Path], tmp
     locked.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n")
     with pytest.raises(ConfigError, match="without a password"):
         CertificateFiles(certificate, locked).load()
+
+
+def test_authorities_of_clients_are_files_of_certificates(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Missing, empty, a key, bytes that are no text: refused with the setting and the path. A change is read again."""
+    certificate, key = files
+    nothing, empty, binary = (tmp_path / name for name in ("nothing.crt", "empty.crt", "binary.crt"))
+    empty.touch()
+    binary.write_bytes(b"\xff")
+    for authorities in (nothing, empty, key, binary):
+        with pytest.raises(ConfigError, match=r"tls\.client_authorities: .*" + authorities.name):
+            CertificateFiles(certificate, key, authorities).load()
+    reader = CertificateFiles(certificate, key, certificate)
+    assert reader.load().client_authorities == certificate.read_bytes()
+    assert reader.load_if_changed() is None
+    os.utime(certificate, ns=(0, 1))
+    assert reader.load_if_changed() is not None
+
+
+def test_settings_of_client_certificates_fit_the_front(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    """They need an address with TLS, and grpcio cannot leave them to the client. One port then refuses plaintext."""
+    required = TlsConfig(certificate=files[0], key=files[1], client_authorities=files[0])
+    optional = replace(required, client_certificates="optional")
+    with pytest.raises(ConfigError, match=r"tls\.client_authorities: nothing listens with TLS; set tls\.certificate"):
+        BrokerConfig.tiny(tmp_path, tls=TlsConfig(client_authorities=files[0]), dev=False)
+    with pytest.raises(ConfigError, match=r"tls\.client_authorities: .*and listen\.tls"):
+        BrokerConfig.tiny(tmp_path, listen=ListenConfig(front="grpcio"), tls=required)
+    listen = ListenConfig(front="grpcio", tls=LOOPBACK)
+    with pytest.raises(ConfigError, match=r'tls\.client_certificates: "optional" needs listen\.front = "native"'):
+        BrokerConfig.tiny(tmp_path, listen=listen, tls=optional)
+    assert BrokerConfig.tiny(tmp_path, tls=required).is_plaintext_refused
+    assert not BrokerConfig.tiny(tmp_path, tls=optional).is_plaintext_refused
+    assert not BrokerConfig.tiny(tmp_path, tls=required, listen=ListenConfig(tls=LOOPBACK)).is_plaintext_refused
+    assert not BrokerConfig.tiny(tmp_path).is_plaintext_refused
 
 
 def test_one_is_made_for_development_only(tmp_path: Path, files: tuple[Path, Path]) -> None:

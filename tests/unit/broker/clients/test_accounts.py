@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import logging
 import os
 from collections.abc import Callable
@@ -99,6 +102,44 @@ def test_whoever_does_not_is_nobody(file: Path, authorization: str | bytes | Non
     for _ in range(2):
         with pytest.raises(UnauthorizedError):
             accounts.of_call(authorization, date)
+
+
+def test_a_certificate_is_of_one_account(file: Path) -> None:
+    """Found by the whole subject. A signature goes first, and an account without a secret key signs nothing."""
+    write(file, "[accounts.a]\ncertificate = 'CN=a'\n[accounts.b]\nsecret_key = 'mySecret'\ncertificate = 'CN=b,O=x'")
+    accounts = Accounts(file)
+    assert accounts.of_call(None, None, "CN=a").access_key == "a"
+    assert accounts.of_call(None, DATE, "CN=b,O=x").access_key == "b"
+    signed = header("b", signature_of(b"mySecret", DATE))
+    assert accounts.of_call(signed, DATE, "CN=a").access_key == "b"
+    for authorization, date, subject in (
+        (None, None, "CN=b"),
+        (None, None, "CN=A"),
+        ("", DATE, "CN=a"),
+        (header("a", signature_of(b"", DATE)), DATE, "CN=a"),
+        (header("a", signature_of(b"nobody's", DATE)), DATE, "CN=a"),
+        (header("a", signature_of(b"None", DATE)), DATE, None),
+    ):
+        with pytest.raises(UnauthorizedError):
+            accounts.of_call(authorization, date, subject)
+    for key in (b"", b"nobody's"):
+        signature = base64.b64encode(hmac.new(key, b"content", hashlib.sha1).digest()).decode()
+        with pytest.raises(UnauthorizedError):
+            accounts.of_content("a", signature, b"content")
+
+
+def test_an_account_with_another_certificate_is_not_the_same(file: Path) -> None:
+    """Whoever is connected with the old one is disconnected."""
+    write(file, "[accounts.a]\ncertificate = 'CN=a'")
+    clock = Clock()
+    accounts = Accounts(file, monotonic=clock)
+    known = accounts.of_call(None, None, "CN=a")
+    assert accounts.still_good(known)
+    write(file, "[accounts.a]\ncertificate = 'CN=other'")
+    clock.now += 1.5
+    with pytest.raises(UnauthorizedError, match="no account has the certificate 'CN=a'"):
+        accounts.of_call(None, None, "CN=a")
+    assert not accounts.still_good(known)
 
 
 def test_our_client_signs_as_they_do(file: Path) -> None:
@@ -212,6 +253,12 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
         ("[accounts.a]\nsecret_key = 'mySecret'\npublish = 'orders'", r"a\.publish: needs a list"),
         ("[accounts.a]\nsecret_key = 'mySecret'\ngroups = ['a.b']", r"a\.groups: needs a list"),
         ("[accounts.a]\nsecret_key = 'mySecret'\nadmin = 'yes'", r"a\.admin: 'yes' is neither"),
+        ("[accounts.a]\ncertificate = 'shop'", r"a\.certificate: 'shop' is not the subject"),
+        ("[accounts.a]\ncertificate = 3", r"a\.certificate: 3 is not the subject"),
+        (
+            "[accounts.a]\ncertificate = 'CN=x'\n[accounts.b]\ncertificate = 'CN=x'",
+            r"a and b have the same certificate",
+        ),
         ("[accounts.'a b']\nsecret_key = 'mySecret'", r"a b: an access key has"),
         ("accounts.a = 3", r"a: is not a table"),
     ],
