@@ -101,7 +101,7 @@ bench-store: .venv/.dev ## the benchmarks of the store alone, in minutes; ARGS=-
 bench-replication: .venv/.dev ## sends that wait for a replica beside sends that do not, and the rate of catching up
 	$(BIN)/python -m tests.benchmarks.replication $(ARGS)
 
-bench-broker: .venv/.dev ## the benchmarks of the broker alone, five minutes; ARGS=--short: seconds; ARGS=delays: one part
+bench-broker: .venv/.dev ## the benchmarks of the broker alone, seven minutes; ARGS=--short: seconds; ARGS=delays: one part
 	$(BIN)/python -m tests.benchmarks.broker $(ARGS)
 
 bench-records: .venv/.dev ## the benchmarks of RecordService, a minute; ARGS=--short: seconds; ARGS=append: one part
@@ -116,8 +116,8 @@ soak-records: .venv/.dev ## ten minutes of durable append beside a reader: memor
 bench-peers: .venv/.dev ## our durable appends beside Kafka's (needs Java and Maven) and Redis's, a minute or two
 	$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
-bench-front: .venv/.dev ## both fronts with an empty handler, calls and processor time, in a minute (needs Go)
-	$(BIN)/python -m tests.benchmarks.front
+bench-front: .venv/.dev ## both fronts, with an empty handler and with sends: calls and processor time, in two minutes (with Go)
+	$(BIN)/python -m tests.benchmarks.broker front $(ARGS)
 
 bench: .venv/.dev ## every benchmark, with the figures of this machine's disk beside it
 	$(BIN)/python -m tests.benchmarks

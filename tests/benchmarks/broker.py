@@ -1,6 +1,6 @@
 """`python -m tests.benchmarks.broker [--short] [NAME ...]`: a broker as clients see it, beside what gRPC costs alone.
 
-The normal form takes five minutes and needs about 2 GiB of disk; `--short` goes through all of it in seconds, with
+The normal form takes seven minutes and needs about 2 GiB of disk; `--short` goes through all of it in seconds, with
 sizes of which no figure says anything. Brokers and empty servers are child processes; the load is in this one, or one
 more.
 """
@@ -22,6 +22,7 @@ from tests.benchmarks import (
     broker_topic_creation,
     broker_topics,
     disk,
+    front,
     startup,
     unary_send,
 )
@@ -29,6 +30,7 @@ from tests.benchmarks.report import machine
 
 PARTS: Mapping[str, tuple[Callable[..., None], Mapping[str, Any]]] = {
     "unary-send": (unary_send.run, {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",)}),
+    "front": (front.run, {"seconds": 0.1, "levels": (4,), "flush_modes": ("async",), "with_go": False}),
     "end-to-end": (broker_end_to_end.run, {"messages": 64, "sdk_messages": 32, "flush_modes": ("async",)}),
     "latency": (broker_latency.run, {"messages": 5, "flush_modes": ("async",)}),
     "delays": (broker_delays.run, {"pending": 400, "near": 20, "near_seconds": 0.2}),

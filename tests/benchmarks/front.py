@@ -1,17 +1,19 @@
-"""The fronts alone, `make bench-front`: a handler that returns its request, called by a load generator on grpc-go.
+"""Both fronts, alone with an empty handler and in front of the broker's durable and asynchronous SendMessage.
 
-Processor time is the server's, a call. Needs Go; where it is missing this says so and measures nothing.
+Processor time is the server's, a call. The load generator is on grpc-go, whose cost lies in a process of its own; where
+Go is missing grpcio's client takes its place, which is slower, and the table says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -22,86 +24,98 @@ from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.front import Front
 from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_proto import v2
+from tests.benchmarks import unary_send
+from tests.benchmarks.processes import FLUSH_MODES, Server, broker, server
+from tests.benchmarks.report import table
+from tests.benchmarks.unary_send import Measured
 
 _LOAD: Final = Path(__file__).with_name("front_load")
-_PATH: Final = "/bench.Service/Echo"
-_IN_FLIGHT: Final = (1, 16, 64, 256)
-_SECONDS: Final = 3
+_PATH: Final = "/apache.rocketmq.v2.MessagingService/SendMessage"
+FRONTS: Final = ("native", "grpcio")
+IN_FLIGHT: Final = (1, 16, 64, 256)
+Load = Callable[[Server, int, float], Measured]
 
 
-async def _echo(request: bytes, context: Context) -> bytes:
-    return request
+async def _serve(kind: str) -> None:
+    """Answer every send alike, until killed."""
+    answer = v2.SendMessageResponse(status=v2.Status(code=v2.Code.OK, message="OK")).SerializeToString()
 
+    async def empty(request: bytes, context: Context) -> bytes:
+        return answer
 
-async def serve(kind: str) -> None:
-    """Serve until killed; the first line of the output is the port."""
-    methods = {_PATH: Unary(_echo)}
+    methods = {_PATH: Unary(empty)}
     if kind == "native":
         port = Front(methods, FrontConfig(), FrontCounters()).listen("127.0.0.1", 0, "plain", None)
     else:
         grpcio = GrpcioServer(methods, ())
         port = grpcio.server.add_insecure_port("127.0.0.1:0")
         await grpcio.start()
-    print(port, flush=True)
+    print(f"ready grpc=127.0.0.1:{port}", flush=True)
     await asyncio.Event().wait()
 
 
-def _processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _go_load(directory: Path) -> Load:
+    """The load generator on grpc-go, built there."""
+    program, request = directory.resolve() / "front_load", directory.resolve() / "request"
+    request.write_bytes(unary_send.request_bytes())
+    subprocess.run(["go", "build", "-o", program, "."], cwd=_LOAD, check=True)
+
+    def load(target: Server, in_flight: int, seconds: float) -> Measured:
+        options = {
+            "-target": target.endpoint,
+            "-method": _PATH,
+            "-request": str(request),
+            "-in-flight": str(in_flight),
+            "-connections": str(min(in_flight, 4)),
+            "-seconds": str(seconds),
+            "-warm-up": str(min(seconds, 1.0)),
+        }
+        arguments = [part for pair in options.items() for part in pair]
+        with subprocess.Popen([program, *arguments], stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            client.stdout.readline()
+            before = target.cpu_seconds()
+            client.stdout.readline()
+            used = target.cpu_seconds() - before
+            result = json.loads(client.stdout.readline())
+        assert not result["failures"], result
+        calls = max(result["calls"], 1)
+        return Measured(calls / result["seconds"], result["p50_us"] / 1e6, result["p99_us"] / 1e6, used / calls)
+
+    return load
 
 
-def _measure(kind: str, load: Path, request: Path, in_flight: int) -> str:
-    """One line of the table."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.benchmarks.front", kind], stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            target = f"127.0.0.1:{server.stdout.readline().strip()}"
-            options = {
-                "-target": target,
-                "-method": _PATH,
-                "-request": str(request),
-                "-in-flight": str(in_flight),
-                "-connections": str(min(in_flight, 4)),
-                "-seconds": str(_SECONDS),
-            }
-            arguments = [part for pair in options.items() for part in pair]
-            with subprocess.Popen([load, *arguments], stdout=subprocess.PIPE, text=True) as client:
-                assert client.stdout is not None
-                client.stdout.readline()
-                before = _processor_seconds(server.pid)
-                client.stdout.readline()
-                used = _processor_seconds(server.pid) - before
-                result = json.loads(client.stdout.readline())
-        finally:
-            server.kill()
-    calls = max(result["calls"], 1)
-    return (
-        f"| {kind} | {in_flight} | {calls / result['seconds']:,.0f} | {used / calls * 1e6:.0f} | "
-        f"{result['p50_us']:,.0f} | {result['p99_us']:,.0f} |"
-    )
-
-
-def main() -> None:
-    """Print the table."""
-    if shutil.which("go") is None:
-        print("the load generator needs Go, which is not on the PATH; nothing was measured")
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        load, request = Path(directory, "front_load"), Path(directory, "request")
-        request.write_bytes(bytes(256))
-        subprocess.run(["go", "build", "-o", load, "."], cwd=_LOAD, check=True)
-        print("| Front | In flight | Calls/s | Server CPU, us a call | p50, us | p99, us |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        for in_flight in _IN_FLIGHT:
-            for kind in ("native", "grpcio"):
-                print(_measure(kind, load, request, in_flight), flush=True)
+def run(
+    directory: Path,
+    seconds: float = 3.0,
+    levels: Sequence[int] = IN_FLIGHT,
+    flush_modes: Sequence[str] = FLUSH_MODES,
+    fronts: Sequence[str] = FRONTS,
+    *,
+    with_go: bool = True,
+) -> None:
+    """Print the table. `with_go` False: with grpcio's client in any case."""
+    rows: list[tuple[object, ...]] = []
+    with ExitStack() as stack:
+        if with_go and shutil.which("go") is not None:
+            client, load = "grpc-go", _go_load(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory))))
+        else:
+            client, load = "grpcio (slower; with Go on the PATH by grpc-go)", unary_send.measure
+        for work in ("empty handler", *flush_modes):
+            for front in fronts:
+                if work in FLUSH_MODES:
+                    running = broker(directory, work, front)
+                else:
+                    running = server(["-m", "tests.benchmarks.front", front])
+                with running as target:
+                    for in_flight in levels:
+                        measured = load(target, in_flight, seconds)
+                        handler = f"send, {work} flush" if work in FLUSH_MODES else work
+                        rows.append((handler, front, *unary_send.row(in_flight, measured)))
+    head = ("handler", "front", "in flight", "calls", "p50", "p99", "server CPU a call")
+    table(f"Both fronts, {unary_send.BODY_SIZE}-byte body, load by {client}", head, rows)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        uvloop.run(serve(sys.argv[1]))
-    else:
-        main()
+    uvloop.run(_serve(sys.argv[1]))

@@ -89,7 +89,7 @@ def run(
     with empty_server() as empty:
         for in_flight in levels:
             reference[in_flight] = measured = measure(empty, in_flight, seconds)
-            rows.append(("empty server", *_row(in_flight, measured), "1.00", "1.00", "-"))
+            rows.append(("empty server", *row(in_flight, measured), "1.00", "1.00", "-"))
     throughput: dict[str, float] = {}
     for flush in flush_modes:
         for in_flight in levels:
@@ -100,7 +100,7 @@ def run(
                 syncs = max(1.0, running.metric("aerobee_store_messages_per_sync_count"))
                 per_sync = running.metric("aerobee_store_messages_per_sync_sum") / syncs
                 shares = (f"{share:.2f}", f"{cpu:.2f}", f"{per_sync:.1f}")
-                rows.append((f"broker, {flush} flush", *_row(in_flight, measured), *shares))
+                rows.append((f"broker, {flush} flush", *row(in_flight, measured), *shares))
             throughput[flush] = measured.calls_per_second
     head = (
         *("server", "in flight", "calls", "p50", "p99", "server CPU a call"),
@@ -111,7 +111,8 @@ def run(
         print(f"  sync / async at {levels[-1]} in flight: {throughput['sync'] / throughput['async']:.2f}")
 
 
-def _row(in_flight: int, measured: Measured) -> tuple[object, ...]:
+def row(in_flight: int, measured: Measured) -> tuple[object, ...]:
+    """What both tables print of a measurement."""
     return (
         in_flight,
         rate(measured.calls_per_second, 1),

@@ -73,6 +73,7 @@ def test_the_short_form_of_the_broker_goes_through_everything(tmp_path: Path) ->
     for part in (
         "fdatasync",
         "Unary SendMessage",
+        "Both fronts",
         "aerobee_client",
         "the official Python SDK",
         "Idle latency",

@@ -2,7 +2,7 @@
 //
 // front_load -target HOST:PORT -method /package.Service/Method -request FILE -in-flight 64 -connections 4 -seconds 5
 //
-// prints one JSON object: calls, seconds, latencies in microseconds, failures. The first second does not count.
+// prints one JSON object: calls, seconds, latencies in microseconds, failures. The warm-up does not count.
 package main
 
 import (
@@ -36,7 +36,8 @@ func main() {
 	file := flag.String("request", "", "file with the bytes of the request; none: an empty one")
 	inFlight := flag.Int("in-flight", 64, "calls at a time, over all connections")
 	connections := flag.Int("connections", 1, "")
-	seconds := flag.Float64("seconds", 5, "after a second of warm-up")
+	seconds := flag.Float64("seconds", 5, "after the warm-up")
+	warmUp := flag.Float64("warm-up", 1, "seconds")
 	flag.Parse()
 
 	var request []byte
@@ -87,7 +88,7 @@ func main() {
 			}
 		}()
 	}
-	time.Sleep(time.Second)
+	time.Sleep(time.Duration(*warmUp * float64(time.Second)))
 	fmt.Println("counting") // whoever measures the server takes its processor time now
 	counting.Store(true)
 	began := time.Now()
