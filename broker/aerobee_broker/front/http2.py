@@ -42,6 +42,9 @@ from aerobee_broker.front.header_blocks import BlockDecoder, HeaderBlockError, R
 STREAM_WINDOW: Final = 4 << 20
 """Bytes that a client may send on a stream before we have taken any. A fast sender far away is not stalled."""
 CONNECTION_WINDOW: Final = 16 << 20
+FRAME_SIZE_MAX: Final = 256 << 10
+"""Bytes of a DATA frame that a client may send. Bulk requests then take a sixteenth of the frames; a larger one would
+delay the calls beside it on a slow link."""
 _CONTINUATIONS_MAX: Final = 64  # frames of one header block
 _RESET_STREAMS_MAX: Final = 4096  # how many streams we remember that we have reset
 _TINY: Final = 256  # bytes; a window that makes us send smaller frames than that is a game
@@ -159,6 +162,11 @@ class Http2Connection:
         self._headers_refusal = headers_refusal
         self._decoder = BlockDecoder(config.header_size_max)
         self._buffer = b""
+        self._frame_left = 0  # bytes still to come of the DATA frame whose first ones were handed on ...
+        self._frame_ends = False  # ... whether it ends its stream ...
+        self._frame_stream: Stream | None = None  # ... which is None if it takes none
+        # Of other frames, which are kept until they are whole. A block of headers may come in one of them.
+        self._whole_frame_size_max = max(FRAME_SIZE_DEFAULT, 2 * config.header_size_max)
         self._events: list[Event] = []
         self._output: list[bytes | memoryview] = []
         self._ready: dict[int, Stream] = {}  # have something to send that was not tried yet
@@ -203,6 +211,7 @@ class Http2Connection:
         own = {
             Setting.MAX_CONCURRENT_STREAMS: config.stream_count_max,
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Setting.MAX_FRAME_SIZE: FRAME_SIZE_MAX,
             Setting.MAX_HEADER_LIST_SIZE: config.header_size_max,
         }
         self._output.append(frames.settings(own) + frames.window_update(0, CONNECTION_WINDOW - WINDOW_DEFAULT))
@@ -227,17 +236,23 @@ class Http2Connection:
                 self._preface_seen = True
                 position = len(PREFACE)
             size = len(data)
+            if self._frame_left:
+                position = self._rest_of_frame(data)
             while size - position >= 9:
                 head, flags, stream_id = frames.read_header(data, position)
+                kind = head & 0xFF
                 length = head >> 8
-                if length > FRAME_SIZE_DEFAULT:
-                    raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
                 begin = position + 9
                 end = begin + length
+                if length > FRAME_SIZE_DEFAULT:
+                    self._check_large_frame(kind, flags, stream_id & STREAM_ID_MAX, length)
                 if end > size:
+                    if self._may_come_in_parts(kind, flags):
+                        self._first_of_frame(flags, stream_id & STREAM_ID_MAX, data[begin:], end - size)
+                        position = size
                     break
                 position = end
-                self._handle(head & 0xFF, flags, stream_id & STREAM_ID_MAX, data[begin:end])
+                self._handle(kind, flags, stream_id & STREAM_ID_MAX, data[begin:end])
             if position < size:
                 self._buffer = data[position:]
         except _ConnectionError as error:
@@ -247,6 +262,41 @@ class Http2Connection:
             self._end(error.code, str(error), bound)
         events, self._events = self._events, []
         return events
+
+    def _first_of_frame(self, flags: int, stream_id: int, payload: bytes, left: int) -> None:
+        """Hand on what has come of a DATA frame, so that a large request is neither kept nor copied until it is whole.
+
+        `left`: its bytes that are still to come.
+        """
+        self._data(flags, stream_id, payload, left)
+        self._frame_left, self._frame_ends = left, bool(flags & frames.END_STREAM)
+        self._frame_stream = self.streams.get(stream_id)
+
+    def _rest_of_frame(self, data: bytes) -> int:
+        """Hand on what `data` has of that frame; return where it ends in there."""
+        payload = data[: self._frame_left]
+        self._frame_left -= len(payload)
+        stream = self._frame_stream
+        if stream is not None and stream.remote_open:
+            stream.received += len(payload)
+            ended = self._frame_ends and not self._frame_left
+            if ended:
+                self._end_remote(stream)
+            self._events.append(DataReceived(stream, payload, ended))
+        return len(payload)
+
+    def _may_come_in_parts(self, kind: int, flags: int) -> bool:
+        return kind == frames.DATA and not flags & frames.PADDED and self._handle == self._frame
+
+    def _check_large_frame(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        if length > FRAME_SIZE_MAX:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        if length <= self._whole_frame_size_max or self._may_come_in_parts(kind, flags):
+            return
+        if kind == frames.HEADERS:
+            self._refuse_headers(stream_id)
+            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, f"headers of {length} bytes", "header_size_max")
+        raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not data")
 
     def relax(self) -> None:
         """To be called once a second: cheap frames are forgiven at this rate."""
@@ -318,8 +368,9 @@ class Http2Connection:
     def _stray_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
 
-    def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        length = len(payload)
+    def _data(self, flags: int, stream_id: int, payload: bytes, left: int = 0) -> None:
+        """A frame, or the first bytes of one of which so many are `left`: it is judged as a whole."""
+        length = len(payload) + left
         stream = self.streams.get(stream_id)
         if length:
             self._receive_window -= length
@@ -336,7 +387,7 @@ class Http2Connection:
             return
         if flags & frames.PADDED:
             payload = _without_padding(payload)
-        if not payload and not ended:
+        if not payload and not ended and not left:
             self._spend()
         if length:
             stream.receive_window -= length
@@ -348,9 +399,13 @@ class Http2Connection:
                 self.release(stream)
         stream.received += len(payload)
         expected = stream.expected
-        if expected is not None and (stream.received > expected or (ended and stream.received != expected)):
-            self._fail(stream, ErrorCode.PROTOCOL_ERROR)
-            return
+        if expected is not None:
+            received = stream.received + left
+            if received > expected or (ended and received != expected):
+                self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+                return
+        if left:
+            ended = False
         if ended:
             self._end_remote(stream)
         if payload or ended:

@@ -11,6 +11,7 @@ from aerobee_broker.front.frames import ErrorCode, Setting
 from aerobee_broker.front.header_blocks import encoded
 from aerobee_broker.front.http2 import (
     CONNECTION_WINDOW,
+    FRAME_SIZE_MAX,
     STREAM_WINDOW,
     DataReceived,
     Http2Connection,
@@ -67,6 +68,52 @@ def test_an_answer_before_the_request_has_ended_resets_it() -> None:
     assert not core.ended
 
 
+def test_data_is_handed_on_before_its_frame_is_whole() -> None:
+    """The frame is judged when it begins: a length that breaks a rule is not waited for."""
+    core = greeted()
+    stream = opened(core, ended=False)
+    frame = data(1, bytes(range(200)), ended=True)
+    parts = [frame[:5], frame[5:9], frame[9:100], frame[100:], data(3, b"x")]
+    found = [event for part in parts[:-1] for event in core.receive(part)]
+    assert [(type(event), event.data, event.ended) for event in found if isinstance(event, DataReceived)] == [
+        (DataReceived, frame[9:100], False),
+        (DataReceived, frame[100:], True),
+    ]
+    assert not stream.remote_open
+    assert ended_with(core.receive(parts[-1])) == (ErrorCode.PROTOCOL_ERROR, "")  # the next frame is found
+
+    core = greeted()
+    core.receive(request(1, headers=(*HEADERS, (b"content-length", b"100"))))
+    assert [type(event) for event in core.receive(data(1, bytes(101))[:20])] == [StreamEnded]
+    assert core.receive(data(1, bytes(101))[20:]) == []  # dropped: it was reset
+    assert not core.ended
+
+
+def test_the_rest_of_a_frame_is_dropped_when_its_stream_is_gone() -> None:
+    """Answered in the middle of a large frame; the connection goes on."""
+    core = greeted()
+    stream = opened(core, ended=False)
+    frame = data(1, bytes(FRAME_SIZE_MAX), ended=True)
+    assert len(core.receive(frame[:1000])) == 1
+    core.send_headers(stream, BLOCK, ended=True)
+    assert core.receive(frame[1000:]) == []
+    assert isinstance(core.receive(request(3))[0], RequestReceived)
+
+
+@pytest.mark.parametrize(
+    ("frame", "bound"),
+    [
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, bytes(100_000)), "header_size_max"),
+        (frames.frame(11, 0, 0, bytes(100_000)), ""),
+        (frames.frame(frames.DATA, frames.PADDED, 1, bytes(100_000)), ""),
+    ],
+)
+def test_only_data_comes_in_large_frames(frame: bytes, bound: str) -> None:
+    """Others would be kept until they are whole, so they are refused by their first bytes."""
+    core = greeted()
+    assert ended_with(core.receive(frame[:9])) == (CALM, bound)
+
+
 def test_what_is_sent_on_a_stream_that_is_gone_goes_nowhere() -> None:
     """A batch of bytes may have reset it before its first event is handled."""
     core = greeted()
@@ -93,7 +140,8 @@ def test_what_is_sent_on_a_stream_that_is_gone_goes_nowhere() -> None:
         (frames.frame(frames.CONTINUATION, 4, 1), ErrorCode.PROTOCOL_ERROR),
         (frames.frame(frames.HEADERS, 0, 1) + frames.frame(frames.PING, 0, 0, bytes(8)), ErrorCode.PROTOCOL_ERROR),
         (frames.frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-        (frames.frame(frames.DATA, 0, 1, bytes(16385)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.DATA, 0, 1, bytes(FRAME_SIZE_MAX + 1)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.HEADERS, 4, 1, bytes(FRAME_SIZE_MAX + 1)), ErrorCode.FRAME_SIZE_ERROR),
         (frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
         (frames.window_update(0, frames.WINDOW_MAX), ErrorCode.FLOW_CONTROL_ERROR),
         (frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 31}), ErrorCode.FLOW_CONTROL_ERROR),
