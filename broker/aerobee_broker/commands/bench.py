@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ _LANES = {
 }
 _FILL_COUNT = 100_000
 _FSYNC_SECONDS = 1.0
+_YARDSTICKS: Mapping[str, Direction] = {"discarding": "send", "memory": "receive"}
+"""What a server without a store does: it throws requests away, or sends answers from memory."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -62,7 +65,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--baseline",
         action="store_true",
-        help="measure a server that throws the same bytes away, or sends them from memory, and the disk's fdatasync",
+        help="measure as well: a server that throws the same bytes away, one that sends them from memory (each as long "
+        "as the broker), and the disk's fdatasync",
     )
     options.add_endpoint(parser)
     parser.set_defaults(endpoint=None)
@@ -87,11 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="aerobee-bench-", dir=directory))
             broker = stack.enter_context(run_broker(Path(temporary), ("--dev", "--flush", arguments.flush)))
             arguments.endpoint, pid = broker.endpoint, broker.pid
-        results["broker"] = _measured(arguments, load, pid, "broker")
+        results["broker"] = _measured(arguments, load, pid, "broker", arguments.direction)
         if arguments.baseline:
             with yardstick.running(load.batch, load.size) as endpoint:
                 beside = argparse.Namespace(**{**vars(arguments), "endpoint": endpoint})
-                results["yardstick"] = _measured(beside, load, None, "yardstick")
+                for name, direction in _YARDSTICKS.items():
+                    results[name] = _measured(beside, load, None, name, direction)
             size = min(load.batch * (load.size + 150), 4 << 20)
             results["fdatasync"] = yardstick.fdatasync(directory, size, _FSYNC_SECONDS)
     if not results["broker"].messages:
@@ -103,10 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if results["broker"].errors else 0
 
 
-def _measured(arguments: argparse.Namespace, load: Load, pid: int | None, name: str) -> Measured:
+def _measured(arguments: argparse.Namespace, load: Load, pid: int | None, name: str, direction: Direction) -> Measured:
     from aerobee_broker.bench import load as loads
-
-    direction: Direction = arguments.direction
 
     def progress(measured: Measured) -> None:
         if sys.stderr.isatty():
@@ -136,7 +139,7 @@ def _json(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) ->
         "inFlight": load.in_flight,
         "flush": arguments.flush,
     }
-    for name in ("broker", "yardstick"):
+    for name in ("broker", *_YARDSTICKS):
         measured = results.get(name)
         if measured is None or not measured.messages:
             continue
@@ -158,8 +161,8 @@ def _json(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) ->
             "cpuSeconds": measured.cpu_seconds,
             "memoryBytes": measured.memory_bytes,
         }
-    if "yardstick" in found:
-        found["ofYardstick"] = results["broker"].rate / results["yardstick"].rate
+    if (yardstick := _yardstick(arguments, results)) is not None:
+        found["ofYardstick"] = results["broker"].rate / yardstick[1].rate
     if fsync := results.get("fdatasync"):
         found["fdatasync"] = {"p50Seconds": fsync.percentile(0.5), "p99Seconds": fsync.percentile(0.99)}
     return found
@@ -172,8 +175,7 @@ def _print(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -
         f"{load.in_flight} in flight, {broker.seconds:.1f} s"
     )
     rows = [_row("broker", broker)]
-    if (measured := results.get("yardstick")) is not None and measured.messages:
-        rows.append(_row("yardstick", measured))
+    rows += [_row(name, results[name]) for name in _YARDSTICKS if name in results and results[name].messages]
     output.print_table(("", "messages/s", "p50", "p99", "p99.9", "max", "errors"), rows, empty="")
     if broker.first_error:
         print(f"the first error: {broker.first_error}")
@@ -183,14 +185,23 @@ def _print(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -
         each = broker.cpu_seconds / broker.messages * 1e6
         print(f"broker: {broker.cpu_seconds / broker.seconds:.0%} of a core, {each:.2f} us a message", end="")
         print(f", {broker.memory_bytes / (1 << 20):.0f} MiB resident" if broker.memory_bytes else "")
-    if len(rows) > 1:
-        print(f"{broker.rate / results['yardstick'].rate:.2f} of the yardstick")
+    if (yardstick := _yardstick(arguments, results)) is not None:
+        name, measured = yardstick
+        print(f"{broker.rate / measured.rate:.2f} of {name}")
     if fsync := results.get("fdatasync"):
         print(f"the disk's fdatasync: p50 {_time(fsync.percentile(0.5))}, p99 {_time(fsync.percentile(0.99))}")
     bars = broker.latency.bars()
     most = max((count for _, count in bars), default=1)
     for bound, count in bars:
         print(f"  up to {_time(bound):>8}  {'#' * round(count / most * 40):<40} {count:,}")
+
+
+def _yardstick(arguments: argparse.Namespace, results: Mapping[str, Any]) -> tuple[str, Measured] | None:
+    """The server without a store that did the same as the broker, by name; None if it was not measured."""
+    for name, direction in _YARDSTICKS.items():
+        if direction == arguments.direction and name in results and results[name].messages:
+            return name, results[name]
+    return None
 
 
 def _row(name: str, measured: Measured) -> tuple[object, ...]:
