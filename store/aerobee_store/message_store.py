@@ -51,7 +51,7 @@ from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
 from aerobee_store.record_runs import RecordRuns, RunReader
 from aerobee_store.records.properties import Host
-from aerobee_store.records.record import Message, Record
+from aerobee_store.records.record import Draft, Message, Record
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.running_flags import RunningFlags, RunningState
 from aerobee_store.stats import StoreStats
@@ -346,10 +346,16 @@ class MessageStore:
         self.retention.reconfigure(config)
 
     def append(
-        self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        drafts: Sequence[Draft] | None = None,
+        split_batch: bool = False,
+        essential: bool = False,
     ) -> list[Appended]:
         """Append messages in this order, all or none. They can be waited for with `wait_stored`.
 
+        `drafts`: of each message, by `draft`, for who makes them in several steps of the event loop.
         `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
         `essential`: what lets consumers go on, and retention save what it needs; a disk that is too full for other
         messages still takes it. An inner batch (SYS_FLAG_INNER_BATCH) is one message here and takes as many queue
@@ -362,7 +368,11 @@ class MessageStore:
         self._check_open()
         if self.running.flags is not _NO_FLAGS:
             self.running.check_writable(essential=essential)
-        return self._writer.append(messages, split_batch=split_batch, essential=essential)
+        return self._writer.append(messages, drafts=drafts, split_batch=split_batch, essential=essential)
+
+    def draft(self, message: Message) -> Draft:
+        """A message made ready for `append`: about a third of the work. InvalidMessageError."""
+        return self._writer.draft(message)
 
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, *, born_host: Host | None = None

@@ -95,7 +95,12 @@ class MessageWriter:
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
 
     def append(
-        self, messages: Sequence[Message], *, split_batch: bool = False, essential: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        drafts: Sequence[Draft] | None = None,
+        split_batch: bool = False,
+        essential: bool = False,
     ) -> list[Appended]:
         """As MessageStore.append, which has looked whether the store may be written to."""
         config = self._config
@@ -107,10 +112,10 @@ class MessageWriter:
         others: dict[int, dict[QueueKey, int]] = {}
         if named:
             messages, others = self._named_queues(messages)
+            drafts = None  # the messages have other properties now
         queues = self._queues.simple
         places: list[ConsumeQueue | None] = []
-        drafts = []
-        sizes = []
+        made: list[Draft] = []
         for message in messages:
             if len(message.body) > config.body_size_max:
                 raise InvalidMessageError(
@@ -122,11 +127,15 @@ class MessageWriter:
                 if queue is None:  # refuses a topic of inner batches, with nothing stored
                     queue = self._queues.simple_queue(message.topic, message.queue_id)
             places.append(queue)
-            draft = Draft(
-                message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch
-            )
-            drafts.append(draft)
-            sizes.append(draft.size)
+            if drafts is None:
+                made.append(
+                    Draft(
+                        message, store_host=config.store_host, property_crc=config.property_crc, split_batch=split_batch
+                    )
+                )
+        if drafts is None:
+            drafts = made
+        sizes = [draft.size for draft in drafts]
         log = self._log
         total = sum(sizes)
         self._prepare([total] if split_batch else sizes, essential=essential)
@@ -156,6 +165,10 @@ class MessageWriter:
             stats.record_sizes[size.bit_length()] += 1
         self._appended(entries, now, further)
         return appended
+
+    def draft(self, message: Message) -> Draft:
+        """As MessageStore.draft."""
+        return Draft(message, store_host=self._config.store_host, property_crc=self._config.property_crc)
 
     def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
         """The messages, with their offsets in the queues that they name; and these offsets, by number of the message.

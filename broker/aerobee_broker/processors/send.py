@@ -6,7 +6,6 @@ This is the broker's hottest path beside the receive: what depends on the topic 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Final
@@ -15,6 +14,7 @@ from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.config import Settings
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.loop_share import Turns
 from aerobee_broker.message_mapping import (
     DELAY,
     LITE,
@@ -38,11 +38,12 @@ from aerobee_proto import v2
 from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, jump_hash
-from aerobee_store.records.record import Message
+from aerobee_store.records.record import Draft, Message
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
-_CHECKED_PER_STEP: Final = 256  # messages of a batch, before the event loop turns to others
+
+_KEYS_MAX: Final = 16_384  # of messages that are stored one by one: the index takes all of a request in one step
 
 
 class _Destination:
@@ -117,9 +118,18 @@ class SendProcessor:
 
         now_ms = self._clock.now_ms()
         transactional = messages[0].system_properties.message_type == TRANSACTION
+        turns = Turns()
+        revision = self._topics_revision
+        keys_left = _KEYS_MAX
         for number, message in enumerate(messages):
-            if number and number % _CHECKED_PER_STEP == 0:
-                await asyncio.sleep(0)
+            if number:
+                await turns.next()
+            keys_left -= len(message.system_properties.keys)
+            if keys_left < 0:
+                raise InvalidRequestError(
+                    v2.Code.PAYLOAD_TOO_LARGE,
+                    f"the messages of the request have more than {_KEYS_MAX} keys together; send several requests",
+                )
             if len(messages) > 1 and message.topic != resource:
                 raise InvalidRequestError(
                     v2.Code.MESSAGE_CORRUPTED, "the messages of the request have different topics; send them one by one"
@@ -129,19 +139,28 @@ class SendProcessor:
                     v2.Code.BAD_REQUEST, "some messages of the request are transactional, and some not; send them apart"
                 )
             check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
-        if destination is None or self._topics_revision != self._tables.topics.revision:  # a large batch took its time
-            destination = _Destination(await self._tables.topic_in_use(stored_name))
-            self._destinations[key] = destination
-
-        to_store: list[Message] = []
-        counters: list[SentCounters] = []
-        next_queue = destination.take_queue()
-        for message in messages:
-            to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
+        while True:
+            if destination is None or revision != self._tables.topics.revision:  # a large batch took its time
+                destination = _Destination(await self._tables.topic_in_use(stored_name))
+                revision = self._tables.topics.revision
+                if revision == self._topics_revision:
+                    self._destinations[key] = destination
+            to_store: list[Message] = []
+            drafts: list[Draft] | None = [] if len(messages) > 1 and not transactional else None
+            counters: list[SentCounters] = []
+            next_queue = destination.take_queue()
+            for message in messages:
+                if to_store:
+                    await turns.next()
+                to_store.append(self._prepared(message, destination, client, now_ms, counters, next_queue))
+                if drafts is not None:
+                    drafts.append(self._store.draft(to_store[-1]))
+            if revision == self._tables.topics.revision:
+                break
         if transactional:
             queue_offsets = await self._append_halves(messages, to_store, client)
         else:
-            appended = self._store.append(to_store)
+            appended = self._store.append(to_store, drafts=drafts)
             for counter, place in zip(counters, appended, strict=True):
                 counter.add(place.size)
             await self._store.wait_stored(appended[-1].end)
@@ -186,8 +205,9 @@ class SendProcessor:
             or not destination.queue_count
         ):
             return None
-        queue_id = destination.next_queue
-        packed = packed_batch(
+        revision = self._tables.topics.revision
+        queue_id = destination.take_queue()
+        packed = await packed_batch(
             columns,
             destination.topic,
             queue_id,
@@ -196,11 +216,10 @@ class SendProcessor:
             self._settings.current.limits,
             self._store.config,
         )
-        if packed is None:
+        if packed is None or revision != self._tables.topics.revision:
             return None
         batch, message_ids = packed
         appended = self._store.append_records(destination.topic, queue_id, batch)
-        destination.take_queue()
         counter = destination.counters.get(NORMAL)
         if counter is None:
             counter = self._counters.sent_to(destination.topic, v2.MessageType.Name(NORMAL).lower())

@@ -7,6 +7,7 @@ string. A request that breaks a rule is not packed: the way of single messages s
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.loop_share import Turns
 from aerobee_broker.message_mapping import COMPRESSION_ZLIB, NORMAL, TRANSACTION, message_type, to_store_message
 from aerobee_broker.processors.send_columns import SendColumns
 from aerobee_broker.validation import check_message
@@ -30,11 +32,12 @@ from aerobee_store.records.record_columns import Booleans
 _GZIP: Final = v2.Encoding.GZIP
 _USUAL_SIZE_MAX: Final = 512
 """Bytes of a property string that cannot be too large; a larger one is looked at closely."""
+_READ_PER_STEP: Final = 256  # messages that are read and packed in one step of the event loop
 # The properties that a message has by its fields, in the order of message_mapping.py.
 _FORMATS: Final = tuple(f"{name}\x01%b\x02".encode() for name in (p.UNIQ_KEY, p.TAGS, p.KEYS, p.BORN_HOST))
 
 
-def packed_batch(
+async def packed_batch(
     columns: SendColumns,
     stored_topic: str,
     queue_id: int,
@@ -46,6 +49,9 @@ def packed_batch(
     """The records of normal messages, and their ids; None if one is of another kind, or breaks a rule."""
     if np.count_nonzero(columns.type == TRANSACTION):
         return None
+    turns = Turns()
+    if len(columns) > _READ_PER_STEP:
+        await asyncio.sleep(0)  # they were read in this step
     bodies = columns.body
     message_ids = columns.message_id
     texts = _texts(columns, peer[0].encode())
@@ -54,6 +60,7 @@ def packed_batch(
     sys_flags = np.where(columns.encoding == _GZIP, SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB, 0)
     try:
         for row in unusual.nonzero()[0].tolist():
+            await turns.next()
             message = columns.message(row)
             rare = _rare(message, stored_topic, queue_id, peer, now_ms, limits, store.body_size_max)
             if rare is None:
@@ -61,6 +68,7 @@ def packed_batch(
             bodies[row], texts[row] = bytes(rare.body), encode_properties(rare.properties)
             message_ids[row] = message.system_properties.message_id.encode()
             born[row], sys_flags[row] = rare.born_timestamp, rare.sys_flag
+        await turns.next()
         data, sizes = pack(
             stored_topic,
             queue_id,

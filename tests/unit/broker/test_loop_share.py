@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from aerobee_broker import loop_share
 from aerobee_broker.loop_share import LoopShare, step_started
 
 
@@ -54,3 +55,24 @@ async def test_a_pause_lets_others_run_and_ends_at_the_given_time() -> None:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(60):
         await share.pause(step_started() - 1000.0, until=loop.time() + 0.01)
+
+
+async def test_a_turn_ends_after_some_milliseconds_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two items of work others run when it took so long, and not before."""
+    used = 0.0
+    monkeypatch.setattr(loop_share, "step_started", lambda: used)
+    turns = loop_share.Turns()
+    others = 0
+
+    async def other() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    for _ in range(100):
+        used += 1 / 1024  # exact in binary
+        await turns.next()
+    task.cancel()
+    assert others == 100 // 6

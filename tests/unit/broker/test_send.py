@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from aerobee_broker import loop_share, message_mapping
 from aerobee_broker.clients.clients import Client, ClientRegistry
 from aerobee_broker.config import BrokerConfig, Settings, TopicsConfig
 from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicNotFoundError
 from aerobee_broker.metrics.counters import BrokerCounters
+from aerobee_broker.processors import send, send_batch
 from aerobee_broker.processors.send import SendProcessor
 from aerobee_broker.processors.send_columns import SendColumns, read_send_request
 from aerobee_broker.tables.tables import Tables
@@ -23,7 +27,7 @@ from aerobee_broker.transactions.producers import Producers
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
-from aerobee_store.records.properties import jump_hash
+from aerobee_store.records.properties import INNER_MULTI_QUEUE_OFFSET, jump_hash
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import message
 
@@ -219,6 +223,80 @@ async def test_one_bad_message_stops_all(sender: Sender) -> None:
     assert await sender.refused() == v2.Code.MESSAGE_CORRUPTED
     assert await sender.refused(message(body=b"x" * 8193)) == v2.Code.MESSAGE_BODY_TOO_LARGE
     assert await sender.refused(message("read-only")) == v2.Code.FORBIDDEN
+
+
+@pytest.mark.parametrize("kind", ["in order", "rare"])
+async def test_a_large_batch_takes_many_steps_of_the_event_loop(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Others run after each message when a turn is over, and all messages are stored together in the end."""
+    monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
+    calls: list[str] = []
+
+    def counted(name: str, module: ModuleType) -> None:
+        original = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((send, "check_message"), (send, "to_store_message"), (send_batch, "to_store_message")):
+        counted(name, module)
+    count = 10
+    sending: Coroutine[Any, Any, object]
+    if kind == "in order":
+        sending = sender.send(*(message("ordered", message_id=str(n), message_group="g") for n in range(count)))
+    else:
+        sending = sender.send_columns(*(message(message_id=str(n), keys=["k" * 600]) for n in range(count)))
+    task = asyncio.create_task(sending)
+    per_turn: list[int] = []
+    stored = set()
+    while not task.done():
+        calls.clear()
+        await asyncio.sleep(0)
+        per_turn.append(len(calls))
+        stored.add(sender.store.stats.messages_appended)
+    await task
+    assert sum(per_turn) == (2 * count if kind == "in order" else count)
+    assert max(per_turn) <= 2  # one is looked at, and the next one when it is over
+    assert stored == {0, count}
+
+
+async def test_a_topic_may_change_while_a_batch_is_prepared(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are prepared again for the topic as it is then."""
+    monkeypatch.setattr(loop_share, "_TURN_SECONDS", -1.0)
+    prepared: list[int] = []
+    to_store_message = message_mapping.to_store_message
+
+    def call(*arguments: Any) -> Any:
+        prepared.append(arguments[2])
+        if len(prepared) == 3:
+            sender.tables.topics.delete("ordered")
+            sender.tables.topics.create(TopicConfig.of_type("ordered", TopicMessageType.FIFO, queue_count=1))
+        return to_store_message(*arguments)
+
+    monkeypatch.setattr(send, "to_store_message", call)
+    await sender.send(*(message("ordered", message_id=str(n), message_group="order-1") for n in range(5)))
+    assert prepared == [3] * 5 + [0] * 5
+    assert [record.queue_id for record in sender.stored("ordered")] == [0] * 5
+
+
+async def test_the_keys_of_a_request_have_a_bound(sender: Sender) -> None:
+    """All of them go into the index in one step of the event loop."""
+    keys = [f"{number:x}" for number in range(2048)]
+    most = [message("ordered", message_id=str(n), message_group="g", keys=keys) for n in range(8)]
+    assert (await sender.send(*most)).status.code == v2.Code.OK
+    one_more = message("ordered", message_id="8", message_group="g", keys=["k"])
+    assert await sender.refused(*most, one_more) == v2.Code.PAYLOAD_TOO_LARGE
+
+
+async def test_a_batch_of_lite_messages_is_in_its_lite_topics(sender: Sender) -> None:
+    """Each record has its offset in the light queue, though it was encoded before the append."""
+    await sender.send(*(message("light", message_id=str(number), lite_topic="a") for number in range(3)))
+    offsets = [record.properties[INNER_MULTI_QUEUE_OFFSET] for record in sender.stored("light")]
+    assert offsets == ["0", "1", "2"]
 
 
 async def test_topics_come_and_go(sender: Sender) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def packed(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list
     if columns is None:
         return None
     store = StoreConfig(directory=Path("unused"), body_size_max=1000, property_crc=property_crc)
-    found = packed_batch(columns, "orders", 3, PEER, NOW, LIMITS, store)
+    found = asyncio.run(packed_batch(columns, "orders", 3, PEER, NOW, LIMITS, store))
     if found is None:
         return None
     batch, message_ids = found

@@ -8,6 +8,7 @@ from typing import Final
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import topic_name
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
+from aerobee_broker.loop_share import Turns
 from aerobee_broker.message_mapping import timestamp_ms
 from aerobee_broker.processors.records.read import check_readable
 from aerobee_broker.tables.tables import Tables
@@ -17,7 +18,6 @@ from aerobee_store import MessageStore
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 TOPIC_COUNT_MAX: Final = 1000
 QUEUE_COUNT_MAX: Final = 10_000
-_LOOKED_UP_PER_STEP: Final = 16  # queues by a time, about 1 ms each, before the event loop turns to others
 _Offset = records_v1.QueueOffsetsResponse.QueueOffset
 _Response = records_v1.QueueOffsetsResponse
 
@@ -55,9 +55,10 @@ class OffsetsProcessor:
                 answer.status.CopyFrom(v2.Status(code=v2.Code.ValueType(error.code), message=str(error)))
             else:
                 answer.status.CopyFrom(_OK)
-        for number, ((topic, queue_id, at), queues) in enumerate(by_time.items()):
-            if number % _LOOKED_UP_PER_STEP == 0:
-                await asyncio.sleep(0)
+        turns = Turns()
+        await asyncio.sleep(0)
+        for (topic, queue_id, at), queues in by_time.items():
+            await turns.next()
             found = self._store.offset_by_time(topic, queue_id, at)
             for queue in queues:
                 queue.timestamp_queue_offset = min(queue.max_queue_offset, found)
