@@ -2,53 +2,10 @@
 
 The log is the only truth; queues and index are compared with it and completed from it.
 
-1. Where to begin reading the log.
+    1. where to begin reading the log        situations.Beginning, one of them
+    2. what to do with what is found         situations.Found, each that is met
 
-    stop     what is known                                       begin at
-    clean    last queue unit names a valid record of its size    the end of that record, or the last indexed record if
-                                                                 the checkpoint does not say that the index is complete
-    clean    it does not (the queues are ahead of the log, or    as after a crash
-             the unit is damaged)
-    clean    there are records but no index at all               the first segment
-    crash    checkpoint                                          the segment of the offset up to which queues and index
-                                                                 are synced
-    crash    checkpoint of RocketMQ                              the last segment that begins with a valid record stored
-                                                                 before the checkpoint's time, and not behind the
-                                                                 segment that the queues reach, or the synced index
-    crash    nothing                                             the first segment
-
-2. What to do with what is found there.
-
-    found                                                        done
-    a valid record                                               its unit and index entries are compared or added
-    a blank that reaches the end of its segment                  go on with the next segment
-    zeros, and no valid record behind them                       the log ends here
-    anything else, and no valid record behind it                 the log ends here (a torn last write)
-    anything else, or a missing segment, with valid records      the range is damaged: noted, reported, stepped over;
-    behind it                                                    what follows is kept
-    the same, if the machine may have stopped and all of it      the log ends here (a torn tail: of the writes that were
-    lies behind the checkpoint's synced offset                   not synced, later ones have reached the disk); what
-                                                                 follows is set aside in `quarantine`
-    a unit that names another place than the record's            put right
-    an end of a queue that has more behind it                    the log is read from there, whatever the stop
-    a gap in a queue's offsets                                   filler units
-    a record that names other queues                             their units, too, at the offsets that stand in it
-    a record of a topic that was deleted after it                no unit
-    a record of a batch topic that is no inner batch             no unit, as RocketMQ has it
-    units of a batch queue that are not those of the records     dropped with all behind them, and added anew
-    a unit or index entry at or behind the end of the log        dropped; if units that are not follow it, or its queue
-                                                                 then ends before what was read, the log is read again
-                                                                 for its queue
-    bytes behind the end of the log                              zeroed and synced before the first append, or they
-                                                                 would parse as records after the next crash
-    a whole segment behind the end without any valid record      set aside in `quarantine`, if it holds anything
-
-Nothing that still parses is ever deleted.
-
-A torn tail and damage look alike; the checkpoint's offset tells them apart. What lies before it was synced. What lies
-behind it may have been synced by the last sync or not: if the machine has stopped since, a hole there is nearly always
-a write that the power cut took, and what follows it was written later and so was not synced either. If only the process
-has died, no write is lost, and a hole is damage wherever it lies (`store_directory.writes_may_be_lost`).
+`RecoveryReport.situations` names those that were met.
 """
 
 from __future__ import annotations
@@ -64,6 +21,7 @@ from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.log_scan import LogScan
 from aerobee_store.log.mapped_file import MappedFile
@@ -106,6 +64,7 @@ class RecoveryReport:
     torn_tail: int = 0
     damaged: list[DamagedRange] = field(default_factory=list)
     quarantined: list[Path] = field(default_factory=list)
+    situations: set[Situation] = field(default_factory=set)
 
 
 class _LastUnit(NamedTuple):
@@ -198,6 +157,7 @@ class Recovery:
         begin = self._begin_by_stop()
         for queue in self._all_queues():
             if queue.torn:
+                self._meet(Found.TORN_QUEUE)
                 _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
                 begin = min(begin, self._segment_start(queue.last_record_end()))
         return self._log.min_offset if self._whole_log else begin
@@ -231,41 +191,51 @@ class Recovery:
                 return bool((expected == units).all())
         return False
 
-    def _begin_by_stop(self) -> int:
-        last = self._last_unit()
-        queues_end = last.end
-        if self._clean:
-            begin = self._begin_after_clean_stop(last)
-            if begin is not None:
-                return begin
-        derived = self._checkpoint.derived_offset
-        if derived is not None:
-            complete = self._index.distrust(derived)
-            if not self._index.files:
-                return self._log.min_offset
-            return self._segment_start(min(derived, queues_end, complete))
-        begin = self._begin_by_checkpoint()
-        begin = min(begin, self._segment_start(queues_end))
-        synced = self._synced_index_end()
-        begin = min(begin, self._segment_start(synced))
-        # What lies in the index behind that may be missing or half written; it is added again from the log.
-        complete = self._index.distrust(max(begin, synced))
-        return min(begin, self._segment_start(complete))
+    def _meet(self, situation: Situation) -> None:
+        self._report.situations.add(situation)
 
-    def _begin_after_clean_stop(self, last: _LastUnit) -> int | None:
-        if not self._is_right(last):
+    def _beginning(self, last: _LastUnit) -> Beginning:
+        """Which row of the table the store is in."""
+        if self._clean and self._is_right(last):
+            if not self._index.files:
+                return Beginning.CLEAN_WITHOUT_INDEX
+            if self._checkpoint.index_timestamp < self._checkpoint.logics_timestamp:
+                return Beginning.CLEAN_INDEX_BEHIND
+            return Beginning.CLEAN
+        if self._clean:
+            self._meet(Beginning.CLEAN_QUEUES_AHEAD)
             _log.warning(
                 "last queue unit names no record of its size offset=%d end=%d; reading the log as after a crash",
                 last.begin,
                 last.end,
             )
-            return None
-        begin = max(last.end, self._log.min_offset)
-        if not self._index.files:
-            return self._log.min_offset
-        if self._checkpoint.index_timestamp < self._checkpoint.logics_timestamp:
-            begin = min(begin, max(self._index.last_offset, self._log.min_offset))
-        return begin
+        if self._checkpoint.derived_offset is not None:
+            return Beginning.CRASH if self._index.files else Beginning.CRASH_WITHOUT_INDEX
+        return Beginning.CRASH_ROCKETMQ if self._checkpoint.min_timestamp > 0 else Beginning.CRASH_UNKNOWN
+
+    def _begin_by_stop(self) -> int:
+        last = self._last_unit()
+        beginning = self._beginning(last)
+        self._meet(beginning)
+        match beginning:
+            case Beginning.CLEAN:
+                return max(last.end, self._log.min_offset)
+            case Beginning.CLEAN_INDEX_BEHIND:
+                return max(min(last.end, self._index.last_offset), self._log.min_offset)
+            case Beginning.CRASH:
+                derived = self._checkpoint.derived_offset or 0
+                complete = self._index.distrust(derived)
+                if not self._index.files:
+                    return self._log.min_offset
+                return self._segment_start(min(derived, last.end, complete))
+            case Beginning.CRASH_ROCKETMQ | Beginning.CRASH_UNKNOWN:
+                synced = self._synced_index_end()
+                begin = min(self._begin_by_checkpoint(), self._segment_start(last.end), self._segment_start(synced))
+                # What lies in the index behind that may be missing or half written; it is added again from the log.
+                complete = self._index.distrust(max(begin, synced))
+                return min(begin, self._segment_start(complete))
+            case _:
+                return self._log.min_offset
 
     def _begin_by_checkpoint(self) -> int:
         known = self._checkpoint.min_timestamp
@@ -317,11 +287,18 @@ class Recovery:
     def _scan(self, begin: int) -> int:
         """Read on from `begin`; return where the log ends."""
         zeros_end = (self._checkpoint.derived_offset or 0) if self._clean else None
+        position = begin
         for found in self._walker.walk(begin, zeros_end=zeros_end):
             if isinstance(found, RecordBatch):
+                first = int(found.physical_offset[0])
+                if first > position:  # and no damage is between
+                    self._meet(Found.BLANK)
+                position = int(found.physical_offset[-1]) + int(found.size[-1])
                 self._take(found)
             elif isinstance(found, DamagedRange):
+                position = found.end
                 if self._is_torn_tail(found):
+                    self._meet(Found.TORN_TAIL)
                     self._report.torn = True
                     self._keeps_tail = True
                     return found.start
@@ -332,8 +309,11 @@ class Recovery:
                     found.reason,
                 )
                 self._report.damaged.append(found)
+                self._meet(Found.DAMAGE)
             else:
-                if found.stop is not None and found.stop.reason is not StopReason.END_OF_DATA:
+                torn = found.stop is not None and found.stop.reason is not StopReason.END_OF_DATA
+                self._meet(Found.TORN_WRITE if torn else Found.END)
+                if found.stop is not None and torn:
                     _log.warning("log ends in a torn write offset=%d reason=%r", found.position, found.stop.detail)
                     self._report.torn = True
                 return found.position
@@ -377,6 +357,7 @@ class Recovery:
     # --- completing queues and index --------------------------------------------------------------------------
 
     def _take(self, batch: RecordBatch) -> None:
+        self._meet(Found.RECORD)
         self._report.records += len(batch)
         self._report.last_timestamp = int(batch.store_timestamp[-1])
         self._last_record = int(batch.physical_offset[-1])
@@ -390,9 +371,15 @@ class Recovery:
     def _take_units(self, batch: RecordBatch) -> None:
         for found in queue_units(batch, self._multi_dispatch):
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
+            if not counts.all():
+                self._meet(Found.DELETED_TOPIC)
+            if found.topic not in batch.topics:
+                self._meet(Found.OTHER_QUEUES)
             if counts.any():
                 queue = self._queues.simple_queue_unless_batch(found.topic, found.queue_id)
-                if queue is not None:
+                if queue is None:
+                    self._meet(Found.NO_INNER_BATCH)
+                else:
                     stored = batch.store_timestamp[found.rows[counts]] if queue.extends else None
                     self._take_queue(queue, found.queue_offsets[counts], found.units[counts], stored)
         for topic, queue_id, units in batch_queue_units(batch):
@@ -401,6 +388,8 @@ class Recovery:
                 added, dropped = batch_queue.complete(units, distrust=not self._clean)
                 self._report.units_added += added
                 self._report.units_dropped += dropped
+                if dropped:
+                    self._meet(Found.WRONG_BATCH_UNITS)
 
     def _take_queue(
         self,
@@ -435,10 +424,14 @@ class Recovery:
                 # A tags code that stands in its unit is right in every queue.
                 queue.overwrite(queue_offset + position, units[position].tobytes())
             self._report.units_corrected += len(wrong)
+            if len(wrong):
+                self._meet(Found.WRONG_UNIT)
         if present < len(units):
             data = units[present:].tobytes()
             if stored is not None:
                 data = queue.extended(data, stored[gone + present :].tolist())
+            if queue.files and queue_offset + present > queue.max_offset:
+                self._meet(Found.GAP)
             queue.put(queue_offset + present, data)
             self._report.units_added += len(units) - present
 
@@ -453,6 +446,7 @@ class Recovery:
                 position = end - file.start_offset
                 data_end = file.file.data_end(position)
                 if _any_data(file.view[position:data_end]):
+                    self._meet(Found.BYTES_BEHIND_END)
                     if self._keeps_tail:
                         self._copy_tail(file, position, data_end)
                     file.file.zero(position, data_end - position)
@@ -471,6 +465,7 @@ class Recovery:
                 expected = file.end_offset
 
     def _set_aside(self, file: MappedFile) -> None:
+        self._meet(Found.SEGMENT_BEHIND_END)
         if self._keeps_tail:
             target = self._quarantine(file, f"{TORN_TAIL}{file.path.name}")
             self._report.torn_tail += file.file.data_end(0)
@@ -529,6 +524,7 @@ class Recovery:
                 if first:
                     break
             if stop < queue.max_offset:
+                self._meet(Found.UNITS_BEHIND_END)
                 self._report.units_dropped += queue.max_offset - stop
                 queue.truncate(stop)
                 # The scan has put right every unit of a record behind its begin. A unit that was dropped with a damaged
@@ -538,7 +534,11 @@ class Recovery:
         for batch_queue in self._queues.batch.values():
             dropped = batch_queue.drop_behind(end)
             self._report.units_dropped += dropped
-            if dropped and (self._clean or batch_queue.last_record_end() < self._report.begin):
+            if dropped:
+                self._meet(Found.UNITS_BEHIND_END)
+            # The last units ascend (`load` has seen to it), so what is dropped is their end, and what is left of the
+            # part that was read was compared. Only a queue that now ends before that part has to be read again.
+            if dropped and batch_queue.last_record_end() < self._report.begin:
                 begin_again = min(begin_again, self._segment_start(batch_queue.last_record_end()))
         return begin_again
 

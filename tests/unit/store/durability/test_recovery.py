@@ -1,17 +1,21 @@
-"""Every row of the two tables in recovery.py, by name."""
+"""Every situation of `durability/situations.py`: the tests say which ones they meet, and recovery has to agree."""
 
 from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Final, TypeVar
 
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig, StoreError
 from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.durability.recovery import Recovery, RecoveryReport
+from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.queues.consume_queue import FILLER_SIZE, FILLER_UNIT, UNIT, UNIT_SIZE
-from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_PREPARED, Message
+from aerobee_store.records.record import RECORD_SIZE_MIN, SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED, Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
 from aerobee_store.testing.memory_inodes import BLOCK_SIZE
 from tests.support.stored_messages import DIRECTORY, Sender, Sent, compare
@@ -29,15 +33,20 @@ def segment(number: int) -> str:
 class Scene:
     """A store of three segments of 30 messages, closed or left by a process that died."""
 
-    def __init__(self, *, closed: bool, count: int = 30, size: int = 1300) -> None:
+    def __init__(self, *, closed: bool, count: int = 30, size: int = 1300, synced: int | None = None) -> None:
         self.clock = ManualClock()
         self.disk = MemoryFileSystem(clock=self.clock)
         sender = Sender()
         store = MessageStore.open(CONFIG, file_system=self.disk, clock=self.clock)
-        for _ in range(count):
+        for number in range(count):
+            if number == synced:
+                store.flush()
             self.clock.advance(1)
             sender.append(store, [sender.message(size)])
-        store.flush()
+        if synced is None:
+            store.flush()
+        else:
+            store.commit()
         if closed:
             store.close()
         self.sent = sender.sent
@@ -65,9 +74,47 @@ class Scene:
         self.disk.damage(CHECKPOINT, 0, bytes(content))
 
 
+Test = TypeVar("Test", bound=Callable[..., None])
+MET: Final[dict[str, tuple[Situation, ...]]] = {}
+"""Test -> the situations that it is about."""
+
+
+def meets(*situations: Situation) -> Callable[[Test], Test]:
+    """The test brings a store into these situations: one of its starts must report each of them."""
+
+    def note(test: Test) -> Test:
+        MET[test.__name__] = situations
+        return test
+
+    return note
+
+
+@pytest.fixture(autouse=True)
+def _situations_are_met(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    reported: set[Situation] = set()
+    run = Recovery.run
+
+    def noting(recovery: Recovery) -> RecoveryReport:
+        report = run(recovery)
+        reported.update(report.situations)
+        return report
+
+    monkeypatch.setattr(Recovery, "run", noting)
+    yield
+    missing = set(MET.get(request.function.__name__, ())) - reported
+    assert not missing, f"no start of this test reported {missing}"
+
+
+@pytest.mark.parametrize("situation", [*Beginning, *Found], ids=str)
+def test_every_situation_has_a_test(situation: Situation) -> None:
+    """A new row of the tables comes with one."""
+    assert any(situation in situations for situations in MET.values())
+
+
 # --- 1. where to begin reading the log
 
 
+@meets(Beginning.CLEAN)
 def test_clean_and_the_last_unit_names_a_record() -> None:
     """Nothing is read but what is behind the queues."""
     scene = Scene(closed=True)
@@ -77,6 +124,7 @@ def test_clean_and_the_last_unit_names_a_record() -> None:
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CLEAN_INDEX_BEHIND)
 def test_clean_and_the_index_is_not_known_to_be_complete() -> None:
     """Reading begins at the last indexed record."""
     scene = Scene(closed=True)
@@ -87,6 +135,7 @@ def test_clean_and_the_index_is_not_known_to_be_complete() -> None:
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CLEAN_QUEUES_AHEAD)
 def test_clean_and_the_queues_are_ahead_of_the_log() -> None:
     """As after a crash; the units without a record are dropped."""
     scene = Scene(closed=True)
@@ -117,6 +166,7 @@ def test_clean_and_the_last_unit_names_a_record_that_was_damaged_before() -> Non
         assert store.queue_range("orders", 0) == (0, 30)
 
 
+@meets(Beginning.CLEAN_WITHOUT_INDEX)
 def test_clean_and_no_index_at_all() -> None:
     """Reading begins at the first segment, and the index is made."""
     scene = Scene(closed=True)
@@ -126,6 +176,7 @@ def test_clean_and_no_index_at_all() -> None:
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CRASH)
 def test_crash_with_a_checkpoint() -> None:
     """Reading begins with the segment up to which queues and index were synced."""
     scene = Scene(closed=False)
@@ -135,6 +186,7 @@ def test_crash_with_a_checkpoint() -> None:
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CRASH_ROCKETMQ)
 def test_crash_with_a_checkpoint_of_rocketmq() -> None:
     """Reading begins with the last segment that begins before its time, less three seconds."""
     scene = Scene(closed=False)
@@ -149,6 +201,7 @@ def test_crash_with_a_checkpoint_of_rocketmq() -> None:
         assert store.recovery.begin == 0
 
 
+@meets(Beginning.CRASH_ROCKETMQ)
 def test_crash_with_a_checkpoint_of_rocketmq_and_queues_that_end_early() -> None:
     """Not behind the segment that the queues reach."""
     scene = Scene(closed=False)
@@ -159,6 +212,7 @@ def test_crash_with_a_checkpoint_of_rocketmq_and_queues_that_end_early() -> None
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CRASH_ROCKETMQ)
 def test_crash_with_a_checkpoint_of_rocketmq_and_an_older_index() -> None:
     """Not behind the segment that the synced index reaches."""
     scene = Scene(closed=False)
@@ -169,6 +223,7 @@ def test_crash_with_a_checkpoint_of_rocketmq_and_an_older_index() -> None:
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CRASH_UNKNOWN)
 def test_crash_and_nothing_is_known() -> None:
     """Reading begins at the first segment."""
     scene = Scene(closed=False)
@@ -178,9 +233,20 @@ def test_crash_and_nothing_is_known() -> None:
         compare(store, scene.sent, scene.sent)
 
 
+@meets(Beginning.CRASH_WITHOUT_INDEX)
+def test_crash_and_no_index_at_all() -> None:
+    """Reading begins at the first segment, whatever the checkpoint says, and the index is made."""
+    scene = Scene(closed=False)
+    scene.remove_tree("index")
+    with scene.open() as store:
+        assert (store.recovery.begin, store.recovery.records) == (0, 30)
+        compare(store, scene.sent, scene.sent)
+
+
 # --- 2. what to do with what is found there
 
 
+@meets(Found.RECORD)
 def test_a_valid_record_gets_unit_and_index_entries() -> None:
     """Queues and index are gone; they are made again byte for byte."""
     scene = Scene(closed=True)
@@ -193,6 +259,7 @@ def test_a_valid_record_gets_unit_and_index_entries() -> None:
     assert before == {path: data for path, data in scene.disk.contents().items() if path.parts[2] == "consumequeue"}
 
 
+@meets(Found.BLANK)
 def test_a_blank_leads_to_the_next_segment() -> None:
     """All three segments are read, and nothing is damaged."""
     scene = Scene(closed=False)
@@ -220,6 +287,7 @@ def test_a_record_that_ends_in_zeros_of_a_block_that_was_lost() -> None:
         assert [found.body for found in store.read("orders", 0, 0).records] == [body]
 
 
+@meets(Found.END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_zeros_end_the_log(closed: bool) -> None:
     """So does the end of the last segment."""
@@ -229,6 +297,7 @@ def test_zeros_end_the_log(closed: bool) -> None:
         assert store.append([Sender().message(20)])[0].physical_offset == scene.sent[-1].end
 
 
+@meets(Found.BYTES_BEHIND_END)
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize(
     ("position", "data"),
@@ -248,6 +317,7 @@ def test_a_torn_last_write_ends_the_log(closed: bool, position: int, data: bytes
         assert store.append([Sender().message(20)])[0].queue_offset == last.queue_offset
 
 
+@meets(Found.DAMAGE)
 @pytest.mark.parametrize(("position", "data"), [(0, b"\x7f"), (4, b"?"), (30, b"\xff\xff"), (100, b"rotten")])
 def test_damage_with_records_behind_it_is_stepped_over(position: int, data: bytes) -> None:
     """The range is reported, what follows is kept, and stays so after the next stop."""
@@ -264,6 +334,7 @@ def test_damage_with_records_behind_it_is_stepped_over(position: int, data: byte
             assert store.read("orders", 0, damaged.queue_offset).lost == 1
 
 
+@meets(Found.DAMAGE)
 def test_a_missing_segment_with_records_behind_it() -> None:
     """The same."""
     scene = Scene(closed=False)
@@ -275,6 +346,82 @@ def test_a_missing_segment_with_records_behind_it() -> None:
         assert [(item.start, item.end) for item in store.recovery.damaged] == [(SEGMENT, 2 * SEGMENT)]
 
 
+@meets(Found.TORN_TAIL)
+def test_a_tail_that_was_not_synced_and_has_a_hole() -> None:
+    """After a power cut it is no damage: the log ends before the hole, and what follows is set aside."""
+    scene = Scene(closed=False, synced=20)
+    scene.disk.boots += 1
+    scene.damage(scene.sent[22], 0, bytes(scene.sent[22].size))
+    with scene.open() as store:
+        assert (store.recovery.end, store.recovery.damaged) == (scene.sent[22].physical_offset, [])
+        aside = b"".join(scene.disk.read_bytes(path) for path in store.recovery.quarantined)
+        assert all(sent.body in aside for sent in scene.sent[23:])
+        compare(store, scene.sent, scene.sent[:22])
+
+
+@meets(Found.TORN_WRITE)
+def test_a_record_that_is_cut_off_ends_the_log() -> None:
+    """Its first half was written."""
+    scene = Scene(closed=False)
+    last = scene.sent[-1]
+    scene.damage(last, last.size // 2, bytes(last.size - last.size // 2))
+    with scene.open() as store:
+        assert (store.recovery.end, store.recovery.torn) == (last.physical_offset, True)
+        compare(store, scene.sent, scene.sent[:-1])
+
+
+@meets(Found.OTHER_QUEUES)
+def test_a_record_that_names_other_queues() -> None:
+    """They get their units at the offsets that the record has for them."""
+    disk = MemoryFileSystem()
+    message = Message("chat", 0, b"body", {"INNER_MULTI_DISPATCH": "%LMQ%room"})
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        store.append([message, message])
+        store.flush()
+        disk = disk.kill()
+    for path in disk.contents():
+        if path.is_relative_to(DIRECTORY / "consumequeue") or path == CHECKPOINT:
+            disk.unlink(path)
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        assert store.queue_range("%LMQ%room", 0) == store.queue_range("chat", 0) == (0, 2)
+
+
+@meets(Found.NO_INNER_BATCH)
+def test_a_record_of_a_batch_topic_that_is_no_inner_batch() -> None:
+    """The topic took plain messages before it became one of inner batches; these are in no queue any more."""
+    scene = Scene(closed=False, count=3)
+    scene.remove_tree("consumequeue")
+    for directory in (QUEUE.parent, QUEUE.parent.parent):
+        scene.disk.remove_directory(directory)
+    scene.disk.unlink(CHECKPOINT)
+    with MessageStore.open(
+        CONFIG, file_system=scene.disk, clock=scene.clock, is_batch_topic=lambda topic: topic == "orders"
+    ) as store:
+        assert store.recovery.records == 3
+        assert store.queues() == {}
+
+
+@meets(Found.WRONG_BATCH_UNITS)
+def test_units_of_a_batch_queue_that_are_not_those_of_the_records() -> None:
+    """The first wrong one goes with all behind it, and they come again from the log."""
+    disk, queue = MemoryFileSystem(), DIRECTORY / "batchconsumequeue" / "metering" / "0" / f"{0:020d}"
+    bodies = b"".join(struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"x" + bytes(2) for _ in range(2))
+    batch = Message("metering", 0, bodies, {"INNER_NUM": "2"}, sys_flag=SYS_FLAG_INNER_BATCH)
+    with MessageStore.open(CONFIG, file_system=disk, is_batch_topic=lambda topic: topic == "metering") as store:
+        for _ in range(5):
+            store.append([batch])
+        store.flush()
+        disk = disk.kill()
+    good = disk.contents()[queue]
+    disk.damage(queue, 2 * 46 + 20, b"\x55")
+    disk.unlink(CHECKPOINT)
+    with MessageStore.open(CONFIG, file_system=disk) as store:
+        assert store.recovery.units_dropped == 3
+        assert store.queue_range("metering", 0) == (0, 10)
+    assert disk.contents()[queue] == good
+
+
+@meets(Found.WRONG_UNIT)
 def test_a_unit_that_names_another_place_is_put_right() -> None:
     """Its offset, size and tag are the record's."""
     scene = Scene(closed=False)
@@ -286,6 +433,7 @@ def test_a_unit_that_names_another_place_is_put_right() -> None:
     assert scene.disk.contents()[QUEUE] == good
 
 
+@meets(Found.TORN_QUEUE)
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_end_of_a_queue_with_more_behind_it(closed: bool) -> None:
     """The log is read from there. After an orderly stop the end is found by bisection, which must meet the hole."""
@@ -298,6 +446,7 @@ def test_an_end_of_a_queue_with_more_behind_it(closed: bool) -> None:
     assert scene.disk.contents()[QUEUE] == good
 
 
+@meets(Found.GAP)
 def test_a_gap_in_the_offsets_gets_fillers() -> None:
     """Where a record is damaged and its unit is gone as well."""
     scene = Scene(closed=False)
@@ -311,6 +460,7 @@ def test_a_gap_in_the_offsets_gets_fillers() -> None:
     assert UNIT.unpack(unit)[1] == FILLER_SIZE
 
 
+@meets(Found.UNITS_BEHIND_END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_units_and_entries_behind_the_end_are_dropped(closed: bool) -> None:
     """A log that has lost its last segment: its messages are in no queue and in no query."""
@@ -362,6 +512,7 @@ def test_a_power_cut_after_a_start_that_followed_a_kill(seed: int) -> None:
         compare(again, sender.sent, sender.sent)
 
 
+@meets(Found.DELETED_TOPIC)
 def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
     """Its topic stays deleted, whatever is read again."""
     disk = MemoryFileSystem()
@@ -380,6 +531,7 @@ def test_a_record_of_a_topic_that_was_deleted_after_it() -> None:
         assert store.append([sender.message(50, "gone")])[0].queue_offset == 3
 
 
+@meets(Found.SEGMENT_BEHIND_END)
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
     """It is in `quarantine`, nothing of it is lost, and the log goes on in its place."""

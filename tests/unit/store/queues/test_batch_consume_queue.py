@@ -404,3 +404,54 @@ def test_the_case_is_what_this_file_thinks(case: GoldenCase) -> None:
     given = [message for message in case.messages if message.topic == TOPIC and message.body is not None]
     assert len(given) > 8
     assert base64.b64encode(given[0].body or b"").startswith(b"AAAA")
+
+
+@pytest.mark.parametrize("stop", ["crash", "clean"])
+@pytest.mark.parametrize("following", [1, 4])
+def test_a_wrong_unit_of_a_damaged_batch_takes_no_other_with_it(stop: str, following: int) -> None:
+    """It names a place behind the log: it goes, and what is behind it in the queue comes again from the log."""
+    directory = Path("/store")
+    config = StoreConfig.tiny(directory)
+    disk, clock = MemoryFileSystem(), ManualClock()
+
+    def is_batch(topic: str) -> bool:
+        return topic == TOPIC
+
+    with MessageStore.open(config, file_system=disk, clock=clock, is_batch_topic=is_batch) as store:
+        places = []
+        for number in range(9 + following):
+            clock.advance(10)
+            places += store.append([inner(b"%d" % number * 300, b"second")])
+            store.flush()
+    segment = places[8].physical_offset // config.segment_size * config.segment_size
+    disk.damage(directory / "commitlog" / f"{segment:020d}", places[8].physical_offset - segment + 120, b"rotten")
+    disk.damage(directory / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}", 8 * 46, (1 << 40).to_bytes(8, "big"))
+    if stop == "crash":
+        disk.write_new(directory / "abort", b"")
+    with MessageStore.open(config, file_system=disk, clock=clock, is_batch_topic=is_batch) as store:
+        assert store.queue_range(TOPIC, 0) == (0, 2 * (9 + following))
+        kept = [*range(16), *range(18, 2 * (9 + following))]
+        assert [each.queue_offset for each in read_all(store)] == kept
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_wrong_units_at_the_end_of_a_queue_whose_records_are_far_before_the_end_of_the_log(closed: bool) -> None:
+    """They go as units behind the end of the log, and their records' segment is read again for the right ones."""
+    directory = Path("/store")
+    config = StoreConfig.tiny(directory)
+    disk, clock = MemoryFileSystem(), ManualClock()
+    with MessageStore.open(config, file_system=disk, clock=clock, is_batch_topic=lambda topic: topic == TOPIC) as store:
+        for number in range(6):
+            store.append([inner(b"%d" % number, b"second")])
+        store.append([Message("orders", 0, bytes(1300)) for _ in range(30)])
+        store.flush()
+        if not closed:
+            disk = disk.kill()
+    queue = directory / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}"
+    good = disk.contents()[queue]
+    for number in (4, 5):
+        disk.damage(queue, number * 46, ((1 << 40) + number).to_bytes(8, "big"))
+    with MessageStore.open(config, file_system=disk, clock=clock) as store:
+        assert store.recovery.clean == closed
+        assert [each.queue_offset for each in read_all(store)] == [*range(12)]
+    assert disk.contents()[queue] == good
