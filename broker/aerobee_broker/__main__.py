@@ -4,7 +4,7 @@ import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - pip looks at requires-python; a copied directory is started without pip
     _found = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    sys.exit(f"aerobee: this is Python {_found}, and Python 3.11 or newer is needed; start it with one")
+    sys.exit(f"aerobee: Python {_found} is too old; run it with Python 3.11 or newer")
 
 from aerobee_broker.cli import main
 

@@ -146,8 +146,9 @@ class ByteBudget:
 
     def _too_many(self, seconds: float) -> TooManyRequestsError:
         return TooManyRequestsError(
-            f"there was no room for the bytes of this call within {seconds:g} s: {self._what} have {self.used} bytes, "
-            f"the limit is {self.total_max}, {self.holder_max} for a connection or account; send fewer at once"
+            f"the call waited {seconds:g} s for memory: {self._what} in progress take {self.used} bytes; the limits "
+            f"are "
+            f"{self.total_max} in total and {self.holder_max} per connection or account; send fewer requests at once"
         )
 
 

@@ -35,13 +35,13 @@ from aerobee_broker.commands.options import CommandError, add_debug, complete_ad
 
 _EXAMPLES = """\
 examples:
-  aerobee serve --dev                       a broker for development on 127.0.0.1:8081
-  aerobee topic create orders --queues 8    a topic
-  aerobee send orders "hello" --key 42      a message
-  aerobee receive orders --group billing    take messages and acknowledge them
-  aerobee query orders --key 42             find messages without taking them
-  aerobee group lag billing                 how far behind a group is
-  aerobee dlq list                          what groups gave up
+  aerobee serve --dev                       start a development broker on 127.0.0.1:8081
+  aerobee topic create orders --queues 8    create a topic
+  aerobee send orders "hello" --key 42      send a message
+  aerobee receive orders --group billing    receive and acknowledge messages
+  aerobee query orders --key 42             find messages without receiving them
+  aerobee group lag billing                 show the lag of a group
+  aerobee dlq list                          list groups with dead letters
   aerobee store verify data                 check every byte of a store
 
 `aerobee COMMAND --help` shows the options of a command, with examples.

@@ -67,7 +67,7 @@ class Address:
         """`host:port`, `[IPv6]:port` or `unix:PATH`. ValueError if it is none of these."""
         if text.startswith(_UNIX):
             if not 0 < len(text.removeprefix(_UNIX).encode()) <= _UNIX_PATH_MAX or "\0" in text:
-                raise ValueError(f"the path of a Unix socket has 1 to {_UNIX_PATH_MAX} bytes")
+                raise ValueError(f"the path of a Unix socket must have 1 to {_UNIX_PATH_MAX} bytes")
             return cls(text, 0)
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
@@ -77,7 +77,7 @@ class Address:
         if not colon or not host or host.strip() != host or not port.isascii() or not port.isdigit():
             raise ValueError("expected host:port")
         if int(port) > 65535:
-            raise ValueError("a port is at most 65535")
+            raise ValueError("the port is above 65535")
         return cls(host, int(port))
 
     @property
@@ -200,7 +200,7 @@ class BrokerConfig(Section):
     name: str = "aerobee"  # brokerName: part of a queue's identity for clients
     cluster: str = "DefaultCluster"  # brokerClusterName
     namesrv: tuple[str, ...] = ()  # name servers that learn of this broker, each host:port
-    dev: bool = False  # for development: topics and groups appear with their first use
+    dev: bool = False  # for development: topics and groups are created on first use
     listen: ListenConfig = field(default_factory=ListenConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
@@ -219,9 +219,15 @@ class BrokerConfig(Section):
         Section.__post_init__(self)
         for key in ("name", "cluster"):
             if not re.fullmatch(r"[a-zA-Z0-9_.-]{1,127}", getattr(self, key)):
-                raise ConfigError(f"broker.{key}: {getattr(self, key)!r} may only have letters, digits, '_', '-', '.'")
+                raise ConfigError(
+                    f"broker.{key}: {getattr(self, key)!r} contains an invalid character; use letters, digits, "
+                    f"'_', '-' and '.'"
+                )
         if self.namesrv and self.listen.remoting is None:
-            raise ConfigError("broker.namesrv: clients would find nothing; set listen.remoting, as 0.0.0.0:10911")
+            raise ConfigError(
+                "broker.namesrv: needs an address that clients of the name server can connect to; set "
+                "listen.remoting, such as 0.0.0.0:10911"
+            )
         _ = self.name_servers  # checked with all else
         for key, advertised in (
             ("advertise", self.listen.advertise),
@@ -229,7 +235,7 @@ class BrokerConfig(Section):
             ("advertise_remoting", self.listen.advertise_remoting),
         ):
             if advertised is not None and not advertised.port:
-                raise ConfigError(f"listen.{key}: port 0 cannot be dialled; give the port that clients reach")
+                raise ConfigError(f"listen.{key}: clients cannot connect to port 0; give the port that they reach")
         self._check_replication()
         self._check_unix()
         self._check_tls()
@@ -237,14 +243,16 @@ class BrokerConfig(Section):
     def _check_replication(self) -> None:
         replication = self.replication
         if replication.role != "none" and self.listen.remoting is None:
-            raise ConfigError("replication.role: brokers find each other there; set listen.remoting, as 0.0.0.0:10911")
+            raise ConfigError(
+                "replication.role: needs the remoting protocol; set listen.remoting, such as 0.0.0.0:10911"
+            )
         for key in ("listen", "advertise", "master", "master_ha"):
             if text := getattr(replication, key):
                 try:
                     Address.parse(text)
                 except ValueError as error:
                     raise ConfigError(
-                        f"replication.{key}: {text!r} is not an address: {error}, as 127.0.0.1:10912"
+                        f"replication.{key}: {text!r} is not an address: {error}, such as 127.0.0.1:10912"
                     ) from None
         if replication.role == "replica" and not (replication.master or self.namesrv):
             raise ConfigError(
@@ -255,10 +263,10 @@ class BrokerConfig(Section):
         for item in fields(self.listen):
             address = getattr(self.listen, item.name)
             if item.name != "grpc" and isinstance(address, Address) and address.unix_path is not None:
-                raise ConfigError(f"listen.{item.name}: {address} is a Unix socket, which only listen.grpc can be")
+                raise ConfigError(f"listen.{item.name}: {address} is a Unix socket; only listen.grpc may be one")
         mode = self.listen.unix_mode
         if not re.fullmatch("[0-7]{3}", mode):
-            raise ConfigError(f"listen.unix_mode: {mode!r} is not a mode of three octal digits, as '660'")
+            raise ConfigError(f"listen.unix_mode: {mode!r} is not a mode of three octal digits, such as '660'")
         if self.listen.front != "native" and self.listen.grpc.unix_path is not None:
             raise ConfigError('listen.grpc: a Unix socket needs listen.front = "native"')
 
@@ -293,16 +301,16 @@ class BrokerConfig(Section):
         given = {"tls.certificate": self.tls.certificate, "tls.key": self.tls.key}
         missing = [name for name, path in given.items() if path is None]
         if len(missing) == 1:
-            raise ConfigError(f"{missing[0]}: missing; a certificate and its key come together")
+            raise ConfigError(f"{missing[0]}: missing; set both the certificate and its key")
         if self.listen.tls is None and self.listen.front != "native":
             if not missing:
-                raise ConfigError("tls.certificate: nothing listens with it; set listen.tls, as 0.0.0.0:8082")
+                raise ConfigError("tls.certificate: no listener uses it; set listen.tls, such as 0.0.0.0:8082")
             if self.listen.advertise_tls is not None:
-                raise ConfigError("listen.advertise_tls: nothing listens with TLS; set listen.tls, as 0.0.0.0:8082")
+                raise ConfigError("listen.advertise_tls: no listener uses TLS; set listen.tls, such as 0.0.0.0:8082")
         elif self.listen.tls is not None and missing and not self.dev:
             raise ConfigError(
-                "listen.tls: needs tls.certificate and tls.key, PEM files; only with broker.dev one is made that "
-                "clients must not check"
+                "listen.tls: needs the PEM files tls.certificate and tls.key; only broker.dev makes a certificate, "
+                "which clients must not verify"
             )
 
     @property
@@ -313,7 +321,9 @@ class BrokerConfig(Section):
             try:
                 found.append(Address.parse(text.strip()))
             except ValueError as error:
-                raise ConfigError(f"broker.namesrv: {text!r} is not an address: {error}, as 127.0.0.1:9876") from None
+                raise ConfigError(
+                    f"broker.namesrv: {text!r} is not an address: {error}, such as 127.0.0.1:9876"
+                ) from None
         return tuple(found)
 
     @property
@@ -427,7 +437,7 @@ def setting_of_rocketmq(name: str, text: str) -> tuple[str, object] | None:
     try:
         return setting, _converted(setting, _kind(setting), convert(text))
     except (ValueError, KeyError):
-        raise ConfigError(f"{name}: {text!r} is not a value for it; correct it") from None
+        raise ConfigError(f"{name}: {text!r} is not a valid value; correct it") from None
 
 
 def setting_text(value: object) -> str:
@@ -477,7 +487,7 @@ def _from_toml(path: Path) -> dict[str, object]:
     values: dict[str, object] = {}
     for section, content in document.items():
         if not isinstance(content, dict):
-            raise ConfigError(f"{section}: settings stand in a section; sections are [{'], ['.join(_SECTIONS)}]")
+            raise ConfigError(f"{section}: a setting must be in a section; sections are [{'], ['.join(_SECTIONS)}]")
         if section not in _SECTIONS:
             raise ConfigError(f"[{section}]: unknown section; sections are [{'], ['.join(_SECTIONS)}]")
         values.update((f"{section}.{key}", value) for key, value in content.items())
@@ -520,7 +530,7 @@ def _converted(name: str, kind: Any, value: object) -> object:
         try:
             value = Address.parse(value if isinstance(value, str) else "")
         except ValueError as error:
-            raise ConfigError(f"{name}: {value!r} is not an address: {error}, as 127.0.0.1:8081") from None
+            raise ConfigError(f"{name}: {value!r} is not an address: {error}, such as 127.0.0.1:8081") from None
     elif plain is Path and isinstance(value, str | Path):
         if not str(value):
             raise ConfigError(f"{name}: the path is empty; name a directory")
@@ -528,7 +538,7 @@ def _converted(name: str, kind: Any, value: object) -> object:
     elif plain is int and isinstance(value, str):
         size = _SIZE.fullmatch(value.strip())
         if size is None:
-            raise ConfigError(f"{name}: {value!r} is not a whole number; for sizes, units as in 64MiB are fine")
+            raise ConfigError(f"{name}: {value!r} is not a whole number; sizes may have a unit, such as 64MiB")
         value = int(size[1]) * _SIZE_UNITS[(size[2] or "").lower()]
     return checked(name, value, kind, from_text=True)
 
@@ -632,7 +642,7 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
         raise ConfigError(f"--rocketmq-conf {path}: {error.strerror}; check the path") from None
     # Above 0x7F anything may be part of a comment, in whatever encoding.
     if re.search(r"[^\t\n\f\r\x20-\x7e\x80-\xff]", text):
-        raise ConfigError(f"--rocketmq-conf {path}: not a properties file, it has control characters; check the path")
+        raise ConfigError(f"--rocketmq-conf {path}: not a properties file: it has control characters; check the path")
     values: dict[str, object] = {}
     ignored: list[str] = []
     properties = _java_properties(text)
@@ -646,7 +656,7 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
             values[setting] = _converted(setting, _kind(setting), convert(value))
         except (ValueError, KeyError):
             # ConfigError is a ValueError: its text names our setting, but the person wrote RocketMQ's.
-            raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file") from None
+            raise ConfigError(f"{name} in {path}: {value!r} is not a valid value; correct the file") from None
     if {"transientStorePoolEnable", "writeWithoutMmap"} & properties.keys():
         # As RocketMQ: the pool, but not if files are to be written by system calls in any case; else what is ours.
         pool = _switch(properties, "transientStorePoolEnable", path)
@@ -659,7 +669,7 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
 def _switch(properties: Mapping[str, str], name: str, path: Path) -> bool:
     value = properties.get(name, "false")
     if value.lower() not in ("true", "false"):
-        raise ConfigError(f"{name} in {path}: {value!r} is not a value for it; correct the file")
+        raise ConfigError(f"{name} in {path}: {value!r} is not a valid value; correct the file")
     return value.lower() == "true"
 
 

@@ -188,7 +188,7 @@ class CertificateFiles:
         try:
             loaded = self.load()
         except ConfigError as error:
-            _log.error("the new certificate is not usable, the old one stays in use: %s", error)
+            _log.error("certificate not replaced, the previous one stays in use: %s", error)
             return None
         _log.info("certificate replaced file=%s", self._certificate)
         return loaded
@@ -240,7 +240,7 @@ def make_certificate(config: BrokerConfig) -> Issued:
     path = config.store.directory / "config" / AUTHORITY_FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(issued.authority)
-    _log.info("certificate made for development; clients that check it trust %s", path)
+    _log.info("development certificate made; clients that verify it must trust %s", path)
     return issued
 
 

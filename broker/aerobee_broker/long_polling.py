@@ -75,12 +75,14 @@ class LongPolling:
         line = self._lines.setdefault(place, {}).setdefault(group, _Waiting())
         if not again and len(line.waiters) >= self._waiting_per_line_max:
             raise TooManyRequestsError(
-                f"polling full: {len(line.waiters)} receives of group {group!r} wait for topic {topic!r} already; "
+                f"polling full: {len(line.waiters)} receives of group {group!r} already wait for topic {topic!r}; "
                 "use fewer consumers or fewer receives at a time"
             )
         if not again and self.waiting_count >= self._waiting_max:
             self._remove_line(place, group, line)
-            raise TooManyRequestsError(f"polling full: {self.waiting_count} receives wait already; try again later")
+            raise TooManyRequestsError(
+                f"polling full: {self.waiting_count} receives are already waiting; try again later"
+            )
         loop = asyncio.get_running_loop()
         waiter = _Waiter(loop.create_future(), client_id)
         line.waiters[waiter] = None

@@ -110,7 +110,7 @@ class RuntimeSettings:
             runtime._publish(changed, saved)
             for name in saved:
                 if config.sources.get(name) in _DECIDED_AT_START:
-                    _log.warning("saved setting without effect name=%s decided_by=%s", name, config.sources[name])
+                    _log.warning("saved setting has no effect name=%s overridden_by=%s", name, config.sources[name])
         return runtime
 
     def all(self, prefix: str = "") -> list[Setting]:
@@ -140,7 +140,9 @@ class RuntimeSettings:
         if name not in setting_names():
             setting_of_text(name, "")  # raises, with the names that there are
         if name not in CHANGEABLE:
-            raise ConfigError(f"{name}: fixed while the broker runs; change it in the configuration file and restart")
+            raise ConfigError(
+                f"{name}: cannot change while the broker runs; change it in the configuration file and restart"
+            )
         source = self._at_start.sources.get(name)
         if source in _DECIDED_AT_START:
             variable = ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
@@ -152,7 +154,7 @@ class RuntimeSettings:
         values = {}
         for name, text in saved.items():
             if name not in CHANGEABLE:
-                raise ConfigError(f"{name}: not a setting that can be changed while the broker runs")
+                raise ConfigError(f"{name}: cannot change while the broker runs; edit the configuration and restart")
             value = setting_of_text(name, text)
             if self._at_start.sources.get(name) not in _DECIDED_AT_START:
                 values[name] = value

@@ -219,7 +219,7 @@ async def _follow(
         is_promoted = await replica.serve(process.stop)
     except BaseExceptionGroup as group:
         cause = _first(group)
-        _log.critical("a service failed, the replica stops", exc_info=cause)
+        _log.critical("a service failed; the replica stops", exc_info=cause)
         raise cause from None
     finally:
         process.metrics.collectors.remove(collector)
@@ -328,7 +328,7 @@ async def _serve(
                 announce(listening, process.metrics_address)
                 await process.stop.wait()  # cancelled if a service dies
                 ready.reason = "draining: the broker stops"
-                _log.info("broker drains")
+                _log.info("broker draining")
                 draining.set()
                 await registrar.unregister()
                 deliveries.long_polling.drain()
@@ -351,7 +351,7 @@ async def _serve(
     except BaseExceptionGroup as group:
         cause = _first(group)
         if not isinstance(cause, ListenError):
-            _log.critical("a service failed, the broker stops", exc_info=cause)
+            _log.critical("a service failed; the broker stops", exc_info=cause)
         raise cause from None
 
 
@@ -455,7 +455,9 @@ async def _listen(
 
 def _warn(config: BrokerConfig) -> None:
     if config.ignored_rocketmq_keys:
-        _log.warning("broker.conf settings ignored: %s", ", ".join(config.ignored_rocketmq_keys))
+        _log.warning(
+            "settings of broker.conf without an equivalent are ignored: %s", ", ".join(config.ignored_rocketmq_keys)
+        )
     reachable = [
         address
         for address in (config.listen.grpc, config.listen.tls, config.listen.remoting)
@@ -469,8 +471,8 @@ def _warn(config: BrokerConfig) -> None:
         )
     elif not config.listen.grpc.is_loopback:
         _log.warning(
-            "listening on %s without TLS: anyone who can read the traffic can use the credentials; set listen.tls, and "
-            "listen.grpc to 127.0.0.1",
+            "listening on %s without TLS: anyone who can read the traffic can replay the credentials; set "
+            "listen.tls, and listen.grpc to 127.0.0.1",
             config.listen.grpc,
         )
 

@@ -67,7 +67,9 @@ def check_message(message: v2.Message, limits: LimitsConfig, body_size_max: int,
     if system.trace_context:
         check_trace_context(system.trace_context)
     if system.born_host and has_control_character(system.born_host):
-        raise InvalidRequestError(_Code.BAD_REQUEST, "born_host has a control character; leave it empty instead")
+        raise InvalidRequestError(
+            _Code.BAD_REQUEST, "born_host contains a control character; remove it or leave born_host empty"
+        )
     if system.lite_topic:
         check_lite_topic(system.lite_topic)
     if system.HasField("priority") and system.priority < 0:
@@ -102,11 +104,12 @@ def check_user_properties(message: v2.Message, limits: LimitsConfig) -> int:
             raise InvalidRequestError(_Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a user property has an empty name")
         if name in RESERVED_NAMES:
             raise InvalidRequestError(
-                _Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"user property {name!r}: this name is reserved; choose another"
+                _Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"user property {name!r}: the name is reserved; choose another"
             )
         if has_control_character(name) or has_control_character(value):
             raise InvalidRequestError(
-                _Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"user property {name[:80]!r} has a control character; remove it"
+                _Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                f"user property {name[:80]!r} contains a control character; remove it",
             )
         size += len(name.encode()) + len(value.encode())
     return size
@@ -115,20 +118,21 @@ def check_user_properties(message: v2.Message, limits: LimitsConfig) -> int:
 def check_tag(tag: str) -> None:
     if not tag.strip() or "|" in tag or has_control_character(tag):
         raise InvalidRequestError(
-            _Code.ILLEGAL_MESSAGE_TAG, f"tag {tag[:80]!r} is blank, or has a '|' or a control character; choose another"
+            _Code.ILLEGAL_MESSAGE_TAG,
+            f"tag {tag[:80]!r} is blank, or contains '|' or a control character; choose another",
         )
 
 
 def check_key(key: str) -> None:
     if key and (not key.strip() or has_control_character(key)):
         raise InvalidRequestError(
-            _Code.ILLEGAL_MESSAGE_KEY, f"key {key[:80]!r} is blank or has a control character; choose another"
+            _Code.ILLEGAL_MESSAGE_KEY, f"key {key[:80]!r} is blank or contains a control character; choose another"
         )
 
 
 def check_message_id(message_id: str) -> None:
     if not message_id.strip():
-        raise InvalidRequestError(_Code.ILLEGAL_MESSAGE_ID, "the message id is blank; every message needs one")
+        raise InvalidRequestError(_Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the message an id")
     if has_control_character(message_id) or len(message_id.encode()) > FREE_TEXT_SIZE_MAX:
         raise InvalidRequestError(
             _Code.ILLEGAL_MESSAGE_ID,
@@ -151,7 +155,7 @@ def check_delivery_timestamp(timestamp: v2.Timestamp, limits: LimitsConfig, now_
     if timestamp.seconds < 0 or timestamp.seconds * 1000 > now_ms + limits.delay_seconds_max * 1000:
         raise InvalidRequestError(
             _Code.ILLEGAL_DELIVERY_TIME,
-            f"delivery timestamp {timestamp.seconds} s lies more than {limits.delay_seconds_max:g} s ahead, the limit",
+            f"delivery timestamp {timestamp.seconds} s is more than {limits.delay_seconds_max:g} s ahead, the limit",
         )
 
 
@@ -166,7 +170,7 @@ def check_message_group(group: str) -> None:
 
 def check_trace_context(trace_context: str) -> None:
     if has_control_character(trace_context):
-        raise InvalidRequestError(_Code.BAD_REQUEST, "trace_context has a control character; remove it")
+        raise InvalidRequestError(_Code.BAD_REQUEST, "trace_context contains a control character; remove it")
     if len(trace_context.encode()) > FREE_TEXT_SIZE_MAX:
         raise InvalidRequestError(
             _Code.MESSAGE_PROPERTIES_TOO_LARGE, f"trace_context has more than {FREE_TEXT_SIZE_MAX} bytes, the limit"
@@ -177,7 +181,7 @@ def check_lite_topic(name: str) -> None:
     if len(name.encode()) > LITE_TOPIC_SIZE_MAX or _LITE_TOPIC.fullmatch(name) is None:
         raise InvalidRequestError(
             _Code.ILLEGAL_LITE_TOPIC,
-            f"lite topic {name[:80]!r} may have up to {LITE_TOPIC_SIZE_MAX} letters, digits, '_' and '-'; rename it",
+            f"lite topic {name[:80]!r} is invalid; use 1 to {LITE_TOPIC_SIZE_MAX} letters, digits, '_' and '-'",
         )
 
 
@@ -194,7 +198,7 @@ def check_digest(body: bytes, digest: v2.Digest) -> None:
     if digest.checksum.lower() != computed:
         raise InvalidRequestError(
             _Code.MESSAGE_CORRUPTED,
-            f"the body's digest is {computed.upper()}, the message says {digest.checksum[:80]!r}; send it again",
+            f"the body's digest is {computed.upper()}, but the message claims {digest.checksum[:80]!r}; send it again",
         )
 
 
@@ -225,12 +229,12 @@ def check_client_properties(settings: v2.Settings) -> None:
         if _CLIENT_PROPERTY_NAME.fullmatch(name) is None or len(value) > 256:
             raise InvalidRequestError(
                 _Code.INVALID_CLIENT_PROPERTIES,
-                f"client property {name[:80]!r}: names have 1..64 letters, digits, '_', '.', '-' and begin with a "
-                "letter; values have at most 256 characters",
+                f"client property {name[:80]!r}: names must have 1..64 letters, digits, '_', '.' or '-' and begin "
+                f"with a letter; values may have up to 256 characters",
             )
         size += len(name.encode()) + len(value.encode())
     if len(properties) > 32 or size > 4096:
         raise InvalidRequestError(
             _Code.INVALID_CLIENT_PROPERTIES,
-            f"{len(properties)} client properties of {size} bytes; at most 32 of together 4096 bytes are allowed",
+            f"{len(properties)} client properties take {size} bytes; the limits are 32 properties and 4096 bytes",
         )

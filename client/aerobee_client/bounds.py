@@ -14,7 +14,7 @@ class Room:
 
     def __init__(self, size_max: int, count_max: int) -> None:
         if size_max < 1 or count_max < 1:
-            raise ValueError(f"limits of {size_max} bytes and {count_max} items leave no room; use at least 1")
+            raise ValueError(f"limits of {size_max} bytes and {count_max} items are too small; use at least 1")
         self._size_max = size_max
         self._count_max = count_max
         self.size = 0

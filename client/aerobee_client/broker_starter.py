@@ -47,7 +47,7 @@ class ForkedBroker:
         """The exit code. TimeoutError if it still runs after the time."""
         code = self._ended(timeout_seconds)
         if code is None:
-            raise TimeoutError(f"process {self.pid} still runs after {timeout_seconds:g} s")
+            raise TimeoutError(f"process {self.pid} is still running after {timeout_seconds:g} s")
         return code
 
     def signal(self, number: signal.Signals) -> None:
@@ -132,7 +132,7 @@ class BrokerStarter:
             self._process.kill()  # its answer might come later, and be taken for that to another order
             raise RuntimeError(f"the process that starts brokers does not answer: {error}") from error
         if not answer:
-            raise RuntimeError("the process that starts brokers has ended; what it wrote to standard error says why")
+            raise RuntimeError("the process that starts brokers has ended; see its standard error")
         found: dict[str, Any] = json.loads(answer)
         return found
 

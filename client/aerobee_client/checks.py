@@ -27,7 +27,7 @@ def check_name(topic: str) -> None:
     if len(topic) > TOPIC_LENGTH_MAX or not _NAME.fullmatch(topic):
         raise BadRequestError(
             v2.Code.ILLEGAL_TOPIC,
-            f"topic {topic!r}: a name has 1 to {TOPIC_LENGTH_MAX} of the characters a-z A-Z 0-9 _ - % |",
+            f"topic {topic!r} is invalid; use 1 to {TOPIC_LENGTH_MAX} of the characters a-z A-Z 0-9 _ - % |",
         )
 
 
@@ -41,24 +41,23 @@ def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
             v2.Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(message.body)} bytes; the limit is {body_size_max}"
         )
     if (tag := message.tag) and (not tag.strip() or "|" in tag or _CONTROL.search(tag)):
-        raise BadRequestError(
-            v2.Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r}: only blanks, or has a | or a control character"
-        )
+        raise BadRequestError(v2.Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} is blank or contains | or a control character")
     for key in message.keys:
         if not key.strip() or _CONTROL.search(key):
-            raise BadRequestError(v2.Code.ILLEGAL_MESSAGE_KEY, f"key {key!r}: only blanks, or has a control character")
+            raise BadRequestError(v2.Code.ILLEGAL_MESSAGE_KEY, f"key {key!r} is blank or contains a control character")
     if (group := message.message_group) is not None and (
         not group.strip() or len(group.encode()) > MESSAGE_GROUP_SIZE_MAX or _CONTROL.search(group)
     ):
         raise BadRequestError(
             v2.Code.ILLEGAL_MESSAGE_GROUP,
-            f"message group {group!r}: only blanks, over {MESSAGE_GROUP_SIZE_MAX} bytes, or has a control character",
+            f"message group {group!r} is blank, longer than {MESSAGE_GROUP_SIZE_MAX} bytes, or contains a control "
+            f"character",
         )
     kinds = (message.message_group, message.delivery_timestamp, message.priority, message.lite_topic)
     if sum(kind is not None for kind in kinds) > 1:
         raise BadRequestError(
             v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            "give one of message_group, delivery_timestamp, priority and lite_topic",
+            "give only one of message_group, delivery_timestamp, priority and lite_topic",
         )
     if message.properties or message.tag or message.keys:
         _check_properties(message)
@@ -75,11 +74,11 @@ def _check_properties(message: Message) -> None:
         if not name or _CONTROL.search(name) or _CONTROL.search(value):
             raise BadRequestError(
                 v2.Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"property {name!r}: the name is empty, or name or value have a control character",
+                f"property {name!r} has an empty name, or a control character in its name or value",
             )
         size += len(name.encode()) + len(value.encode())
     if size > PROPERTIES_SIZE_MAX:
         raise BadRequestError(
             v2.Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"properties, tag and keys have {size} bytes together; the limit is {PROPERTIES_SIZE_MAX}",
+            f"properties, tag and keys take {size} bytes in total; the limit is {PROPERTIES_SIZE_MAX}",
         )

@@ -244,7 +244,7 @@ class Connection:
                     raise
                 if isinstance(error, UnavailableError) and not self._outage:
                     self._outage = True
-                    _log.warning("%s; trying again for up to %g s", error, retry.seconds)
+                    _log.warning("%s; retrying for up to %g s", error, retry.seconds)
             await asyncio.sleep(delay)
         raise AssertionError("the loop above has no end")
 
@@ -289,7 +289,7 @@ class Connection:
         error = rpc_error(rpc, peer.endpoint)
         if isinstance(error, UnavailableError) and len(self.peers) > 1 and peer is self.peer:
             self._current = (self._current + 1) % len(self.peers)
-            _log.warning("%s; going on with %s", error, self.endpoint)
+            _log.warning("%s; continuing with %s", error, self.endpoint)
         return error
 
     def signed(self, metadata: Metadata) -> Metadata:

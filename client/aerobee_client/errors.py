@@ -124,8 +124,8 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
     code, details = call.code(), call.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE and "handshake" in details.lower():
         return UnavailableError(
-            f"no TLS with {endpoint}: give the address where the broker listens with TLS, and the authority that "
-            f"signed its certificate for that name ({details})"
+            f"no TLS connection to {endpoint}: give the TLS address of the broker, and the authority that "
+            f"signed its certificate for this name ({details})"
         )
     if code == grpc.StatusCode.UNAVAILABLE:
         # How plaintext ends at an address with TLS: the connection is made, and closed at the first bytes.
@@ -135,9 +135,9 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
             f"({details})"
         )
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(f"{endpoint} did not answer in time; try again, or allow a longer time-out")
+        return DeadlineError(f"{endpoint} did not answer in time; try again, or allow a longer timeout")
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return UnsupportedError(v2.Code.NOT_IMPLEMENTED, f"the server at {endpoint} does not offer this call")
+        return UnsupportedError(v2.Code.NOT_IMPLEMENTED, f"the server at {endpoint} does not implement this call")
     name, colon, message = details.partition(": ")
     if colon and name in v2.Code.keys():  # noqa: SIM118  # how a Telemetry stream says it; an enum is no mapping
         return status_error(v2.Status(code=v2.Code.Value(name), message=message)) or ClientError(details)

@@ -143,7 +143,7 @@ class Gathering:
             outcomes = await self._send(request)
         finally:
             for index, entry in enumerate(request):
-                lost = ClientError("the producer was closed while the message was sent; it may be stored")
+                lost = ClientError("the producer was closed during the send; the message may be stored")
                 entry.finish(outcomes[index] if index < len(outcomes) else lost)
                 self._room.leave(entry.size)
             line.in_flight -= 1

@@ -230,4 +230,4 @@ def _decoded(body: bytes, encoding: v2.Encoding.ValueType) -> bytes:
         return inflate(body)
     if encoding in (v2.Encoding.IDENTITY, v2.Encoding.ENCODING_UNSPECIFIED):
         return body
-    raise CorruptedBodyError(f"its body has the encoding {encoding}, which this client does not know")
+    raise CorruptedBodyError(f"its body has the encoding {encoding}, which this client does not support")

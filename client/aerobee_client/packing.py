@@ -129,7 +129,7 @@ def _reason(message: Message) -> tuple[v2.Code.ValueType, str] | None:
         )
     if not _FIELD_NAMES.isdisjoint(message.properties):
         name = min(_FIELD_NAMES & set(message.properties))
-        return v2.Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r}: this name is reserved; choose another"
+        return v2.Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r}: the name is reserved; choose another"
     return None
 
 

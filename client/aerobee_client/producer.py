@@ -74,8 +74,7 @@ class Producer:
             require(compression)
             if compression != "zlib":
                 raise ConfigurationError(
-                    f"compression {compression!r}: the protocol of SendMessage has a name for zlib only; use "
-                    f"compression='zlib' here"
+                    f"compression {compression!r}: SendMessage supports zlib only; use compression='zlib' here"
                 )
         self._connection = connection
         self._max_in_flight = max_in_flight
@@ -172,7 +171,7 @@ class Producer:
         """
         if self._checker is None:
             raise ConfigurationError(
-                "a transaction needs the producer's transaction_checker: the broker asks it when a program dies"
+                "a transaction needs a producer with a transaction_checker, which the broker asks after a crash"
             )
         return Transaction(self)
 
@@ -220,7 +219,7 @@ class Producer:
         if message.message_group is not None or message.delivery_timestamp is not None:
             raise BadRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                "a message of a transaction cannot have a message group or a delivery timestamp",
+                "a transactional message cannot have a message group or a delivery timestamp",
             )
         if message.topic not in self._topics:  # the broker asks producers of the topic
             self._topics.add(message.topic)
@@ -262,12 +261,12 @@ class Producer:
     async def _select(self, selector: QueueSelector, message: Message) -> Queue:
         if not await self._records.supported():
             raise ConfigurationError(
-                f"the server at {self._connection.endpoint} chooses the queue of a message itself: RocketMQ's protocol "
-                f"has no place for a queue selector. Leave it out; a message_group keeps messages in one queue"
+                f"the server at {self._connection.endpoint} chooses the queue itself: RocketMQ's protocol "
+                f"has no queue selector. Leave it out; a message_group keeps messages in one queue"
             )
         if message.message_group is not None:
             raise BadRequestError(
-                v2.Code.BAD_REQUEST, "the message group decides on the queue; leave out the group or the queue selector"
+                v2.Code.BAD_REQUEST, "the message group determines the queue; leave out the group or the queue selector"
             )
         packing.check_packable(message)
         return await self._sending.select(selector, message)
@@ -311,7 +310,7 @@ class Producer:
         if self.uses_records is None:
             self.uses_records = supported
             _log.info(
-                "the producer sends many messages by %s endpoint=%s",
+                "bulk sends use %s endpoint=%s",
                 *("AppendRecords" if supported else "SendMessage", self._connection.endpoint),
             )
         topic = messages[0].message.topic

@@ -89,7 +89,7 @@ class PullConsumer:
         on_rebalance: Callable[[frozenset[Queue], frozenset[Queue]], None] | None = None,
     ) -> None:
         if offsets_file is not None and not broadcasting:
-            raise ValueError("offsets_file is for broadcasting; else the broker keeps the offsets of the group")
+            raise ValueError("offsets_file needs broadcasting=True; otherwise the broker keeps the offsets")
         self._filters = wire_filters(subscriptions)
         self.group = group
         self._connection = connection
@@ -119,7 +119,7 @@ class PullConsumer:
     async def start(self) -> None:
         """Begin to read. Errors as of a call."""
         if self._tasks:
-            raise ClientError("this consumer was started already")
+            raise ClientError("this consumer is already started")
         await self._telemetry.ready()
         self._own_offsets = _load(self._offsets_file)
         if not self._by_hand:
@@ -367,7 +367,7 @@ class PullConsumer:
                     status = item.status
         if status is not None and status.code == v2.Code.ILLEGAL_OFFSET:
             _log.warning(
-                "offset %d is not in the queue any more, going on at %d queue=%s",
+                "offset %d has expired, continuing at %d queue=%s",
                 *(reading.fetched, next_offset, reading.queue),
             )
             self._begin(reading, next_offset)
@@ -529,7 +529,7 @@ class PullConsumer:
         for wire in await self._routes.readable(queue.topic):
             if queue_of(wire) == queue:
                 return wire
-        raise NotFoundError(v2.Code.NOT_FOUND, f"there is no {queue}; see queues({queue.topic!r})")
+        raise NotFoundError(v2.Code.NOT_FOUND, f"{queue} does not exist; see queues({queue.topic!r})")
 
 
 def _load(file: Path | None) -> dict[Queue, int]:
@@ -540,7 +540,7 @@ def _load(file: Path | None) -> dict[Queue, int]:
         rows = json.loads(file.read_text(encoding="utf-8"))
         return {Queue(str(topic), str(broker), int(queue_id)): int(offset) for topic, broker, queue_id, offset in rows}
     except (OSError, ValueError, TypeError) as error:
-        raise ClientError(f"the offsets in {file} cannot be read: {error}; repair it, or remove it") from None
+        raise ClientError(f"the offsets in {file} cannot be read: {error}; repair or remove the file") from None
 
 
 def _save(file: Path, offsets: Mapping[Queue, int]) -> None:

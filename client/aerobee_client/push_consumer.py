@@ -112,7 +112,7 @@ class PushConsumer:
     async def start(self) -> None:
         """Begin. Errors as of a call; those that come later are logged, and tried again."""
         if self._running is not None:
-            raise ClientError("this consumer was started already")
+            raise ClientError("this consumer is already started")
         await self._telemetry.ready()
         assignments = [await self._assignment(topic) for topic in self._filters]
         self._running = asyncio.create_task(self._run(), name=f"push consumer {self.group}")
@@ -274,7 +274,9 @@ class PushConsumer:
         try:
             await self._acknowledgement.change_invisible(message, delay)
         except ClientError as failed:  # it comes back nevertheless, when it is not renewed any more
-            _log.warning("a message was not given back topic=%s id=%s: %s", message.topic, message.message_id, failed)
+            _log.warning(
+                "message not returned to the broker topic=%s id=%s: %s", message.topic, message.message_id, failed
+            )
 
     async def _in_order(self, message: ReceivedMessage) -> None:
         """Work on a message until it succeeds or its attempts are used up; nothing behind it passes it."""
@@ -282,13 +284,11 @@ class PushConsumer:
         attempt = message.delivery_attempt
         while (error := await self._handled(message)) is not None:
             if attempt >= attempts_max:
-                _log.error("a message becomes a dead letter topic=%s id=%s", message.topic, message.message_id)
+                _log.error("message becomes a dead letter topic=%s id=%s", message.topic, message.message_id)
                 try:
                     await self._acknowledgement.give_up(message, attempts_max)
                 except ClientError as failed:
-                    _log.warning(
-                        "a dead letter was refused topic=%s id=%s: %s", message.topic, message.message_id, failed
-                    )
+                    _log.warning("dead letter refused topic=%s id=%s: %s", message.topic, message.message_id, failed)
                 return
             delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(attempt)
             attempt += 1
@@ -304,7 +304,7 @@ class PushConsumer:
             level = logging.WARNING if isinstance(error, BadRequestError) else logging.ERROR
             _log.log(
                 level,
-                "a handled message was not acknowledged and comes again topic=%s id=%s: %s",
+                "handled message not acknowledged, it is delivered again topic=%s id=%s: %s",
                 *(message.topic, message.message_id, error),
             )
 

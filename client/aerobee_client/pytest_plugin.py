@@ -44,7 +44,7 @@ def pytest_sessionfinish() -> None:
 def _in_memory(config: pytest.Config) -> bool:
     where = config.getini("aerobee_store")
     if where not in ("memory", "disk"):
-        raise pytest.UsageError(f"aerobee_store = {where!r}: give memory or disk")
+        raise pytest.UsageError(f"aerobee_store is {where!r}; give memory or disk")
     return bool(where == "memory")
 
 

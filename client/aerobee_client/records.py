@@ -143,7 +143,8 @@ class Records:
         for message in some:
             if message.topic != topic:
                 raise BadRequestError(
-                    v2.Code.ILLEGAL_TOPIC, f"a message is for topic {message.topic!r}, the records are for {topic!r}"
+                    v2.Code.ILLEGAL_TOPIC,
+                    f"a message is for topic {message.topic!r}, but the appender is for {topic!r}",
                 )
         return packing.pack(
             self._connection.stored_name(topic),

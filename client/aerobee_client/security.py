@@ -28,7 +28,7 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if not self.access_key or not self.access_key.isascii() or set(self.access_key) & set(", /="):
-            raise ConfigurationError(f"the access key {self.access_key!r} is empty, or has a character that none has")
+            raise ConfigurationError(f"the access key {self.access_key!r} is empty or contains an invalid character")
         if not self.secret_key:
             raise ConfigurationError(f"the secret key of {self.access_key!r} is empty; give both keys")
 

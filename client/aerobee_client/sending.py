@@ -108,7 +108,7 @@ class Sending:
         if chosen not in queues:
             raise BadRequestError(
                 v2.Code.BAD_REQUEST,
-                f"the queue selector chose {chosen}, which is none of {len(queues)} writable queues",
+                f"the queue selector chose {chosen}, which is not one of the {len(queues)} writable queues",
             )
         return chosen
 

@@ -130,7 +130,8 @@ class Telemetry:
                 await asyncio.shield(answered)
         except TimeoutError:
             raise DeadlineError(
-                f"{self._connection.endpoint} did not answer the client's settings in time; is it RocketMQ 5 gRPC?"
+                f"{self._connection.endpoint} did not answer the client's settings in time; is it a RocketMQ 5 gRPC "
+                f"endpoint?"
             ) from None
 
     async def _follow(self, answered: asyncio.Future[None]) -> None:

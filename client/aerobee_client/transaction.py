@@ -45,7 +45,7 @@ class Transaction:
     async def send(self, message: Message) -> SendResult:
         """Return once the broker holds the message. Errors as `Producer.send`."""
         if self._ended:
-            raise ClientError("this transaction has ended; begin another one")
+            raise ClientError("this transaction has ended; begin a new one")
         result = await self._producer.send_half(message)
         self._halves.append((message.topic, result))
         return result
@@ -76,7 +76,7 @@ class Transaction:
 
     async def _end(self, resolution: Resolution) -> None:
         if self._ended:
-            raise ClientError("this transaction has ended already")
+            raise ClientError("this transaction has already ended")
         self._ended = True
         ends = (self._producer.end_half(topic, half, resolution) for topic, half in self._halves)
         failed = [each for each in await asyncio.gather(*ends, return_exceptions=True) if each is not None]

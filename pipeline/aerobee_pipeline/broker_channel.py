@@ -151,7 +151,7 @@ class Broker:
 
         found = self.tried(what, ask)
         if not found:
-            raise BrokerCallError(f"{self._address.endpoint}: {what} has no queue that takes messages")
+            raise BrokerCallError(f"{self._address.endpoint}: {what} has no writable queue")
         return found
 
     def report(self, group: str, topic: str, queue_id: int, offset: int) -> None:

@@ -157,7 +157,7 @@ class BrokerQueues:
         batch = RecordBatch.parse(frame.records, base_physical_offset=None)
         if batch.end != len(frame.records):
             raise DataLossError(
-                f"{item.queue}, offset {frame.start_queue_offset}: what the broker sent is no record at byte "
+                f"{item.queue}, offset {frame.start_queue_offset}: the broker sent an invalid record at byte "
                 f"{batch.stop.position}: {batch.stop.detail}"
             )
         for messages, rows in expanded(batch, np.arange(len(batch))):
@@ -167,7 +167,7 @@ class BrokerQueues:
     def _lose(self, queue: Queue, detail: str, fails: bool) -> None:
         lost = f"{queue} at {self._options.endpoint}: {detail}"
         if fails:
-            raise DataLossError(f"{lost}. Option failOnDataLoss=false goes on with what is there")
+            raise DataLossError(f"{lost}. Set the option failOnDataLoss=false to continue with the remaining messages")
         _log.warning("%s", lost)
 
 

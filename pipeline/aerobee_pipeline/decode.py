@@ -307,7 +307,7 @@ def _decompressed(batch: RecordBatch, row: int, body: Any) -> bytes:
     except (zlib.error, OSError, pa.ArrowInvalid, ValueError) as error:
         raise RecordDecodeError(
             f"topic {batch.topic(row)!r}, queue {int(batch.queue_id[row])}, offset {int(batch.queue_offset[row])}: the "
-            f"body is marked as compressed and cannot be decompressed ({error}); option decompress=false returns "
+            f"body is marked as compressed but cannot be decompressed ({error}); set the option decompress=false for "
             f"bodies as they are stored"
         ) from error
 

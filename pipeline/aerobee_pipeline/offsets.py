@@ -75,9 +75,7 @@ def flat(tree: Any) -> Offsets:
                 for queue_id, offset in queues.items():
                     found[Queue(topic, broker, int(queue_id))] = int(offset)
     except (AttributeError, TypeError, ValueError):
-        raise OptionError(
-            f"offsets {json.dumps(tree)[:200]}: topic, broker, queue id and a number are expected"
-        ) from None
+        raise OptionError(f"offsets {json.dumps(tree)[:200]}: expected topic, broker, queue id and a number") from None
     return found
 
 
@@ -89,7 +87,7 @@ def parse_user_offsets(option: str, text: str, brokers: Iterable[str]) -> Offset
         raise OptionError(f"{option}: {text[:200]!r} is neither earliest, latest nor JSON ({error})") from None
     names = list(brokers)
     if not isinstance(tree, dict):
-        raise OptionError(f'{option}: an object like {{"orders": {{"0": 23, "1": -2}}}} is expected')
+        raise OptionError(f'{option}: expected an object such as {{"orders": {{"0": 23, "1": -2}}}}')
     full: dict[str, Any] = {}
     for topic, value in tree.items():
         if not isinstance(value, dict):
@@ -99,15 +97,15 @@ def parse_user_offsets(option: str, text: str, brokers: Iterable[str]) -> Offset
         elif len(names) == 1:
             full[topic] = {names[0]: value}
         else:
-            raise OptionError(
-                f"{option}: there are {len(names)} brokers, so topic {topic!r} needs the broker's name too"
-            )
+            raise OptionError(f"{option}: there are {len(names)} brokers; name the broker for topic {topic!r}")
     offsets = flat(full)
     for queue, offset in offsets.items():
         if offset < EARLIEST:
-            raise OptionError(f"{option}: {queue}: {offset} is not an offset; -2 is the earliest, -1 the latest")
+            raise OptionError(
+                f"{option}: {queue}: {offset} is not an offset; use 0 or more, -2 (earliest) or -1 (latest)"
+            )
         if queue.broker not in names:
-            raise OptionError(f"{option}: there is no broker {queue.broker!r}, but {', '.join(names)}")
+            raise OptionError(f"{option}: unknown broker {queue.broker!r}; the brokers are {', '.join(names)}")
     return offsets
 
 
@@ -136,8 +134,8 @@ class Position:
         version = content.get("v")
         if version != VERSION:
             raise OptionError(
-                f"the checkpoint's offset has version {version!r}, this release reads version {VERSION}: resume the "
-                f"query with the release that wrote it, or begin with a new checkpoint directory"
+                f"the checkpoint's offset has version {version!r}, but this release reads version {VERSION}; resume "
+                f"the query with the release that wrote it, or begin with a new checkpoint directory"
             )
         return cls(flat(content.get("q", {})), flat(content.get("from", {})), bool(content.get("initial")))
 
@@ -187,7 +185,7 @@ def ranges_between(start: Position, end: Position) -> list[Range]:
     for queue in sorted(end.next):
         first = end.start.get(queue, start.next.get(queue))
         if first is None:
-            raise DataLossError(f"{queue}: the checkpoint does not say where it begins; use a new checkpoint directory")
+            raise DataLossError(f"{queue}: the checkpoint has no begin offset; use a new checkpoint directory")
         if end.next[queue] != first:
             ranges.append(Range(queue, first, end.next[queue]))
     return ranges
@@ -219,7 +217,7 @@ def checked_ranges(
             kept.append(item)
             continue
         if fail_on_data_loss:
-            raise DataLossError(f"{loss}. Option failOnDataLoss=false goes on with what is there")
+            raise DataLossError(f"{loss}. Set the option failOnDataLoss=false to continue with the remaining messages")
         losses.append(loss)
         if found is not None and start < (end := min(item.end, found.end)):
             kept.append(Range(item.queue, start, end))

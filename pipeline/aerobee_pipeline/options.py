@@ -174,7 +174,7 @@ class SourceOptions:
         if mode == "store":
             stores = _stores(options.text("storePath"))
         elif options.has("storePath"):
-            raise OptionError("storePath: it belongs to mode=store; leave one of both out")
+            raise OptionError("storePath: valid only with mode=store; leave one of them out")
         endpoint = options.text("endpoint") if mode == "grpc" else ""
         brokers = list(stores) or [""]
         starting = _limit(options, "starting", "latest" if streaming else "earliest", brokers)
@@ -271,10 +271,10 @@ class _Given:
             if name in _SPARKS_OWN:
                 continue
             if name not in names:
-                raise OptionError(f"there is no option {written!r}; known are {', '.join(known)}")
+                raise OptionError(f"unknown option {written!r}; the options are {', '.join(known)}")
             self._values[name] = str(value)
         if self._values.pop("path", None) is not None:
-            raise OptionError("load(path) and save(path) have no meaning here: leave the path out")
+            raise OptionError("load(path) and save(path) take no path; leave it out")
 
     def has(self, name: str) -> bool:
         return name.lower() in self._values
@@ -309,7 +309,7 @@ class _Given:
         if value is None:
             return default
         if not value.isdecimal() or int(value) < least:
-            raise OptionError(f"{name}: {value!r} is not a number from {least} up")
+            raise OptionError(f"{name}: {value!r} is not a number of at least {least}")
         return int(value)
 
     def size(self, name: str, default: str | None = None) -> int | None:
@@ -318,14 +318,14 @@ class _Given:
             return None
         match = re.fullmatch(r"(\d+)\s*([bkmg]?)b?", value.lower())
         if match is None or int(match[1]) < 1:
-            raise OptionError(f"{name}: {value!r} is no size; 64m or 1048576 would be one")
+            raise OptionError(f"{name}: {value!r} is not a size; write 64m or 1048576, for example")
         return int(match[1]) * _UNITS[match[2]]
 
     def seconds(self, name: str, default: str) -> float:
         value = self.optional(name) or default
         match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", value.lower())
         if match is None:
-            raise OptionError(f"{name}: {value!r} is no time; 15m or 500ms would be one")
+            raise OptionError(f"{name}: {value!r} is not a duration; write 15m or 500ms, for example")
         return int(match[1]) * _SECONDS[match[2]]
 
 
@@ -334,7 +334,7 @@ def _stores(text: str) -> dict[str, Path]:
         return {"": Path(text)}
     tree = _json("storePath", text)
     if not tree or not all(isinstance(path, str) for path in tree.values()):
-        raise OptionError('storePath: a directory is expected, or {"broker-a": "/stores/a", "broker-b": "/stores/b"}')
+        raise OptionError('storePath: expected a directory or {"broker-a": "/stores/a", "broker-b": "/stores/b"}')
     return {name: Path(path) for name, path in tree.items()}
 
 
@@ -342,21 +342,21 @@ def _subscription(options: _Given) -> Subscription:
     given = [name for name in ("subscribe", "subscribePattern", "assign", "topic") if options.has(name)]
     if len(given) != 1:
         raise OptionError(
-            f"give exactly one of subscribe, subscribePattern and assign; given are {', '.join(given) or 'none'}"
+            f"give exactly one of subscribe, subscribePattern and assign, not {', '.join(given) or 'none'}"
         )
     text = options.optional(given[0]) or ""
     if given[0] == "subscribePattern":
         try:
             re.compile(text)
         except re.error as error:
-            raise OptionError(f"subscribePattern: {text!r} is no regular expression: {error}") from None
+            raise OptionError(f"subscribePattern: {text!r} is not a regular expression: {error}") from None
         return Subscription(pattern=text)
     if given[0] == "assign":
         tree = _json("assign", text)
         try:
             return Subscription(queues={topic: frozenset(int(item) for item in ids) for topic, ids in tree.items()})
         except (TypeError, ValueError):
-            raise OptionError('assign: queue ids are expected, as in {"orders": [0, 1]}') from None
+            raise OptionError('assign: expected queue ids, as in {"orders": [0, 1]}') from None
     topics = frozenset(name.strip() for name in text.split(",") if name.strip())
     if not topics:
         raise OptionError(f"{given[0]}: name one topic, or several separated by commas")
@@ -380,13 +380,15 @@ def _refuse(place: Place, number: int, word: str, option: str) -> None:
     if isinstance(place, dict):
         at = next((queue for queue, offset in place.items() if offset == number), None)
     if at is not None:
-        raise OptionError(f"{option}: {word} ({number}) makes no sense here, given for {at}")
+        raise OptionError(f"{option}: {word} ({number}) is not allowed here, given for {at}")
 
 
 def _tags(expression: str) -> frozenset[str]:
     tags = frozenset(part.strip() for part in expression.split("||"))
     if "" in tags:
-        raise OptionError(f"subExpression: {expression!r} is no tag expression; 'paid || refunded' would be one")
+        raise OptionError(
+            f"subExpression: {expression!r} is not a tag expression; write 'paid || refunded', for example"
+        )
     return tags
 
 
@@ -394,7 +396,7 @@ def _json(option: str, text: str) -> dict[str, Any]:
     try:
         tree = json.loads(text)
     except ValueError as error:
-        raise OptionError(f"{option}: {text[:200]!r} is no JSON: {error}") from None
+        raise OptionError(f"{option}: {text[:200]!r} is not JSON: {error}") from None
     if not isinstance(tree, dict):
-        raise OptionError(f"{option}: a JSON object is expected, not {text[:200]!r}")
+        raise OptionError(f"{option}: expected a JSON object, found {text[:200]!r}")
     return tree

@@ -71,7 +71,9 @@ class StoresAccess:
         return queue.broker
 
     def report(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        raise OptionError("group: files have no consumer groups to report to; leave it out with storePath")
+        raise OptionError(
+            "group: not available with storePath, because only a broker has consumer groups; leave it out"
+        )
 
     def close(self) -> None:
         for queues in (*self._open.values(), *self._read.values()):
@@ -94,7 +96,7 @@ def named_topics_exist(subscription: Subscription, bounds: Mapping[Queue, Bounds
     missing = subscription.named - {queue.topic for queue in bounds}
     if missing:
         raise OptionError(
-            f"topic {sorted(missing)[0]!r}: {where} has no queue of it; check the name, or send a message"
+            f"topic {sorted(missing)[0]!r}: {where} has no queue of this topic; check the name, or send a message first"
         )
     for topic, queue_ids in (subscription.queues or {}).items():
         gone = queue_ids - {queue.queue_id for queue in bounds if queue.topic == topic}
@@ -116,7 +118,7 @@ def offsets_at(
             if at is None and is_start and strategy == "error":
                 raise OptionError(
                     f"{queue}: all its messages were stored before {timestamp}; "
-                    f"startingOffsetsByTimestampStrategy=latest begins at its end"
+                    f"set startingOffsetsByTimestampStrategy=latest to begin at its end"
                 )
             found[queue] = its.end if at is None else at
             continue
@@ -127,5 +129,5 @@ def offsets_at(
     if isinstance(limit.place, dict) and limit.timestamp is None:
         unknown = set(limit.place) - set(bounds)
         if unknown:
-            raise OptionError(f"{'startingOffsets' if is_start else 'endingOffsets'}: there is no {min(unknown)}")
+            raise OptionError(f"{'startingOffsets' if is_start else 'endingOffsets'}: {min(unknown)} does not exist")
     return found

@@ -69,12 +69,13 @@ def checked_columns(fields: Sequence[tuple[str, str]]) -> list[str]:
     for name, spark_type in fields:
         column = COLUMNS.get(name)
         if column is None:
-            raise OptionError(f"schema: there is no column {name!r}; the source has {', '.join(COLUMNS)}")
+            raise OptionError(f"schema: unknown column {name!r}; the source has {', '.join(COLUMNS)}")
         if spark_type != column.spark_type:
             raise OptionError(
-                f"schema: column {name!r} is {column.spark_type}, not {spark_type}; read it as that and cast it after"
+                f"schema: column {name!r} is {column.spark_type}, not {spark_type}; read it as {column.spark_type} "
+                f"and cast it afterwards"
             )
     names = [name for name, _ in fields]
     if len(set(names)) < len(names):
-        raise OptionError(f"schema: a column stands there twice: {', '.join(names)}")
+        raise OptionError(f"schema: a column appears twice in {', '.join(names)}")
     return names

@@ -69,14 +69,14 @@ class _Sink:
             types = _TYPES.get(field.name)
             if types is None:
                 raise OptionError(
-                    f"column {field.name!r}: the sink has the columns {', '.join(_TYPES)}; drop the others"
+                    f"column {field.name!r}: unknown; the columns of the sink are {', '.join(_TYPES)}; drop the others"
                 )
             if field.dataType.simpleString() not in types:
                 found = field.dataType.simpleString()
-                raise OptionError(f"column {field.name!r} is {found}, expected is {' or '.join(types)}; cast it")
+                raise OptionError(f"column {field.name!r} is {found}, expected {' or '.join(types)}; cast it")
         names = schema.names
         if "body" not in names:
-            raise OptionError("column 'body' is missing: it is what a message is")
+            raise OptionError("column 'body' is missing; add the bodies of the messages")
         if options.topic is None and "topic" not in names:
             raise OptionError("give the option topic, or a column of that name")
         return cls(options, options.job_id or uuid.uuid4().hex)
@@ -259,7 +259,7 @@ class _Task:
         """Ordered messages go to the queue of their group: each group's queue is looked up once a batch."""
         ordered = groups.is_valid().to_numpy(zero_copy_only=False)
         if (pins[ordered] >= 0).any():
-            raise RowError("queueId and messageGroup: the group determines the queue; leave one of both null")
+            raise RowError("queueId and messageGroup: the group determines the queue; leave one of them null")
         encoded = groups.dictionary_encode()
         group_codes = pc.fill_null(encoded.indices, 0).to_numpy(zero_copy_only=False)
         names = encoded.dictionary.to_pylist()
@@ -301,7 +301,9 @@ class _Task:
         messages = []
         for row, value in zip(rows.tolist(), values, strict=True):
             if value.get("queueId") is not None or value.get("messageGroup") is not None:
-                raise RowError("deliverTimestamp with queueId or messageGroup: a delayed message has neither")
+                raise RowError(
+                    "deliverTimestamp with queueId or messageGroup: a delayed message can have neither; leave them null"
+                )
             deliver = value.get("deliverTimestamp")
             tags = value.get("tags") if "tags" in names else None
             user = {name: text for name, text in (value.get("properties") or ()) if name not in RESERVED and text}

@@ -97,7 +97,9 @@ def plan_log(
             hole = f"[{used[number - 1][0].end_offset}, {segment.start_offset})"
             lost = f"{files.directory}: the log has no segment for {hole}"
             if fail_on_data_loss:
-                raise DataLossError(f"{lost}. Option failOnDataLoss=false goes on with what is there")
+                raise DataLossError(
+                    f"{lost}. Set the option failOnDataLoss=false to continue with the remaining messages"
+                )
             _log.warning("%s", lost)
         is_last = number + 1 == len(used)
         if since_ms is not None and not is_last and 0 < used[number + 1][1] < since_ms:
@@ -140,11 +142,12 @@ class SplitReader:
         except FileNotFoundError:
             raise DataLossError(
                 f"{split.path}: the segment was there when the query was planned and is gone; retention may have "
-                f"removed it: read again"
+                f"removed it; read again"
             ) from None
         if found_size < split.segment_size:
             raise DataLossError(
-                f"{split.path}: {found_size} bytes, when the query was planned it had {split.segment_size}"
+                f"{split.path}: {found_size} bytes, but {split.segment_size} bytes when the query was planned; read "
+                f"again"
             )
         log = LogScan([segment], record_size_max=max(split.segment_size, RECORD_SIZE_MIN))
         begin: int | None = split.begin
@@ -186,8 +189,8 @@ class SplitReader:
         if last_end is not None and split.end < min(segment_end, split.log_end) and next_found != following:
             raise DataLossError(
                 f"{split.path}: the records of [{split.begin}, {split.end}) end at {following}, but the next range "
-                f"would begin at {next_found}; a body there contains what looks like a record. Read with splitBytes "
-                f"of at least {split.segment_size}, so that no segment is cut"
+                f"would begin at {next_found}; a body contains bytes that look like a record. Read with splitBytes "
+                f"of at least {split.segment_size}, so that no segment is split"
             )
 
 
@@ -199,5 +202,7 @@ def read_split(split: LogSplit, *, fail_on_data_loss: bool) -> Iterator[RecordBa
     for damaged in reader.tile.damage:
         lost = f"{split.path}: no record can be read at [{damaged.start}, {damaged.end}): {damaged.reason}"
         if fail_on_data_loss:
-            raise DataLossError(f"{lost}. Option failOnDataLoss=false steps over it; `aerobee store verify` says more")
+            raise DataLossError(
+                f"{lost}. Set the option failOnDataLoss=false to skip it; `aerobee store verify` reports details"
+            )
         _log.warning("%s", lost)

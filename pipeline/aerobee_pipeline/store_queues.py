@@ -261,6 +261,6 @@ class StoreQueues:
         lost = f"{queue}, offset {offset}: {detail} ({self._directory}). `aerobee store verify` says more"
         if self._fails:
             raise DataLossError(
-                f"{lost}; readBy=log reads the log without its queues, failOnDataLoss=false steps over it"
+                f"{lost}; set readBy=log to read the log without its queues, or failOnDataLoss=false to skip them"
             )
         _log.warning("%s", lost)

@@ -499,7 +499,7 @@ class TestConfiguration:
         ("values", "named"),
         [
             ({"store.nonsense": "1"}, "unknown setting"),
-            ({"store.directory": "/tmp"}, "fixed while the broker runs"),
+            ({"store.directory": "/tmp"}, "cannot change while the broker runs"),
             ({"store.retention_hours": "soon"}, "soon"),
             ({"store.retention_hours": "0"}, "expected a number > 0"),
             ({"topics.queue_count": "5000"}, "topics.queue_count"),

@@ -245,7 +245,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
             "AckMessage",
             ack(handle),
             Code.INVALID_RECEIPT_HANDLE,
-            "give back the one of the received message",
+            "use the handle of the received message",
         )
         for n, handle in {"garbage": "garbage", "empty": "", "wide": "日本", "huge": "A" * 1_000_000}.items()
     ),
@@ -256,7 +256,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         "ChangeInvisibleDuration",
         change(),
         Code.INVALID_RECEIPT_HANDLE,
-        "give back the one of the received message",
+        "use the handle of the received message",
     ),
     *(
         (f"change-{s}", "ChangeInvisibleDuration", change(seconds=s), Code.ILLEGAL_INVISIBLE_TIME, "is outside 0..")
@@ -269,7 +269,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
             group=v2.Resource(name="billing"), topic=v2.Resource(name="orders"), receipt_handle="garbage"
         ),
         Code.INVALID_RECEIPT_HANDLE,
-        "give back the one of the received message",
+        "use the handle of the received message",
     ),
     *(
         (f"route-{h!r}-{p}", "QueryRoute", route(h, p), Code.ILLEGAL_ACCESS_POINT, "give host and port")
@@ -280,7 +280,7 @@ CASES: list[tuple[str, str, Any, int, str]] = [
         "NotifyClientTermination",
         v2.NotifyClientTerminationRequest(group=v2.Resource(name="a b")),
         Code.ILLEGAL_CONSUMER_GROUP,
-        "choose another",
+        "contains an invalid character",
     ),
     (
         "heartbeat-group",
@@ -415,7 +415,7 @@ async def test_bytes_that_are_no_request(channel: Any) -> None:
                 assert INSIDE.search(failure.details() or "") is None, failure.details()
             if garbage == b"\xff\xff\xff":
                 said = status.message if failure is None else failure.details() or ""
-                assert "cannot be read; send a message of apache.rocketmq.v2" in said, (method.name, said)
+                assert "cannot be parsed; send a message of apache.rocketmq.v2" in said, (method.name, said)
                 assert failure is not None or status.code == Code.BAD_REQUEST
 
 

@@ -93,7 +93,7 @@ def content(directory: Path) -> dict[str, str]:
     [
         (b"\x80\x00\xff", "not valid TOML"),
         (b"hello", "not valid TOML"),
-        (b"store = 1", "settings stand in a section"),
+        (b"store = 1", "a setting must be in a section"),
         (b"[warehouse]", "unknown section"),
         (b"[store]\nsegmentsize = 1", "store.segmentsize: unknown setting"),
         (b"[store]\nsegment_size = 'many'", "store.segment_size"),
@@ -130,7 +130,7 @@ def test_another_segment_size(home: Path) -> None:
     """The file, both sizes, and which to choose."""
     (home / "aerobee.toml").write_text(SMALL.replace("1048576", "2097152"))
     line = serve(home)
-    assert "commitlog/00000000000000000000: 1048576 bytes, but the configuration says 2097152" in line
+    assert "commitlog/00000000000000000000: 1048576 bytes, but the configured file size is 2097152" in line
 
 
 @pytest.mark.parametrize("table", ["topics", "consumerOffset", "subscriptionGroup"])
@@ -276,7 +276,7 @@ def test_a_disk_without_any_room(small_disk: Path) -> None:
     )
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout == ""
-    assert "no space left on the disk; free some and start again" in ended.stderr
+    assert "no space left on the disk; free some space and start again" in ended.stderr
     assert "Traceback" not in ended.stderr
     ballast.unlink()
     with run_broker(small_disk, ["--dev", "--config", str(small_disk / "aerobee.toml")]) as broker:

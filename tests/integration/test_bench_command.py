@@ -71,4 +71,4 @@ def test_a_broker_that_runs(tmp_path: Path) -> None:
 def test_what_cannot_be_measured(tmp_path: Path) -> None:
     """One line with the reason."""
     ended = bench("--directory", str(tmp_path / "nothing"))
-    assert (ended.returncode, "is no directory" in ended.stderr) == (1, True)
+    assert (ended.returncode, "is not a directory" in ended.stderr) == (1, True)

@@ -154,7 +154,7 @@ async def test_a_client_outlives_its_broker(aerobee_broker: BrokerProcess, caplo
 
         await asyncio.to_thread(aerobee_broker.kill)
         sending = asyncio.create_task(producer.send(Message(topic="kept", body=b"afterwards")))
-        while "trying again for up to 30 s" not in caplog.text:  # noqa: ASYNC110  # a log has no event
+        while "retrying for up to 30 s" not in caplog.text:  # noqa: ASYNC110  # a log has no event
             await asyncio.sleep(0.01)
         await asyncio.to_thread(aerobee_broker.start)
         await sending

@@ -236,7 +236,7 @@ async def test_every_call_at_its_limits(tmp_path: Path, capsys: pytest.CaptureFi
             await steady
         await works(broker)
         busy = await asyncio.to_thread(metric, broker, "aerobee_event_loop_busy_seconds_max")
-        slow = [line for line in broker.log_text().splitlines() if "the event loop was held up" in line]
+        slow = [line for line in broker.log_text().splitlines() if "event loop blocked" in line]
         assert broker.stop() == 0
         assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
     waits.sort()

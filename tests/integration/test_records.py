@@ -166,9 +166,9 @@ REFUSED: dict[str, tuple[list[Message], int, str]] = {
     "control": ([one(raw=b"n\x01v\nw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a control character"),
     "delete": ([one(raw=b"n\x01v\x7fw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a control character"),
     "c1": ([one(raw=b"n\x01v\xc2\x80w\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a control character"),
-    "utf-8": ([one(raw=b"n\x01v\xffw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "no UTF-8"),
+    "utf-8": ([one(raw=b"n\x01v\xffw\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "are not UTF-8"),
     "reserved": ([one(raw=b"TIMER_DELAY_MS\x0110\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "'TIMER_DELAY_MS'"),
-    "wait": ([one(raw=b"WAIT\x01false\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "'WAIT': this name is reserved"),
+    "wait": ([one(raw=b"WAIT\x01false\x02")], Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "name 'WAIT' is reserved"),
     "queues": (
         [one(raw=b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02")],
         Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
@@ -282,14 +282,14 @@ async def test_what_a_batch_topic_refuses(records: Records) -> None:
         (replace(good, properties={**good.properties, "INNER_NUM": "4"}), "of 3 messages claims to have 4"),
         (replace(good, properties={**good.properties, "INNER_NUM": "0"}), "INNER_NUM, 1 to 32767, not '0'"),
         (replace(good, properties={**good.properties, "INNER_BASE": "0"}), "INNER_BASE with 18 digits"),
-        (replace(good, properties={**good.properties, "INNER_BASE": "x" * 18}), "other characters than digits"),
+        (replace(good, properties={**good.properties, "INNER_BASE": "x" * 18}), "characters other than digits"),
         (replace(good, body=body[:-1]), "invalid body"),
         (replace(good, body=longer.to_bytes(4, "big") + body[4:]), "invalid body"),
         (replace(good, body=b"\x7f\xff\xff\xff" + body[4:]), "claims to have 2147483647 bytes"),
         (replace(good, sys_flag=0xC0 | 0x301), "not a zlib stream"),
         (replace(good, body=zstandard.ZstdCompressor().compress(bytes(20 << 20)), sys_flag=0x2C1), "beyond 16777"),
         (replace(good, sys_flag=0xC0 | 0x701), "compression type 7 is unknown"),
-        (replace(good, sys_flag=0), "it is not an inner batch, but other records are"),
+        (replace(good, sys_flag=0), "it is not an inner batch, although other records are"),
     ]
     for message, text in bad:
         answer = await records.append(b"".join(packed([good, message])), "metering")

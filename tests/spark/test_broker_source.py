@@ -75,7 +75,7 @@ def test_a_topic_as_a_frame(spark: Any, broker: BrokerProcess) -> None:
 def test_errors_name_what_is_missing(spark: Any, broker: BrokerProcess) -> None:
     """An unknown topic, an offset beyond the end, and nobody who answers."""
     reader = spark.read.format("aerobee").option("endpoint", broker.endpoint)
-    with pytest.raises(Exception, match=r"topic 'nobody'.*has no queue of it"):
+    with pytest.raises(Exception, match=r"topic 'nobody'.*has no queue of this topic"):
         reader.option("subscribe", "nobody").load().collect()
     send(broker, "few", 10)
     starting = '{"few": {"0": 0}}'

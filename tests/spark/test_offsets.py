@@ -33,11 +33,11 @@ def test_what_users_write() -> None:
     ("text", "message"),
     [
         ("soonest", "neither earliest, latest nor JSON"),
-        ("[1]", "an object like"),
+        ("[1]", "expected an object such as"),
         ('{"a": 1}', "topic 'a' needs an object"),
         ('{"a": {"0": -3}}', "-3 is not an offset"),
         ('{"a": {"zero": 3}}', "queue id and a number"),
-        ('{"a": {"z": {"0": 3}}}', "there is no broker 'z'"),
+        ('{"a": {"z": {"0": 3}}}', "unknown broker 'z'"),
     ],
 )
 def test_what_users_may_not_write(text: str, message: str) -> None:
@@ -48,7 +48,7 @@ def test_what_users_may_not_write(text: str, message: str) -> None:
 
 def test_several_brokers_need_names() -> None:
     """Queue ids alone say nothing there."""
-    with pytest.raises(OptionError, match="needs the broker's name"):
+    with pytest.raises(OptionError, match="name the broker for topic"):
         parse_user_offsets("startingOffsets", '{"a": {"0": 3}}', ["x", "y"])
 
 

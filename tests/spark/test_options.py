@@ -18,25 +18,25 @@ STORE = {"storepath": "/s", "subscribe": "t"}
         ({"mode": "store", "subscribe": "t"}, "option storePath is missing"),
         ({"storepath": "/s"}, "exactly one of subscribe, subscribePattern and assign; given are none"),
         ({**STORE, "assign": '{"t": [0]}'}, "given are subscribe, assign"),
-        ({"storepath": "/s", "assign": '{"t": 0}'}, "queue ids are expected"),
-        ({"storepath": "/s", "subscribepattern": "("}, "no regular expression"),
-        ({**STORE, "stratingoffsets": "latest"}, "no option 'stratingoffsets'"),
-        ({**STORE, "startingoffsets": "latest"}, "latest .* makes no sense"),
+        ({"storepath": "/s", "assign": '{"t": 0}'}, "expected queue ids"),
+        ({"storepath": "/s", "subscribepattern": "("}, "not a regular expression"),
+        ({**STORE, "stratingoffsets": "latest"}, "unknown option 'stratingoffsets'"),
+        ({**STORE, "startingoffsets": "latest"}, "latest .* is not allowed here"),
         (
             {**STORE, "endingoffsets": '{"t": {"0": -2}}'},
             "earliest .* makes no sense here, given for topic 't', queue 0",
         ),
-        ({**STORE, "splitbytes": "many"}, "splitBytes: 'many' is no size"),
-        ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is not a number from 1 up"),
+        ({**STORE, "splitbytes": "many"}, "splitBytes: 'many' is not a size"),
+        ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is not a number of at least 1"),
         ({**STORE, "maxtriggerdelay": "long"}, "maxTriggerDelay: 'long' is no time"),
         (
             {**STORE, "minoffsetspertrigger": "9", "maxoffsetspertrigger": "8"},
             "minOffsetsPerTrigger: 9 is more than maxOffsetsPerTrigger, 8",
         ),
         ({**STORE, "failondataloss": "yes"}, "neither true nor false"),
-        ({**STORE, "subexpression": "a || "}, "no tag expression"),
+        ({**STORE, "subexpression": "a || "}, "not a tag expression"),
         ({**STORE, "maxbytespertrigger": "1m"}, "maxbytespertrigger"),
-        ({**STORE, "path": "/x"}, "leave the path out"),
+        ({**STORE, "path": "/x"}, "take no path"),
     ],
 )
 def test_wrong_options(given: dict[str, str], message: str) -> None:
@@ -74,7 +74,7 @@ def test_sizes_and_defaults() -> None:
 def test_schemas_of_users() -> None:
     """Any subset in any order; unknown names and other types are refused."""
     assert checked_columns([("body", "binary"), ("queueId", "int")]) == ["body", "queueId"]
-    with pytest.raises(OptionError, match="no column 'value'"):
+    with pytest.raises(OptionError, match="unknown column 'value'"):
         checked_columns([("value", "binary")])
     with pytest.raises(OptionError, match="'body' is binary, not string"):
         checked_columns([("body", "string")])

@@ -87,7 +87,7 @@ class Account:
     def require_admin(self, what: str) -> None:
         """Raise ForbiddenError unless the account may do everything."""
         if not self.admin:
-            raise ForbiddenError(f"{what} needs an account with admin = true, which {self.access_key!r} is not")
+            raise ForbiddenError(f"{what} needs an account with admin = true; {self.access_key!r} has admin = false")
 
     def require_publish(self, topic: str) -> None:
         """Raise ForbiddenError unless the account may send to a topic."""
@@ -114,7 +114,7 @@ class Account:
 
     def _forbidden(self, deed: str, name: str, setting: str) -> ForbiddenError:
         return ForbiddenError(
-            f"account {self.access_key!r} may not {deed} {name!r}; an operator adds the name to its {setting}"
+            f"account {self.access_key!r} may not {deed} {name!r}; ask an operator to add the name to its {setting}"
         )
 
 
@@ -159,7 +159,7 @@ class Accounts:
         if authorization is None and certificate_subject is not None:
             return self._of_certificate(certificate_subject)
         if not isinstance(authorization, str) or not isinstance(date_time, str) or not date_time:
-            raise UnauthorizedError("this broker asks for credentials; give the client an access key and a secret key")
+            raise UnauthorizedError("this broker requires credentials; give the client an access key and a secret key")
         account = self._right.get((authorization, date_time))
         if account is None:
             account = self._verified(authorization, date_time)
@@ -221,11 +221,11 @@ class Accounts:
         try:
             accounts = load_accounts(self._file)
         except ConfigError as error:
-            _log.error("the accounts stay as they are: %s", error)
+            _log.error("accounts not reloaded, the previous ones stay in effect cause=%s", error)
             return
         self._accounts, self._by_certificate = accounts, _by_certificate(accounts)
         self._right.clear()
-        _log.info("accounts read again file=%s count=%d", self._file, len(self._accounts))
+        _log.info("accounts reloaded file=%s count=%d", self._file, len(self._accounts))
         for listener in self.changed_listeners:
             listener()
 
@@ -262,7 +262,7 @@ def load_accounts(file: Path) -> dict[str, Account]:
     except ValueError as error:  # TOML, JSON and UTF-8 alike
         raise ConfigError(f"auth.accounts: {file}: not valid {file.suffix[1:] or 'TOML'}: {error}") from None
     if mode & 0o007:  # a group may be on purpose: that of a mounted secret, for example
-        _log.warning("every user of this machine may read the secret keys in %s; chmod 600 keeps them out", file)
+        _log.warning("every user of this machine can read the secret keys in %s; run chmod 600 on it", file)
     found = content.get("accounts") if isinstance(content, dict) else None
     if not isinstance(found, dict) or not found or set(content) != {"accounts"}:
         raise ConfigError(
@@ -290,7 +290,7 @@ def _by_certificate(accounts: Mapping[str, Account]) -> dict[str, Account]:
 
 def _account(where: str, access_key: str, values: Any) -> Account:
     if not _ACCESS_KEY.fullmatch(access_key):
-        raise ConfigError(f"{where}: an access key has 1 to 128 letters, digits, '_', '.', '-'")
+        raise ConfigError(f"{where}: an access key must have 1 to 128 letters, digits, '_', '.' or '-'; choose another")
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: is not a table of settings")
     known = {"secret_key", "secret_key_file", "certificate", "admin", "publish", "consume", "groups"}
@@ -323,7 +323,7 @@ def _secret_key(where: str, values: Mapping[str, Any]) -> bytes | None:
         except (OSError, TypeError, ValueError) as error:
             raise ConfigError(f"{where}.secret_key_file: {file!r} cannot be read: {error}; check the path") from None
     if not isinstance(key, str) or len(key) < 8:
-        raise ConfigError(f"{where}: a secret key has 8 characters or more; `openssl rand -hex 20` makes a good one")
+        raise ConfigError(f"{where}: a secret key needs 8 characters or more; make one with `openssl rand -hex 20`")
     return key.encode()
 
 
@@ -332,6 +332,6 @@ def _patterns(where: str, values: Any) -> tuple[str, ...]:
         isinstance(value, str) and _PATTERN.fullmatch(value) for value in values
     ):
         raise ConfigError(
-            f'{where}: needs a list of names, in which * stands for any characters, as ["orders", "shop-*"]'
+            f'{where}: expected a list of names, where * matches any characters, such as ["orders", "shop-*"]'
         )
     return tuple(values)

@@ -186,7 +186,8 @@ class ClientRegistry:
                     self._forget_settings(other)
         if self.settings_bytes + len(data) > SETTINGS_BYTES_MAX:
             raise TooManyRequestsError(
-                f"the settings of all clients take {self.settings_bytes} bytes, and there is no room for {len(data)} "
+                f"the settings of all clients take {self.settings_bytes} bytes; the limit leaves no space for "
+                f"{len(data)} "
                 "more; subscribe to fewer topics, or try again later"
             )
         client.settings_data = data

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
   aerobee bench                                        a broker of its own, durable single sends, 64 at once
-  aerobee bench --batch 500 --in-flight 16             many messages a request
-  aerobee bench --lane records --batch 4000 --baseline     in bulk, beside a server that throws the bytes away
+  aerobee bench --batch 500 --in-flight 16             many messages per request
+  aerobee bench --lane records --batch 4000 --baseline     bulk sends, compared with a server without storage
   aerobee bench --direction receive --lane records     reading
   aerobee bench --endpoint broker.example:8081 --topic load --json
 """
 _DETAILS = (
-    "Without --endpoint it starts a broker of its own on a store under --directory, and removes it afterwards. The "
-    "topic is created if the broker is Aerobee. Messages are stored for good: give an endpoint only if they may be."
+    "Without --endpoint, the command starts a broker with a temporary store under --directory. The "
+    "topic is created if the broker is Aerobee. With --endpoint, the messages stay in the topic."
 )
 _LANES = {
     "v2": "SendMessage and ReceiveMessage, as the official SDKs",
@@ -49,18 +49,25 @@ def add_parser(commands: Commands) -> None:
         default="v2",
         help="; ".join(f"{name}: {text}" for name, text in _LANES.items()),
     )
-    parser.add_argument("--size", metavar="BYTES", type=options.count, default=256, help="of a body (default: 256)")
-    parser.add_argument("--batch", metavar="N", type=options.count, default=1, help="messages a request (default: 1)")
-    parser.add_argument("--in-flight", metavar="N", type=options.count, default=64, help="requests (default: 64)")
+    parser.add_argument(
+        "--size", metavar="BYTES", type=options.count, default=256, help="size of a body (default: 256)"
+    )
+    parser.add_argument("--batch", metavar="N", type=options.count, default=1, help="messages per request (default: 1)")
+    parser.add_argument(
+        "--in-flight", metavar="N", type=options.count, default=64, help="concurrent requests (default: 64)"
+    )
     parser.add_argument(
         "--duration", metavar="SECONDS", type=options.positive_seconds, default=10.0, help="(default: 10)"
     )
     parser.add_argument("--topic", default="aerobee-bench", help="(default: aerobee-bench)")
     parser.add_argument(
-        "--flush", choices=("sync", "async"), default="sync", help="of the broker that it starts (default: sync)"
+        "--flush", choices=("sync", "async"), default="sync", help="flush mode of the started broker (default: sync)"
     )
     parser.add_argument(
-        "--directory", metavar="DIR", type=Path, help="where that broker's store is made (default: for temporary files)"
+        "--directory",
+        metavar="DIR",
+        type=Path,
+        help="parent directory of the started broker's store (default: the temporary directory)",
     )
     parser.add_argument(
         "--baseline",
@@ -84,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     results: dict[str, Any] = {}
     directory = arguments.directory or Path(tempfile.gettempdir())
     if not directory.is_dir():
-        raise CommandError(f"{directory} is no directory; give an existing one with --directory")
+        raise CommandError(f"{directory} is not a directory; name an existing one with --directory")
     with ExitStack() as stack:
         pid = None
         if arguments.endpoint is None:
@@ -100,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             size = min(load.batch * (load.size + 150), 4 << 20)
             results["fdatasync"] = yardstick.fdatasync(directory, size, _FSYNC_SECONDS)
     if not results["broker"].messages:
-        raise CommandError(f"not one message went through: {results['broker'].first_error or 'no answer in time'}")
+        raise CommandError(f"no message was stored: {results['broker'].first_error or 'no answer in time'}")
     if arguments.json:
         output.print_json(_json(arguments, load, results))
     else:

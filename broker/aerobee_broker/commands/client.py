@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   aerobee client list --group billing
   aerobee client describe host@4711@0@abc
-  aerobee client stacks host@4711@0@abc              what its threads do (Java)
+  aerobee client stacks host@4711@0@abc              thread stacks (Java SDK)
   aerobee client verify host@4711@0@abc --group billing --topic orders --id 0102FC000000014AB00B13010700000000
 """
-_STACK_DETAILS = "Java's SDK answers, others say that they do not or stay silent: the broker waits 5 seconds."
+_STACK_DETAILS = "Only the Java SDK supports this. The broker waits 5 seconds for the answer."
 _VERIFY_DETAILS = (
-    "The listener of a push consumer gets the message, as a try: nothing is acknowledged, whatever it returns."
+    "The listener of a push consumer receives the message. Its result is printed and nothing is acknowledged."
 )
 _COMMAND_SECONDS = 8.0  # the broker itself waits 5 s for the client
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "client", "list, describe and ask connected clients", examples=_EXAMPLES)
+    parser = new_command(commands, "client", "list and inspect connected clients", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = new_command(
         actions, "list", "list connected clients", _list, examples="  aerobee client list --topic orders --json"
     )
     listing.add_argument("--group", default="", help="only consumers of this group")
-    listing.add_argument("--topic", default="", help="only those that send to it or subscribe to it")
+    listing.add_argument("--topic", default="", help="only clients that send or subscribe to this topic")
     describe = new_command(
         actions, "describe", "show one client", _describe, examples="  aerobee client describe host@4711@0@abc"
     )
     stacks = new_command(
         actions,
         "stacks",
-        "print what the threads of a client do",
+        "print the thread stacks of a client",
         _stacks,
         details=_STACK_DETAILS,
         examples="  aerobee client stacks host@4711@0@abc",
@@ -48,7 +48,7 @@ def add_parser(commands: Commands) -> None:
     verify = new_command(
         actions,
         "verify",
-        "let a consumer try a stored message",
+        "deliver a stored message to a consumer as a test",
         _verify,
         details=_VERIFY_DETAILS,
         examples="  aerobee client verify host@4711@0@abc --group billing --topic orders --id 0102FC00000001",
@@ -56,9 +56,9 @@ def add_parser(commands: Commands) -> None:
     reconnect = new_command(
         actions,
         "reconnect",
-        "tell a client to connect anew",
+        "ask a client to reconnect",
         _reconnect,
-        details="The SDKs for Java and Node do so.",
+        details="Supported by the SDKs for Java and Node.",
         examples="  aerobee client reconnect host@4711@0@abc",
     )
     for action in (describe, stacks, verify, reconnect):
@@ -109,7 +109,9 @@ def _describe(arguments: argparse.Namespace) -> int:
 
     connection, info = with_client(arguments, work)
     if connection is None:
-        raise CommandError(f"no client {arguments.client!r} is connected; `aerobee client list` shows who is")
+        raise CommandError(
+            f"no client {arguments.client!r} is connected; `aerobee client list` lists the connected clients"
+        )
     if arguments.json:
         running = {} if info is None else {"runningInfo": output.protobuf_json(info)}
         output.print_json(_json(connection) | running)
@@ -167,7 +169,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json({"clientId": arguments.client, "messageId": arguments.id, "consumed": True})
     else:
-        print(f"the listener of {arguments.client} took message {arguments.id}; it is not acknowledged")
+        print(f"the listener of {arguments.client} consumed message {arguments.id}; the message is not acknowledged")
     return 0
 
 
@@ -176,7 +178,7 @@ def _reconnect(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json({"clientId": arguments.client, "told": True})
     else:
-        print(f"told {arguments.client} to reconnect")
+        print(f"asked {arguments.client} to reconnect")
     return 0
 
 

@@ -19,10 +19,10 @@ _EXAMPLES = """\
   aerobee config unset store.retention_hours
   aerobee config log-level DEBUG
 """
-_DETAILS = "Where a value comes from: default, rocketmq-conf, file, saved (`config set`), environment, flag."
+_DETAILS = "Sources of a value: default, rocketmq-conf, file, saved (`config set`), environment, flag."
 _SET_DETAILS = (
-    "Takes effect at once and outlives restarts: it is saved in the store, and stronger than the configuration file. "
-    "What a flag or the environment decides, and what only a start can change, is refused."
+    "Changes take effect at once and are saved in the store, where they override the configuration file. "
+    "Settings given by a flag or the environment, or fixed while the broker runs, are refused."
 )
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR")
 
@@ -33,17 +33,19 @@ def add_parser(commands: Commands) -> None:
     show = new_command(
         actions,
         "show",
-        "show settings and where they come from",
+        "show settings and their sources",
         _show,
         details=_DETAILS,
         examples="  aerobee config show delivery. --json",
     )
-    show.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin so")
-    show.add_argument("--changed", action="store_true", help="only those that are not at their default")
+    show.add_argument(
+        "prefix", metavar="PREFIX", nargs="?", default="", help="only settings whose names begin with this"
+    )
+    show.add_argument("--changed", action="store_true", help="only settings that differ from their defaults")
     change = new_command(
         actions,
         "set",
-        "change settings now and for good",
+        "change settings, now and after restarts",
         _set,
         details=_SET_DETAILS,
         examples="  aerobee config set limits.delay_seconds_max=86400",
@@ -52,7 +54,7 @@ def add_parser(commands: Commands) -> None:
     unset = new_command(
         actions,
         "unset",
-        "take back what `config set` did",
+        "undo `config set`",
         _unset,
         examples="  aerobee config unset limits.delay_seconds_max",
     )
@@ -60,7 +62,7 @@ def add_parser(commands: Commands) -> None:
     level = new_command(
         actions,
         "log-level",
-        "change how much the broker logs, until its next start",
+        "change the log level until the next start",
         _log_level,
         examples="  aerobee config log-level DEBUG",
     )

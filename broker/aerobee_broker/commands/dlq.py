@@ -23,12 +23,12 @@ _EXAMPLES = """\
   aerobee dlq list billing --begin 1d
   aerobee dlq show billing 17
   aerobee dlq resend billing --offset 17 --offset 18
-  aerobee dlq resend billing --all                      all that were not sent again before
+  aerobee dlq resend billing --all                      all that were not resent before
   aerobee dlq export billing --output letters.jsonl
 """
 _RESEND_DETAILS = (
-    "A dead letter goes back to the topic it came from, and only this group receives it. With --topic every group of "
-    "that topic receives it. It stays among the dead letters, marked as sent again."
+    "A dead letter returns to its original topic, where only this group receives it. With --topic, every group of "
+    "that topic receives it. The dead letter itself is kept and marked as resent."
 )
 _RESEND_COUNT = 100  # in one request
 
@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
     listing = new_command(
         actions,
         "list",
-        "list groups with dead letters, or those of one group",
+        "list groups with dead letters, or the dead letters of a group",
         _list,
         examples="  aerobee dlq list\n  aerobee dlq list billing --max 20 --json",
     )
@@ -53,7 +53,7 @@ def add_parser(commands: Commands) -> None:
     resend = new_command(
         actions,
         "resend",
-        "send dead letters again",
+        "resend dead letters",
         _resend,
         details=_RESEND_DETAILS,
         examples="  aerobee dlq resend billing --offset 17\n  aerobee dlq resend billing --all --begin 2h --dry-run",
@@ -61,25 +61,29 @@ def add_parser(commands: Commands) -> None:
     export = new_command(
         actions,
         "export",
-        "write dead letters as JSON, one a line",
+        "write dead letters as JSON lines",
         _export,
         examples="  aerobee dlq export billing --output letters.jsonl\n  aerobee dlq export billing | jq .body",
     )
-    listing.add_argument("group", metavar="GROUP", nargs="?", help="its dead letters (default: all groups, counted)")
+    listing.add_argument(
+        "group", metavar="GROUP", nargs="?", help="list its dead letters (default: count those of all groups)"
+    )
     listing.add_argument("--max", metavar="N", type=options.count, default=100, help="at most N (default: 100)")
     for action in (show, resend, export):
         action.add_argument("group", metavar="GROUP")
     show.add_argument("letter", metavar="OFFSET|ID", help="as `aerobee dlq list` shows them")
     what = resend.add_mutually_exclusive_group(required=True)
-    what.add_argument("--offset", metavar="N", type=options.offset, action="append", help="this one; may be repeated")
-    what.add_argument("--all", action="store_true", help="all, or all given up between --begin and --end")
-    resend.add_argument("--topic", default="", help="to this topic (default: the one that each came from)")
-    resend.add_argument("--again", action="store_true", help="also those that were sent again before")
-    resend.add_argument("--dry-run", action="store_true", help="only say how many it would be")
+    what.add_argument(
+        "--offset", metavar="N", type=options.offset, action="append", help="offset of a dead letter; may be repeated"
+    )
+    what.add_argument("--all", action="store_true", help="all dead letters, or those between --begin and --end")
+    resend.add_argument("--topic", default="", help="target topic (default: the original topic of each)")
+    resend.add_argument("--again", action="store_true", help="include dead letters that were resent before")
+    resend.add_argument("--dry-run", action="store_true", help="print the number without sending")
     export.add_argument("--output", metavar="FILE", type=Path, help="a new file (default: standard output)")
     for action in (listing, resend, export):
-        action.add_argument("--begin", metavar="TIME", type=options.moment, help="given up then or later")
-        action.add_argument("--end", metavar="TIME", type=options.moment, help="given up then or before")
+        action.add_argument("--begin", metavar="TIME", type=options.moment, help="dead-lettered at or after this time")
+        action.add_argument("--end", metavar="TIME", type=options.moment, help="dead-lettered at or before this time")
     for action in (listing, show, resend, export):
         options.add_endpoint(action)
     for action in (listing, show, resend):
@@ -211,17 +215,17 @@ def _resend(arguments: argparse.Namespace) -> int:
         if arguments.json:
             output.print_json({"group": arguments.group, "dryRun": True, "offsets": [each.offset for each in results]})
         else:
-            print(f"would send {output.counted(len(results), 'dead letter')} of {arguments.group} again")
+            print(f"would resend {output.counted(len(results), 'dead letter')} of {arguments.group}")
         return 0
     failed = [each for each in results if each.status.code != v2.Code.OK]
     if arguments.json:
         for each in results:
             output.print_json(output.protobuf_json(each))
     else:
-        print(f"sent {output.counted(len(results) - len(failed), 'dead letter')} of {arguments.group} again")
+        print(f"resent {output.counted(len(results) - len(failed), 'dead letter')} of {arguments.group}")
     if failed:
         raise CommandError(
-            f"{len(failed)} of {len(results)} were not sent again, the first, {failed[0].offset}: "
+            f"{len(failed)} of {len(results)} dead letters were not resent; the first is {failed[0].offset}: "
             f"{failed[0].status.message}"
         )
     return 0

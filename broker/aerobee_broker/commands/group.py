@@ -28,7 +28,7 @@ _EXAMPLES = """\
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "group", "consumer groups: create, list, lag, reset, delete ...", examples=_EXAMPLES)
+    parser = new_command(commands, "group", "manage consumer groups", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     create = new_command(actions, "create", "create a group", _create, examples="  aerobee group create billing")
@@ -36,10 +36,10 @@ def add_parser(commands: Commands) -> None:
     update = new_command(
         actions, "update", "change a group", _update, examples="  aerobee group update billing --max-attempts 5"
     )
-    update.add_argument("--fifo", action=argparse.BooleanOptionalAction, help="deliver in order")
+    update.add_argument("--fifo", action=argparse.BooleanOptionalAction, help="deliver in order, or not")
     pause = update.add_mutually_exclusive_group()
     pause.add_argument("--pause", dest="consume_enabled", action="store_false", default=None, help="stop delivery")
-    pause.add_argument("--resume", dest="consume_enabled", action="store_true", default=None, help="deliver again")
+    pause.add_argument("--resume", dest="consume_enabled", action="store_true", default=None, help="resume delivery")
     for action in (create, update):
         action.add_argument(
             "--max-attempts",
@@ -52,25 +52,25 @@ def add_parser(commands: Commands) -> None:
             "--retry-delays",
             metavar="SPAN,...",
             type=_delays,
-            help="how long to wait after the first, second ... failed delivery; the last one for all that follow",
+            help="delays after the first, second, ... failed delivery; the last one repeats",
         )
         retry.add_argument(
             "--retry-backoff",
             metavar="FIRST,MAX,FACTOR",
             type=_backoff,
-            help="wait FIRST, then FACTOR times as long each time, at most MAX",
+            help="first delay, maximum, and the factor between delays",
         )
     listing = new_command(actions, "list", "list groups", _list, examples="  aerobee group list --all")
-    listing.add_argument("--all", action="store_true", help="also the broker's own")
+    listing.add_argument("--all", action="store_true", help="include system ones")
     describe = new_command(
         actions,
         "describe",
-        "show a group, how far it is, and who is connected",
+        "show a group, its progress and its clients",
         _describe,
         examples="  aerobee group describe billing",
     )
     delete = new_command(
-        actions, "delete", "forget a group and its progress", _delete, examples="  aerobee group delete billing"
+        actions, "delete", "delete a group and its progress", _delete, examples="  aerobee group delete billing"
     )
     for action in (create, update, describe, delete):
         action.add_argument("group", metavar="GROUP")
@@ -180,7 +180,7 @@ def _delays(text: str) -> list[int]:
 def _backoff(text: str) -> tuple[int, int, int]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,MAX,FACTOR, as 1s,1h,2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,MAX,FACTOR, such as 1s,1h,2")
     return options.span(parts[0]), options.span(parts[1]), options.count(parts[2])
 
 

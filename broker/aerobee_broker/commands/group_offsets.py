@@ -20,57 +20,64 @@ _LAG_EXAMPLES = """\
   aerobee group lag billing --json | jq .topics
 """
 _LAG_DETAILS = (
-    "What a group has not finished: in flight (a client has it, or gave it back with a delay) and ready. "
-    "Retrying are those that were delivered without success before; delayed ones wait for their time and are no lag."
+    "Lag is the sum of messages in flight (held by a client or returned with a delay) and ready ones. "
+    "Retrying messages failed before. Delayed messages are not due yet and do not count as lag."
 )
 _RESET_EXAMPLES = """\
-  aerobee group reset billing orders --to-time 2h              all that was stored in the last two hours once more
+  aerobee group reset billing orders --to-time 2h              deliver the last two hours again
   aerobee group reset billing orders --to-time 2026-01-31T12:00 --dry-run
-  aerobee group reset billing orders --earliest                everything that is left
-  aerobee group reset billing orders --latest                  nothing of what is there now
+  aerobee group reset billing orders --earliest                everything from the oldest message
+  aerobee group reset billing orders --latest                  only new messages
   aerobee group reset billing orders --to-offset 1200 --queue 3
 """
-_RESET_DETAILS = (
-    "Consumers need not be stopped. What they have in flight is given up: it is delivered again, or passed."
-)
+_RESET_DETAILS = "Consumers may keep running. Messages in flight are dropped: they are delivered again or skipped."
 _SKIP_EXAMPLES = """\
   aerobee group skip billing orders --queue 3              the oldest message of queue 3 that is not finished
   aerobee group skip billing orders --queue 3 --count 10
 """
-_SKIP_DETAILS = "For a message that no consumer survives. It stays in the topic; `aerobee query` still finds it."
+_SKIP_DETAILS = (
+    "Use this for a message that crashes its consumers. It stays in the topic; `aerobee query` still finds it."
+)
 
 
 def add_actions(actions: Commands) -> None:
     """The sub-commands of `aerobee group`."""
-    lag = new_command(
-        actions, "lag", "show how far groups are behind", _lag, details=_LAG_DETAILS, examples=_LAG_EXAMPLES
+    lag = new_command(actions, "lag", "show the lag of groups", _lag, details=_LAG_DETAILS, examples=_LAG_EXAMPLES)
+    lag.add_argument(
+        "group", metavar="GROUP", nargs="?", help="show this group by topic and queue (default: all groups)"
     )
-    lag.add_argument("group", metavar="GROUP", nargs="?", help="one group, by topic and queue (default: all)")
     reset = new_command(
         actions, "reset", "move a group to another offset", _reset, details=_RESET_DETAILS, examples=_RESET_EXAMPLES
     )
     skip = new_command(
-        actions, "skip", "pass over messages of a queue", _skip, details=_SKIP_DETAILS, examples=_SKIP_EXAMPLES
+        actions, "skip", "skip messages of a queue", _skip, details=_SKIP_DETAILS, examples=_SKIP_EXAMPLES
     )
     for action in (reset, skip):
         action.add_argument("group", metavar="GROUP")
         action.add_argument("topic", metavar="TOPIC")
     place = reset.add_mutually_exclusive_group(required=True)
-    place.add_argument("--to-time", metavar="TIME", type=options.moment, help="the first message stored then or later")
+    place.add_argument(
+        "--to-time", metavar="TIME", type=options.moment, help="the first message stored at or after this time"
+    )
     place.add_argument("--to-offset", metavar="N", type=options.offset, help="this offset in each queue")
-    place.add_argument("--earliest", action="store_true", help="the first message that is left")
-    place.add_argument("--latest", action="store_true", help="behind the last message")
+    place.add_argument("--earliest", action="store_true", help="the oldest message")
+    place.add_argument("--latest", action="store_true", help="the end of the queue: only new messages")
     which = reset.add_mutually_exclusive_group()
     which.add_argument(
-        "--queue", metavar="ID", type=options.offset, action="append", default=[], help="only this one; may be repeated"
+        "--queue",
+        metavar="ID",
+        type=options.offset,
+        action="append",
+        default=[],
+        help="only this queue; may be repeated",
     )
     which.add_argument("--lite-topic", metavar="NAME", default="", help="only this one")
     which = skip.add_mutually_exclusive_group(required=True)
     which.add_argument("--queue", metavar="ID", type=options.offset, help="of the topic")
     which.add_argument("--lite-topic", metavar="NAME", default="", help="of the topic")
-    skip.add_argument("--count", metavar="N", type=options.count, default=1, help="how many messages (default: 1)")
+    skip.add_argument("--count", metavar="N", type=options.count, default=1, help="number of messages (default: 1)")
     for action in (reset, skip):
-        action.add_argument("--dry-run", action="store_true", help="only print what would be done")
+        action.add_argument("--dry-run", action="store_true", help="print the actions without performing them")
     for action in (lag, reset, skip):
         options.add_endpoint(action)
         options.add_json(action)
@@ -206,7 +213,7 @@ def _print_moves(arguments: argparse.Namespace, queues: list[admin_v1.ResetOffse
             }
         )
         return 0
-    print(f"group {arguments.group} {'would go' if arguments.dry_run else 'goes'} on in {arguments.topic}:")
+    print(f"group {arguments.group} {'would continue' if arguments.dry_run else 'continues'} in {arguments.topic}:")
     output.print_table(
         ("queue", "before", "after"),
         (

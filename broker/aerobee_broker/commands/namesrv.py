@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   aerobee namesrv                                     on 127.0.0.1:9876
   aerobee namesrv --listen 0.0.0.0:9876 --store /var/lib/aerobee-namesrv
-  aerobee serve --listen-remoting 127.0.0.1:10911 --namesrv "127.0.0.1:9876;127.0.0.1:9877"   a broker that registers
+  aerobee serve --listen-remoting 127.0.0.1:10911 --namesrv "127.0.0.1:9876;127.0.0.1:9877"   register a broker
 
-A single broker needs none: `aerobee serve --listen-remoting` answers for itself. SIGTERM and Ctrl-C end it.
+A single broker needs no name server: `aerobee serve --listen-remoting` answers for itself. SIGTERM and Ctrl-C
+stop the name server.
 """
 
 
@@ -35,7 +36,7 @@ def add_parser(commands: Commands) -> None:
         metavar="DIR",
         default="namesrv",
         type=Path,
-        help="where routes and values are kept (default: namesrv)",
+        help="directory for routes and values (default: namesrv)",
     )
 
 
@@ -50,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         address = Address.parse(arguments.listen)
     except ValueError as error:
-        raise ConfigError(f"--listen: {arguments.listen!r} is not an address: {error}, as 127.0.0.1:9876") from None
+        raise ConfigError(
+            f"--listen: {arguments.listen!r} is not an address: {error}, such as 127.0.0.1:9876"
+        ) from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(address, arguments.store))

@@ -105,13 +105,13 @@ def complete_advice(text: str, arguments: argparse.Namespace) -> str:
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """TLS, credentials, `--timeout`: what `with_client` reads beside `--endpoint`."""
-    parser.add_argument("--tls", action="store_true", help="encrypt; the address must be one with TLS")
+    parser.add_argument("--tls", action="store_true", help="use TLS; the broker must listen with TLS")
     parser.add_argument(
         "--tls-ca",
         metavar="FILE",
         type=Path,
         default=os.environ.get("AEROBEE_CA_FILE") or None,
-        help="encrypt, and believe certificates that this one signed, PEM (default: AEROBEE_CA_FILE)",
+        help="use TLS and trust this certificate authority, PEM (default: AEROBEE_CA_FILE)",
     )
     parser.add_argument(
         "--tls-cert",
@@ -131,13 +131,14 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         "--credentials",
         metavar="FILE",
         type=Path,
-        help="access_key and secret_key as TOML (default: AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file "
+        help="TOML file with access_key and secret_key (default: AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or "
+        "the file "
         "AEROBEE_CREDENTIALS)",
     )
-    parser.add_argument("--access-key", metavar="KEY", help="instead of a file of credentials")
-    parser.add_argument("--secret-key", metavar="KEY", help="the same; other users of this machine may see it")
+    parser.add_argument("--access-key", metavar="KEY", help="access key, in place of --credentials")
+    parser.add_argument("--secret-key", metavar="KEY", help="secret key; visible to other users of this machine")
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=positive_seconds, default=3.0, help="for each request (default: 3)"
+        "--timeout", metavar="SECONDS", type=positive_seconds, default=3.0, help="timeout of each request (default: 3)"
     )
 
 
@@ -221,7 +222,7 @@ def span(text: str) -> int:
         return int(text[:-2])
     if match := _AGO.fullmatch(text):
         return int(timedelta(**{_AGO_UNITS[match[2]]: int(match[1])}) / timedelta(milliseconds=1))
-    raise argparse.ArgumentTypeError(f"{text!r} is not a span; give one such as 500ms, 5s, 2m, 1h or 1d")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a duration; give one such as 500ms, 5s, 2m, 1h or 1d")
 
 
 def pair(text: str) -> tuple[str, str]:

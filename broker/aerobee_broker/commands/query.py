@@ -1,4 +1,4 @@
-"""`aerobee query`: find messages without taking them."""
+"""`aerobee query`: find messages without receiving them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _EXAMPLES = """\
   aerobee query orders --key order-7 --begin 2026-01-31T12:00 --end now
   aerobee query orders --id 0102FC000000014AB00B13010700000000
   aerobee query orders --time 15m now --max 1000 --json
-  aerobee query orders --backlog billing                                      what a group has not finished
+  aerobee query orders --backlog billing                                      messages that a group has not finished
   aerobee query rooms --lite-topic room-7
-  aerobee query orders --id 0102FC000000014AB00B13010700000000 --timeline     and what became of it
+  aerobee query orders --id 0102FC000000014AB00B13010700000000 --timeline     with its events and state
   aerobee query orders --key order-7 --history --group billing                with each delivery to one group
 """
 _DETAILS = "Times: 2026-01-31T12:00 (local), 15m (ago; s, m, h, d), now, or Unix milliseconds."
@@ -31,17 +31,19 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("topic", metavar="TOPIC")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--key", help="one of a message's keys")
-    what.add_argument("--id", metavar="ID", help="a message id, as a send prints it")
-    what.add_argument("--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="all stored in between")
-    what.add_argument("--backlog", metavar="GROUP", help="all that this group has not finished")
-    what.add_argument("--lite-topic", metavar="NAME", help="all of a lite topic")
-    parser.add_argument("--begin", metavar="TIME", type=options.moment, help="stored then or later")
-    parser.add_argument("--end", metavar="TIME", type=options.moment, help="stored then or before")
+    what.add_argument("--key", help="a key of the message")
+    what.add_argument("--id", metavar="ID", help="message id, as printed by a send")
+    what.add_argument(
+        "--time", metavar=("BEGIN", "END"), nargs=2, type=options.moment, help="messages stored between these times"
+    )
+    what.add_argument("--backlog", metavar="GROUP", help="messages that this group has not finished")
+    what.add_argument("--lite-topic", metavar="NAME", help="messages of this lite topic")
+    parser.add_argument("--begin", metavar="TIME", type=options.moment, help="stored at or after this time")
+    parser.add_argument("--end", metavar="TIME", type=options.moment, help="stored at or before this time")
     parser.add_argument("--max", metavar="N", type=options.count, default=64, help="at most N messages (default: 64)")
-    parser.add_argument("--timeline", action="store_true", help="what happened to each message, and where it is now")
+    parser.add_argument("--timeline", action="store_true", help="show the events and the state of each message")
     parser.add_argument(
-        "--history", action="store_true", help="the same with every delivery; reads the delivery journal"
+        "--history", action="store_true", help="the same with every delivery, from the delivery journal"
     )
     parser.add_argument("--group", default="", help="with --timeline: only of this group")
     options.add_endpoint(parser)

@@ -17,32 +17,36 @@ _EXAMPLES = """\
   aerobee receive orders --group billing --max 100 --json
   aerobee receive orders --group billing --tags "paid || refunded" --wait 20
   aerobee receive orders --group billing --sql "amount > 100 AND region = 'north'"
-  aerobee receive orders --group billing --no-ack --invisible 60    look, and let them come back after a minute
+  aerobee receive orders --group billing --no-ack --invisible 60    peek; the messages return after a minute
 """
-_DETAILS = "Prints what is there, up to --max, and waits only for the first message."
+_DETAILS = "Prints available messages, up to --max. Waits only for the first one."
 _RECEIVE_MAX = 32  # as many as RocketMQ's server puts into one answer
 
 
 def add_parser(commands: Commands) -> None:
     parser = new_command(
-        commands, "receive", "receive messages and acknowledge them", run, details=_DETAILS, examples=_EXAMPLES
+        commands, "receive", "receive and acknowledge messages", run, details=_DETAILS, examples=_EXAMPLES
     )
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--group", required=True, help="the consumer group that receives")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--tags", metavar="TAGS", default="*", help='as "a || b" (default: all)')
-    what.add_argument("--sql", metavar="CONDITION", help='over the properties of messages, as "price > 5"')
+    what.add_argument("--tags", metavar="TAGS", default="*", help='tag expression such as "a || b" (default: all)')
+    what.add_argument("--sql", metavar="CONDITION", help='condition over message properties, such as "price > 5"')
     parser.add_argument("--max", metavar="N", type=options.count, default=10, help="at most N messages (default: 10)")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=options.seconds, default=5.0, help="for the first message (default: 5)"
+        "--wait",
+        metavar="SECONDS",
+        type=options.seconds,
+        default=5.0,
+        help="time to wait for the first message (default: 5)",
     )
-    parser.add_argument("--no-ack", action="store_true", help="do not acknowledge: they come back")
+    parser.add_argument("--no-ack", action="store_true", help="do not acknowledge: the messages are delivered again")
     parser.add_argument(
         "--invisible",
         metavar="SECONDS",
         type=options.positive_seconds,
         default=30.0,
-        help="how long they stay hidden from others of the group if not acknowledged (default: 30)",
+        help="invisible time of messages that are not acknowledged (default: 30)",
     )
     options.add_endpoint(parser)
     options.add_json(parser)

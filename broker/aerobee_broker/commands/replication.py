@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _STATUS_EXAMPLES = """\
   aerobee replication                          of the broker at 127.0.0.1:10911
-  aerobee replication --remoting b:10911       of another one, master or replica, Aerobee's or RocketMQ's
+  aerobee replication --remoting b:10911       of another master or replica, Aerobee's or RocketMQ's
 """
 _PROMOTE_EXAMPLES = """\
   aerobee promote --remoting b:10911           the replica at b:10911 becomes the master
 
-Stop the old master first, or cut it off from its clients: messages that it takes from now on are not copied.
+Stop the old master first, or disconnect its clients: messages sent to it from now on are not replicated.
 """
 
 
@@ -28,11 +28,11 @@ def add_parser(commands: Commands) -> None:
     status = new_command(
         commands,
         "replication",
-        "show the replicas of a master, or how far a replica is",
+        "show the replicas of a master, or the progress of a replica",
         run,
         examples=_STATUS_EXAMPLES,
     )
-    status.add_argument("--json", action="store_true", help="as the broker answers")
+    status.add_argument("--json", action="store_true", help="print the answer of the broker as JSON")
     promote = new_command(commands, "promote", "make a replica the master", run_promote, examples=_PROMOTE_EXAMPLES)
     for parser in (status, promote):
         parser.add_argument(
@@ -62,7 +62,7 @@ def run_promote(arguments: argparse.Namespace) -> int:
     broker_id = json.loads(epochs.body)["brokerId"]
     fields = {"masterBrokerId": str(broker_id)}
     _ask(arguments, Command(Request.NOTIFY_BROKER_ROLE_CHANGED, fields=fields))
-    print(f"{arguments.remoting} becomes the master; `aerobee replication` shows when it is")
+    print(f"{arguments.remoting} is being promoted to master; `aerobee replication` shows its role")
     return 0
 
 
@@ -97,7 +97,7 @@ def _ask(arguments: argparse.Namespace, *requests: Command) -> list[Command]:
         address = Address.parse(arguments.remoting)
     except ValueError as error:
         raise CommandError(
-            f"--remoting: {arguments.remoting!r} is not an address: {error}, as 127.0.0.1:10911"
+            f"--remoting: {arguments.remoting!r} is not an address: {error}, such as 127.0.0.1:10911"
         ) from None
     return asyncio.run(_ask_all(address, requests, arguments.timeout))
 
@@ -125,5 +125,5 @@ async def _ask_all(address: Address, requests: tuple[Command, ...], seconds: flo
         ) from None
     for answered in answers:
         if answered.code:
-            raise CommandError(f"{address} refuses: code {answered.code}: {answered.remark}")
+            raise CommandError(f"{address} refused the request: code {answered.code}: {answered.remark}")
     return answers

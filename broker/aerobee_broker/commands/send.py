@@ -31,9 +31,13 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--tag", help="the tag that consumers filter by")
     parser.add_argument("--key", action="append", default=[], help="an index key for queries; may be repeated")
     parser.add_argument("--property", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
-    parser.add_argument("--message-group", metavar="NAME", help="messages of one group keep their order (FIFO topics)")
-    parser.add_argument("--delay", metavar="SECONDS", type=options.seconds, help="deliver later (DELAY topics)")
-    parser.add_argument("--count", metavar="N", type=options.count, default=1, help="send it N times (default: 1)")
+    parser.add_argument(
+        "--message-group", metavar="NAME", help="message group, whose messages keep their order (FIFO topics)"
+    )
+    parser.add_argument("--delay", metavar="SECONDS", type=options.seconds, help="delay before delivery (DELAY topics)")
+    parser.add_argument(
+        "--count", metavar="N", type=options.count, default=1, help="send the message N times (default: 1)"
+    )
     options.add_endpoint(parser)
     options.add_json(parser)
 

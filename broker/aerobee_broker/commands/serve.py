@@ -26,28 +26,30 @@ if TYPE_CHECKING:
 
 _OBJECTS_PER_COLLECTION = 20_000  # a few megabytes at the most
 _EXAMPLES = """\
-  aerobee serve --dev                          for development: topics and groups appear with their first use
+  aerobee serve --dev                          for development: topics and groups are created on first use
   aerobee serve --store /var/lib/aerobee       durable: a send is answered once it is on disk
   aerobee serve --listen 0.0.0.0:8081          reachable from other machines
   aerobee serve --listen 127.0.0.1:0           any free port; the line "ready grpc=HOST:PORT ..." names it
-  aerobee serve --tls-cert C --tls-key K       clients with TLS and without it, on the same address
-  aerobee serve --dev --listen-remoting 127.0.0.1:9876     also for clients of RocketMQ 4: this is their name server
-  aerobee serve --rocketmq-conf broker.conf    with the settings, and on the store, of a RocketMQ broker
+  aerobee serve --tls-cert C --tls-key K       with and without TLS on the same address
+  aerobee serve --dev --listen-remoting 127.0.0.1:9876     also a name server and broker for RocketMQ 4 clients
+  aerobee serve --rocketmq-conf broker.conf    settings and store of a RocketMQ broker
 
-SIGTERM and Ctrl-C end it in an orderly way. Settings without a flag: a TOML file (--config), or the environment
-(AEROBEE_STORE_DIRECTORY for store.directory); flags win.
+SIGTERM and Ctrl-C stop the broker cleanly. Set other settings in a TOML file (--config) or in the environment
+(AEROBEE_STORE_DIRECTORY for store.directory). Flags take precedence.
 """
 
 
 def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "serve", "run a broker", run, examples=_EXAMPLES)
-    parser.add_argument("--store", metavar="DIR", help="where messages are kept (default: data)")
+    parser.add_argument("--store", metavar="DIR", help="directory of the store (default: data)")
     parser.add_argument(
-        "--listen", metavar="ADDRESS", help="for clients, HOST:PORT or unix:PATH (default: 127.0.0.1:8081)"
+        "--listen", metavar="ADDRESS", help="address for clients, HOST:PORT or unix:PATH (default: 127.0.0.1:8081)"
     )
-    parser.add_argument("--listen-tls", metavar="HOST:PORT", help="the same with TLS alone (default: nowhere)")
     parser.add_argument(
-        "--listen-remoting", metavar="HOST:PORT", help="for clients before RocketMQ 5 and mqadmin (default: nowhere)"
+        "--listen-tls", metavar="HOST:PORT", help="address for clients that use TLS only (default: none)"
+    )
+    parser.add_argument(
+        "--listen-remoting", metavar="HOST:PORT", help="address for RocketMQ 4 clients and mqadmin (default: none)"
     )
     parser.add_argument(
         "--front", choices=("native", "grpcio"), help="the gRPC server: native HTTP/2 or grpcio (default: native)"
@@ -56,7 +58,9 @@ def add_parser(commands: Commands) -> None:
         "--namesrv", metavar="ADDRESSES", help="name servers to register with, HOST:PORT;HOST:PORT (default: none)"
     )
     parser.add_argument(
-        "--role", choices=("none", "master", "replica"), help="in replication (default: none); docs/replication.md"
+        "--role",
+        choices=("none", "master", "replica"),
+        help="replication role (default: none); see docs/replication.md",
     )
     parser.add_argument("--listen-replicas", metavar="HOST:PORT", help="where a master takes replicas (default: none)")
     parser.add_argument("--master", metavar="HOST:PORT", help="of a replica: the master's remoting address")
@@ -65,23 +69,26 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     parser.add_argument("--tls-client-ca", metavar="FILE", help="require certificates of clients that these sign, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="accounts file in TOML (default: no authentication)")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="/metrics, /healthz (default: 127.0.0.1:5557)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="address of /metrics and /healthz (default: 127.0.0.1:5557)"
+    )
     parser.add_argument(
         "--flush",
         choices=("sync", "async"),
-        help="answer a send when it is on disk, or before: a power cut then costs up to 0.5 s (default: sync)",
+        help="sync: answer a send when it is on disk; async: answer earlier, a power failure may lose the last "
+        "0.5 s (default: sync)",
     )
     parser.add_argument(
         "--write-mode",
         choices=("gathered", "mapped", "pool"),
-        help="how messages reach the page cache (default: gathered); docs/operating.md compares them",
+        help="how messages reach the page cache (default: gathered); see docs/operating.md",
     )
     parser.add_argument("--dev", action="store_true", help="create topics and groups on first use")
     parser.add_argument(
-        "--advertise", metavar="HOST:PORT", help="the address clients are told to use (default: the one they used)"
+        "--advertise", metavar="HOST:PORT", help="address given to clients (default: the one they connected to)"
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="settings as TOML")
-    parser.add_argument("--rocketmq-conf", metavar="FILE", type=Path, help="settings as RocketMQ's broker.conf")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="settings file, TOML")
+    parser.add_argument("--rocketmq-conf", metavar="FILE", type=Path, help="settings file of RocketMQ (broker.conf)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,39 +24,43 @@ _EXAMPLES = """\
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "spark", "audit, rebuild, export, replay and count with Spark", examples=_EXAMPLES)
+    parser = new_command(
+        commands, "spark", "run Spark jobs: audit, rebuild, export, replay, stats, lag", examples=_EXAMPLES
+    )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     audit = new_command(
         actions,
         "audit",
-        "check logs against themselves, their queues and their index; nothing is changed",
+        "check logs, queues and indexes (read-only)",
         _audit,
-        details="Exit code 0: no error, 1: errors, 2: it could not be looked at.",
+        details="Exit code 0: no errors, 1: errors, 2: the store could not be read.",
         examples="  aerobee spark audit --store data\n  aerobee spark audit --store data --no-index --json",
     )
     rebuild = new_command(
         actions,
         "rebuild",
-        "write consume queues and indexes anew from logs, beside the stores",
+        "rebuild queues and indexes from logs in a new directory",
         _rebuild,
-        details="To use them, stop the broker and move them into its store.",
+        details="To use the files, stop the broker and move them into its store.",
         examples="  aerobee spark rebuild --store data --output rebuilt",
     )
     for job in (audit, rebuild):
         _add_stores(job, required=True)
-        job.add_argument("--no-queues", action="store_true", help="leave the consume queues out")
-        job.add_argument("--no-index", action="store_true", help="leave the index out")
-        job.add_argument("--split-bytes", metavar="BYTES", type=options.count, default=128 << 20, help="of a task")
+        job.add_argument("--no-queues", action="store_true", help="skip the consume queues")
+        job.add_argument("--no-index", action="store_true", help="skip the index")
+        job.add_argument("--split-bytes", metavar="BYTES", type=options.count, default=128 << 20, help="size of a task")
         job.add_argument(
             "--index-counts",
             metavar=("SLOTS", "ENTRIES"),
             nargs=2,
             type=options.count,
-            help="of the index files (maxHashSlotNum, maxIndexNum), where they do not tell",
+            help="counts of the index files (maxHashSlotNum, maxIndexNum), if the files do not show them",
         )
-    rebuild.add_argument("--output", metavar="DIR", required=True, help="new; all workers must see it")
-    rebuild.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help="where no file shows it")
-    rebuild.add_argument("--step-over-damage", action="store_true", help="go on behind records that are damaged")
+    rebuild.add_argument("--output", metavar="DIR", required=True, help="new directory that all workers can reach")
+    rebuild.add_argument(
+        "--queue-file-size", metavar="BYTES", type=options.count, help="size of the queue files, if no file shows it"
+    )
+    rebuild.add_argument("--step-over-damage", action="store_true", help="skip damaged records")
     export = new_command(
         actions,
         "export",
@@ -65,26 +69,30 @@ def add_parser(commands: Commands) -> None:
         examples="  aerobee spark export --store data --topic orders --output archive --checkpoint archive.state",
     )
     _add_source(export)
-    export.add_argument("--output", metavar="PATH", required=True, help="as Spark names it: a directory, s3a://...")
-    export.add_argument("--checkpoint", metavar="PATH", help="write only what came since the last run with this")
+    export.add_argument(
+        "--output", metavar="PATH", required=True, help="target as Spark names it: a directory, s3a://..."
+    )
+    export.add_argument("--checkpoint", metavar="PATH", help="write only messages since the last run with this path")
     export.add_argument("--format", default="parquet", help="parquet, iceberg or delta (the last two: their packages)")
     replay = new_command(
         actions,
         "replay",
-        "send the messages of an export again",
+        "resend the messages of an export",
         _replay,
         examples="  aerobee spark replay --archive archive --topic orders --target again --job-id 2026-01-31",
     )
     options.add_endpoint(replay)
-    replay.add_argument("--archive", metavar="PATH", required=True, help="what export has written")
-    replay.add_argument("--topic", required=True, help="of the archive")
-    replay.add_argument("--target", metavar="TOPIC", help="where to; default: the same topic")
-    replay.add_argument("--begin", metavar="TIME", help="stored at or after this, such as 2026-01-31T12:00")
-    replay.add_argument("--end", metavar="TIME", help="stored before this")
-    replay.add_argument("--any-queue", action="store_true", help="do not keep queues")
-    replay.add_argument("--job-id", metavar="ID", required=True, help="a repeated replay with it sends the same ids")
-    replay.add_argument("--rate", metavar="COUNT", type=options.count, help="messages a second at most")
-    replay.add_argument("--format", default="parquet", help="of the archive")
+    replay.add_argument("--archive", metavar="PATH", required=True, help="output of `aerobee spark export`")
+    replay.add_argument("--topic", required=True, help="topic of the archive")
+    replay.add_argument("--target", metavar="TOPIC", help="target topic (default: the same topic)")
+    replay.add_argument("--begin", metavar="TIME", help="stored at or after this time, such as 2026-01-31T12:00")
+    replay.add_argument("--end", metavar="TIME", help="stored before this time")
+    replay.add_argument("--any-queue", action="store_true", help="let the broker choose the queues")
+    replay.add_argument(
+        "--job-id", metavar="ID", required=True, help="id of the replay; repeating it sends the same message ids"
+    )
+    replay.add_argument("--rate", metavar="COUNT", type=options.count, help="maximum messages per second")
+    replay.add_argument("--format", default="parquet", help="topic of the archive")
     stats = new_command(
         actions,
         "stats",
@@ -94,18 +102,20 @@ def add_parser(commands: Commands) -> None:
     )
     _add_source(stats)
     stats.add_argument("--by", default="queue", choices=("queue", "topic", "tag", "key", "hour"))
-    stats.add_argument("--top", metavar="COUNT", type=options.count, default=100, help="by tag and key (default: 100)")
+    stats.add_argument(
+        "--top", metavar="COUNT", type=options.count, default=100, help="number of rows by tag or key (default: 100)"
+    )
     lag = new_command(
         actions,
         "lag",
-        "how far groups are behind, from the files of stores",
+        "show the lag of groups, from the files of stores",
         _lag,
         examples="  aerobee spark lag --store data",
     )
     _add_stores(lag, required=True)
     for job in (audit, rebuild, export, replay, stats, lag):
         options.add_json(job)
-        job.add_argument("--master", metavar="URL", help="of a Spark cluster; default: this machine, all cores")
+        job.add_argument("--master", metavar="URL", help="URL of a Spark cluster (default: this machine, all cores)")
 
 
 def _add_stores(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -115,14 +125,14 @@ def _add_stores(parser: argparse.ArgumentParser, *, required: bool) -> None:
         action="append",
         default=[],
         required=required,
-        help="of a broker; repeat it, with names, for several",
+        help="store of a broker; repeat with names for several brokers",
     )
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     _add_stores(parser, required=False)
     options.add_endpoint(parser)
-    parser.add_argument("--topic", action="append", default=[], help="repeat it for several; default: all topics")
+    parser.add_argument("--topic", action="append", default=[], help="topic; may be repeated (default: all topics)")
 
 
 def _stores(arguments: argparse.Namespace) -> dict[str, str]:

@@ -20,15 +20,17 @@ _EXAMPLES = """\
   aerobee status --traffic hour --max 20               the busiest topics and groups
 """
 _TRAFFIC_MAX = 1000  # what the broker gives
-_DETAILS = "Exit code 0 if the broker takes messages, else 1. Rates are those of the last minute."
+_DETAILS = "Exit code 0 if the broker takes messages, else 1. Rates are averages over the last minute."
 
 
 def add_parser(commands: Commands) -> None:
     parser = new_command(
-        commands, "status", "show what a running broker does", run, details=_DETAILS, examples=_EXAMPLES
+        commands, "status", "show the state and traffic of a running broker", run, details=_DETAILS, examples=_EXAMPLES
     )
-    parser.add_argument("--traffic", choices=("minute", "hour", "day"), help="instead: recent traffic, busiest first")
-    parser.add_argument("--topic", default="", help="with --traffic: only of this topic")
+    parser.add_argument(
+        "--traffic", choices=("minute", "hour", "day"), help="show recent traffic instead, busiest first"
+    )
+    parser.add_argument("--topic", default="", help="with --traffic: only this topic")
     parser.add_argument(
         "--max", metavar="N", type=options.count, default=100, help="with --traffic: at most N (default: 100)"
     )

@@ -19,50 +19,50 @@ if TYPE_CHECKING:
     from aerobee_store.tools.findings import Finding
 
 _EXAMPLES = """\
-  aerobee store inspect data                          what a directory holds
+  aerobee store inspect data                          the contents of a directory
   aerobee store inspect --endpoint 127.0.0.1:8081     the store of a running broker
   aerobee store verify data                           check every byte; exit code 1 if something is damaged
   aerobee store dump data | jq .topic                 every record as one JSON object, in log order
   aerobee store backup data /backup/monday            a copy, while a broker runs or not
-  aerobee store repair data                           what would be mended; with --apply it is
-  aerobee store rebuild data                          queues and index anew from the log; with --apply they are
+  aerobee store repair data                           show the repairs; --apply performs them
+  aerobee store rebuild data                          show the rebuild; --apply performs it
 """
-_SIZE_HELP = "if no file shows it (default: as the broker's)"
+_SIZE_HELP = "size of the files, if no file shows it (default: the broker's)"
 _CANNOT_LOOK = 2  # exit code of verify: neither clean nor damaged is known
 
 
 def add_parser(commands: Commands) -> None:
     parser = new_command(
-        commands, "store", "inspect, verify, dump, back up and mend stores, also RocketMQ's", examples=_EXAMPLES
+        commands, "store", "inspect, verify, dump, back up and repair stores, including RocketMQ's", examples=_EXAMPLES
     )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     inspect = new_command(
         actions,
         "inspect",
-        "show what a store holds; nothing is changed",
+        "show the contents of a store (read-only)",
         _inspect,
         examples="  aerobee store inspect data\n  aerobee store inspect --endpoint 127.0.0.1:8081 --json",
     )
-    inspect.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="of a store, in use or not")
+    inspect.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="directory of a store, in use or not")
     inspect.add_argument("--endpoint", metavar="HOST:PORT", help="ask a running broker instead")
     options.add_connection(inspect)
     verify = new_command(
         actions,
         "verify",
-        "check every record, queue and index of a store; nothing is changed",
+        "check every record, queue and index of a store (read-only)",
         _verify,
         details="""\
-Exit code 0: clean, perhaps with warnings, 1: errors, 2: it could not be looked at.
-What queues, index and the end of the log lack heals when a broker opens the store. What is lost for good is
-`log-damaged`, `segment-missing` and `queue-offset-gap`.""",
+Exit code 0: clean, perhaps with warnings, 1: errors, 2: the store could not be read.
+Opening the store with a broker repairs missing parts of queues and index and a torn end of the log.
+`log-damaged`, `segment-missing` and `queue-offset-gap` mean that messages are lost.""",
         examples="  aerobee store verify data\n  aerobee store verify data --json",
     )
     dump = new_command(
         actions,
         "dump",
-        "print every record as one JSON object a line, in log order",
+        "print all records as JSON lines, in log order",
         _dump,
-        details="Damaged stretches are named on standard error and stepped over.",
+        details="Damaged ranges are reported on standard error and skipped.",
         examples="""\
   aerobee store dump data
   aerobee store dump data | jq -r .topic | sort | uniq -c
@@ -72,20 +72,20 @@ What queues, index and the end of the log lack heals when a broker opens the sto
     repair = new_command(
         actions,
         "repair",
-        "mend a stopped store; without --apply only print what would be done",
+        "repair a stopped store; a dry run without --apply",
         _repair,
         details="""\
-What is tried is shown, action by action, and done with --apply.
-Damage in the middle of the log stays: nothing can take its place, and it is stepped over. Keep a backup of what you
-mend. Exit code 0: nothing is left to mend, 1: something is, 2: it could not be looked at.""",
+Prints the repairs; --apply performs them. Make a backup first.
+Damage within the log cannot be repaired; readers skip it.
+Exit code 0: nothing left to repair, 1: problems remain, 2: the store could not be read.""",
         examples="  aerobee store repair data\n  aerobee store repair data --apply",
     )
     rebuild = new_command(
         actions,
         "rebuild",
-        "make queues and index anew from the log of a stopped store",
+        "rebuild queues and index of a stopped store from the log",
         _rebuild,
-        details="Without --queues and --index both are made; without --apply nothing is changed.",
+        details="Rebuilds both unless --queues or --index is given. A dry run without --apply.",
         examples="  aerobee store rebuild data\n  aerobee store rebuild data --index --apply",
     )
     rebuild.add_argument("--queues", action="store_true", help="the consume queues")
@@ -96,18 +96,17 @@ mend. Exit code 0: nothing is left to mend, 1: something is, 2: it could not be 
         "copy a store, in use or not",
         _backup,
         details="""\
-The copy of a store in use opens as one that a crash has left: with all that was stored when the copy was made.
-TARGET must be empty or not exist.""",
+A copy of a store in use contains all messages stored before the copy began, and is recovered when it is opened.""",
         examples="  aerobee store backup data /backup/monday\n  aerobee store backup data data.copy --hard-links",
     )
     for action in (verify, dump, repair, rebuild, backup):
-        action.add_argument("directory", metavar="DIR", type=Path, help="of a store, which holds commitlog")
-    backup.add_argument("target", metavar="TARGET", type=Path, help="of the copy")
+        action.add_argument("directory", metavar="DIR", type=Path, help="directory of a store (contains commitlog)")
+    backup.add_argument("target", metavar="TARGET", type=Path, help="new or empty directory of the copy")
     backup.add_argument(
         "--hard-links", action="store_true", help="link full segments of the log instead of copying them"
     )
     for action in (repair, rebuild):
-        action.add_argument("--apply", action="store_true", help="do it; without this only print what would be done")
+        action.add_argument("--apply", action="store_true", help="perform the actions; without this, only print them")
         action.add_argument("--queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
         action.add_argument("--batch-queue-file-size", metavar="BYTES", type=options.count, help=_SIZE_HELP)
         action.add_argument(
@@ -116,7 +115,7 @@ TARGET must be empty or not exist.""",
             nargs=2,
             type=options.count,
             default=(None, None),
-            help="of the index files (maxHashSlotNum, maxIndexNum), if no file shows them",
+            help="counts of the index files (maxHashSlotNum, maxIndexNum), if no file shows them",
         )
     inspect.add_argument("--full", action="store_true", help="read the whole log: count records, find damage")
     verify.add_argument(
@@ -125,7 +124,7 @@ TARGET must be empty or not exist.""",
         nargs=2,
         type=options.count,
         default=(None, None),
-        help="of the index files (maxHashSlotNum, maxIndexNum), where they do not tell",
+        help="counts of the index files (maxHashSlotNum, maxIndexNum), if the files do not show them",
     )
     dump.add_argument("--topic", help="only the records of one topic")
     dump.add_argument(
@@ -133,16 +132,17 @@ TARGET must be empty or not exist.""",
         metavar=("BEGIN", "END"),
         nargs=2,
         type=options.moment,
-        help="only those stored then, both included: 2026-01-31T12:00, 15m (ago), now, or Unix milliseconds",
+        help="only records stored between these times, inclusive: 2026-01-31T12:00, 15m (ago), now, or Unix "
+        "milliseconds",
     )
     dump.add_argument(
         "--offset",
         metavar=("BEGIN", "END"),
         nargs=2,
         type=options.offset,
-        help="only those at these physical offsets, END not included",
+        help="only records at these physical offsets, END excluded",
     )
-    dump.add_argument("--bodies", action="store_true", help="bodies above 256 bytes in full, not their hashes")
+    dump.add_argument("--bodies", action="store_true", help="print bodies above 256 bytes in full, not as hashes")
     for action in (inspect, verify, repair, rebuild, backup):
         options.add_json(action)
 
@@ -180,7 +180,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     else:
         del values["ok"]
         _print_report(values, report.findings)
-        print("clean" if report.ok else "not clean; `aerobee store verify --help` explains what repairs it")
+        print("clean" if report.ok else "not clean; `aerobee store verify --help` explains how to repair it")
     return 0 if report.ok else 1
 
 
@@ -275,7 +275,8 @@ def _print_actions(actions: Sequence[Action], *, applied: bool) -> None:
         print(f"done: {output.counted(len(actions), 'action')}")
     else:
         print(
-            f"not done: {output.counted(len(actions), 'action')}; --apply does {'it' if len(actions) == 1 else 'them'}"
+            f"not done: {output.counted(len(actions), 'action')}; run with --apply to do "
+            f"{'it' if len(actions) == 1 else 'them'}"
         )
 
 
@@ -298,7 +299,7 @@ def _looking_at(directory: Path, changed: Path | None = None) -> Iterator[Path]:
                 hint = "it takes the right to read and write there"
             raise CommandError(f"cannot change {reason}; {hint}", exit_code=_CANNOT_LOOK) from error
         raise CommandError(
-            f"cannot look at {reason}; name the directory of a store that you may read", exit_code=_CANNOT_LOOK
+            f"cannot read {reason}; name the directory of a store that you may read", exit_code=_CANNOT_LOOK
         ) from error
 
 

@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
   aerobee subscription list --topic orders
-  aerobee subscription list --group billing --clients     each client with its own expression
+  aerobee subscription list --group billing --clients     each client with its filter expression
   aerobee subscription delete orders billing
 """
 _LIST_DETAILS = (
-    "Clients of a group that subscribe differently take messages from each other: such groups are shown as not "
-    "consistent. The expression is known while clients are connected."
+    "A group is shown as not consistent if its clients subscribe differently: such clients lose messages to each "
+    "other. Expressions are known only while clients are connected."
 )
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "subscription", "show and delete what groups subscribe to", examples=_EXAMPLES)
+    parser = new_command(commands, "subscription", "list and delete subscriptions", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = new_command(
         actions,
         "list",
-        "list who reads what",
+        "list subscriptions",
         _list,
         details=_LIST_DETAILS,
         examples="  aerobee subscription list --group billing --clients",
@@ -40,9 +40,9 @@ def add_parser(commands: Commands) -> None:
     delete = new_command(
         actions,
         "delete",
-        "forget what a group has read of a topic",
+        "delete the position of a group in a topic",
         _delete,
-        details="Refused while clients of the group read it.",
+        details="Refused while clients of the group read the topic.",
         examples="  aerobee subscription delete orders billing",
     )
     delete.add_argument("topic", metavar="TOPIC")
@@ -109,7 +109,7 @@ def _delete(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json({"topic": arguments.topic, "group": arguments.group, "deleted": True})
     else:
-        print(f"group {arguments.group} has no position in {arguments.topic} any more")
+        print(f"group {arguments.group} no longer has a position in {arguments.topic}")
     return 0
 
 

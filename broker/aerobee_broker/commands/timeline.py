@@ -105,7 +105,7 @@ def _print(found: admin_v1.MessageTimeline, *, history: bool) -> None:
         empty="no group reads the topic",
     )
     if history and not found.history_complete:
-        print("the delivery journal does not reach back far enough: some of what happened is missing")
+        print("the delivery journal does not reach back far enough: earlier events are missing")
 
 
 def _words(name: str) -> str:

@@ -21,13 +21,13 @@ _EXAMPLES = """\
   aerobee topic list --json
   aerobee topic describe orders
   aerobee topic update orders --queues 16
-  aerobee topic update orders --permission read        nobody sends any more, and consumers go on
+  aerobee topic update orders --permission read        stop sends; consumers continue
   aerobee topic delete orders
 """
 
 
 def add_parser(commands: Commands) -> None:
-    parser = new_command(commands, "topic", "create, list, describe, update and delete topics", examples=_EXAMPLES)
+    parser = new_command(commands, "topic", "manage topics", examples=_EXAMPLES)
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     create = new_command(actions, "create", "create a topic", _create, examples="  aerobee topic create orders")
@@ -36,24 +36,24 @@ def add_parser(commands: Commands) -> None:
     )
     for action in (create, update):
         action.add_argument("topic", metavar="TOPIC")
-        action.add_argument("--queues", metavar="N", type=options.count, help="how many queues it has")
+        action.add_argument("--queues", metavar="N", type=options.count, help="number of queues")
         action.add_argument(
             "--type",
             choices=_TYPES,
             type=str.upper,
             action="append",
             default=[],
-            help="messages that it takes; may be repeated (default: NORMAL)",
+            help="message type; may be repeated (default: NORMAL)",
         )
         action.add_argument("--permission", choices=_PERMISSIONS, help="permission of clients (default: read-write)")
         action.add_argument("--attribute", metavar="NAME=VALUE", type=options.pair, action="append", default=[])
     listing = new_command(actions, "list", "list topics", _list, examples="  aerobee topic list --all")
-    listing.add_argument("--all", action="store_true", help="also the broker's own")
+    listing.add_argument("--all", action="store_true", help="include system ones")
     describe = new_command(
         actions, "describe", "show a topic and its queues", _describe, examples="  aerobee topic describe orders"
     )
     delete = new_command(
-        actions, "delete", "forget a topic and its messages", _delete, examples="  aerobee topic delete orders"
+        actions, "delete", "delete a topic and its messages", _delete, examples="  aerobee topic delete orders"
     )
     for action in (describe, delete):
         action.add_argument("topic", metavar="TOPIC")

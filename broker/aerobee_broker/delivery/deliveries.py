@@ -138,7 +138,7 @@ class Deliveries:
             queue.delivery.limit_invisible(latest_ms)
             if queue.delivery.cut(self._subscriptions.end_of(queue)):
                 _log.warning(
-                    "delivery position is behind the end of its queue, moved to the end key=%s offset=%d",
+                    "delivery position was beyond the end of its queue and is moved back to the end key=%s offset=%d",
                     queue.key,
                     queue.delivery.cursor,
                 )
@@ -362,7 +362,8 @@ class Deliveries:
         queue = self._queue_of(topic, group, handle)
         if queue is None:
             raise InvalidReceiptHandleError(
-                f"the receipt handle is not of group {group!r} and topic {topic!r}; name those of the receive"
+                f"the receipt handle does not belong to group {group!r} and topic {topic!r}; use the names of the "
+                f"receive"
             )
         self._visibility.expire(queue, now_ms)
         return queue, handle
@@ -474,7 +475,7 @@ class Deliveries:
             try:
                 await self.expire_lite_topics()
             except (StoreFullError, SyncTimeoutError) as error:
-                _log.warning("lite topics not expired, tried again later cause=%s", error)
+                _log.warning("lite topics not expired, retried later cause=%s", error)
 
     async def delete_group(self, group: str) -> None:
         """Forget everything about a group, and its offsets; durable in the journal when this returns."""

@@ -65,7 +65,7 @@ class ExhaustedMessages:
                 try:
                     await self._empty(queue)
                 except (StoreFullError, StoreBusyError, StoreAccessError, SyncTimeoutError) as error:
-                    _log.warning("dead letters not written, tried again queue=%s cause=%s", queue.key, error)
+                    _log.warning("dead letters not written, retried queue=%s cause=%s", queue.key, error)
                     await asyncio.sleep(_RETRY_SECONDS)
                 else:
                     self._queues.pop(queue, None)

@@ -139,7 +139,7 @@ class History:
         try:
             await self.snapshot()
         except (StoreFullError, SyncTimeoutError) as error:
-            _log.warning("no snapshot of deliveries cause=%s", error)
+            _log.warning("delivery snapshot failed cause=%s", error)
 
     async def run(self) -> None:
         """A snapshot every so many events, until cancelled."""
@@ -184,7 +184,7 @@ class History:
             if not self._replay(entry, ends):
                 ignored += 1
         if ignored:  # usually of a topic that was deleted later
-            _log.warning("journal events ignored count=%d cause=%r", ignored, "the log does not have their messages")
+            _log.warning("journal events ignored count=%d cause=%r", ignored, "their messages are not in the log")
         if any(queue.reset_at is not None for queue in self._subscriptions):
             self._snapshot_wake.set()
         self._events_at_snapshot = -count  # they count for the next one: a replay stays bounded over restarts

@@ -174,7 +174,7 @@ class _Reader:
 
     def _need(self, size: int) -> None:
         if self.rest < size:
-            raise JournalFormatError(f"the body ends where {size} bytes are expected, only {self.rest} are left")
+            raise JournalFormatError(f"the body ends too early: {size} bytes expected, {self.rest} left")
 
 
 def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
@@ -184,7 +184,7 @@ def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
         version, kind, count = reader.take(_HEADER)
         if version not in (VERSION, VERSION_WITH_PASSED):
             raise JournalFormatError(
-                f"version {version} of the journal is unknown, this release knows {VERSION} and {VERSION_WITH_PASSED}"
+                f"journal version {version} is unknown; this release reads {VERSION} and {VERSION_WITH_PASSED}"
             )
         if kind not in _KNOWN_KINDS:
             raise JournalFormatError(f"event kind {kind} is unknown")
@@ -198,10 +198,10 @@ def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
                 key = QueueKey(reader.text(), reader.text(), *reader.take(_QUEUE_ID))
                 event = _decode_event(kind, reader)
                 if version == VERSION and isinstance(event, Delivered) and event.passes_over:
-                    raise JournalFormatError(f"a delivery of version {version} has messages for the attempt 0")
+                    raise JournalFormatError(f"a delivery of version {version} has messages with attempt 0")
                 entries.append(JournalEntry(queue_offset, key, event))
         if reader.rest:
-            raise JournalFormatError(f"{reader.rest} bytes follow the last of {count} events")
+            raise JournalFormatError(f"{reader.rest} bytes follow the last of the {count} events")
     except JournalFormatError as error:
         raise JournalFormatError(error.cause, queue_offset=queue_offset) from None
     return entries
@@ -231,20 +231,20 @@ def _decode_event(kind: int, reader: _Reader) -> QueueEvent:
     for _ in range(entry_count):
         offset, attempt, nonce, until, client_index = reader.take(_ENTRY)
         if client_index != _NO_CLIENT and client_index >= client_count:
-            raise JournalFormatError(f"client {client_index} of {client_count} does not exist")
+            raise JournalFormatError(f"client index {client_index} is outside 0..{client_count - 1}")
         client = None if client_index == _NO_CLIENT else clients[client_index]
         entries.append(Entry(offset, attempt, nonce, until, client))
     _check_order(commit_offset, begin)
     _check_order(begin, end)
     offsets = [entry.offset for entry in entries]
     if offsets and not (begin <= offsets[0] and offsets[-1] < end and offsets == sorted(set(offsets))):
-        raise JournalFormatError(f"the messages of a state from {begin} to {end} are not in order, or outside of it")
+        raise JournalFormatError(f"the messages of a state from {begin} to {end} are out of order or out of range")
     return State(commit_offset, begin, end, tuple(entries))
 
 
 def _check_order(low: int, high: int) -> None:
     if low > high:
-        raise JournalFormatError(f"queue offset {low} is given as the begin of what ends at {high}")
+        raise JournalFormatError(f"range begins at queue offset {low} and ends before it, at {high}")
 
 
 def highest_offset(event: QueueEvent) -> int:

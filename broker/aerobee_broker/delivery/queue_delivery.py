@@ -315,8 +315,9 @@ class QueueDelivery:
         entry = self.in_flight.get(offset)
         if entry is None or entry.nonce != nonce:
             raise InvalidReceiptHandleError(
-                "receipt handle is expired: the message's invisible time is over, it was acknowledged, or its "
-                "invisible time was changed and that gave it a new handle"
+                "receipt handle is expired: the message's invisible time has ended, the message was acknowledged, "
+                "or its "
+                "invisible time was changed, which made a new handle; receive the message again"
             )
         return entry
 

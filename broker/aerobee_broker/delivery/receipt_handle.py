@@ -58,6 +58,6 @@ def decode(handle: str) -> ReceiptHandle:
     except ValueError:
         encoded, lite_topic = b"", ""
     if len(encoded) != size or not encoded or encoded[0] != _VERSION:
-        raise InvalidReceiptHandleError("the receipt handle is malformed; give back the one of the received message")
+        raise InvalidReceiptHandleError("the receipt handle is malformed; use the handle of the received message")
     _, queue_id, queue_offset, nonce, run, owner = _LAYOUT.unpack_from(encoded)
     return ReceiptHandle(queue_id, queue_offset, nonce, run, owner, lite_topic)

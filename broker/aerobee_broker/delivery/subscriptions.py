@@ -151,7 +151,7 @@ class Subscriptions:
             commit_offset = low if earliest else high
         elif commit_offset > high:
             # The log lost its tail (a power cut with async flush); new messages come at these offsets again.
-            _log.warning("committed offset is behind the end of its queue key=%s offset=%d", key, commit_offset)
+            _log.warning("committed offset is beyond the end of its queue key=%s offset=%d", key, commit_offset)
             commit_offset = high
         return Queue(key, commit_offset)
 

@@ -138,7 +138,7 @@ class Call:
         if ended:
             self._requests_ended = True
             if self._reader.size:
-                self._abort(CallAbortedError(StatusCode.INTERNAL, "the request ends in the middle of a message"))
+                self._abort(CallAbortedError(StatusCode.INTERNAL, "the request ends within a message"))
                 return
         if isinstance(self._method, BidirectionalStream):
             if self._requests or ended:
@@ -319,7 +319,9 @@ class Call:
         except Exception as failure:
             self._coroutine = None
             _log.error("call failed path=%s", self._head.path, exc_info=failure)
-            self._abort(CallAbortedError(StatusCode.INTERNAL, "the server failed at this call; its log has the reason"))
+            self._abort(
+                CallAbortedError(StatusCode.INTERNAL, "the call failed in the server; see the error in its log")
+            )
         else:
             if yielded is None:
                 loop.call_soon(self._step, None)

@@ -36,5 +36,6 @@ class FrontConfig(Section):
         if self.connection_request_size_max < self.message_size_max:
             raise ConfigError(
                 f"front.connection_request_size_max: {self.connection_request_size_max} is below "
-                f"front.message_size_max, {self.message_size_max}; a message of that size would never fit"
+                f"front.message_size_max, {self.message_size_max}; a message of the maximum size would never be "
+                f"accepted; raise it"
             )

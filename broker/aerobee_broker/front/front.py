@@ -173,11 +173,11 @@ class Front:
                 )
         except OSError as error:  # also of TLS, and a handshake that takes too long
             self._counters.refused["tls_handshake"] += 1
-            _log.debug("no connection: %s", error)
+            _log.debug("connection not accepted: %s", error)
             accepted.close()
         except Exception as error:
             self._counters.refused["tls_handshake"] += 1
-            _log.error("no TLS: %s", error)  # ConfigError: there is no certificate
+            _log.error("TLS connection not accepted: %s", error)  # ConfigError: there is no certificate
             accepted.close()
 
     def _connection(self) -> Connection:
@@ -303,7 +303,7 @@ class _Listener:
             self._accepted(accepted)
 
     def _pause(self, cause: str) -> None:
-        _log.warning("no connection is accepted for a second: %s", cause)
+        _log.warning("accepting connections pauses for a second: %s", cause)
         self._loop.remove_reader(self._socket)
         self._resume = self._loop.call_later(_NO_DESCRIPTORS_PAUSE, self._loop.add_reader, self._socket, self._accept)
 

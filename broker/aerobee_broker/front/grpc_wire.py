@@ -223,7 +223,7 @@ class MessageReader:
         try:
             plain = decompressor.decompress(message, self._size_max + 1)
         except zlib.error:
-            raise CallAbortedError(StatusCode.INTERNAL, "a message that gzip cannot decompress") from None
+            raise CallAbortedError(StatusCode.INTERNAL, "a message that is not valid gzip") from None
         if len(plain) > self._size_max:
             raise MessageTooLargeError(len(plain), self._size_max)
         if not decompressor.eof:

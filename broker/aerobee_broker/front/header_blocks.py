@@ -192,14 +192,14 @@ class BlockDecoder:
                 elif index:
                     field = _STATIC[index - 1]
                 else:
-                    raise ValueError("a field without an index")
+                    raise ValueError("an indexed field with index 0")
             elif first & 0x60 == 0x20:  # a new size of the table
                 table_sizes += 1
                 if fields or table_sizes > _TABLE_SIZES_MAX:
-                    raise ValueError("a table size behind a field, or too many of them")
+                    raise ValueError("a table size update after a field, or too many updates")
                 index, position = _integer(block, position, 0x1F)
                 if index > HeaderTable.DEFAULT_SIZE:
-                    raise ValueError("a table larger than allowed")
+                    raise ValueError("a table size above the limit")
                 self._entries_size_max = index
                 self._evict()
                 continue
@@ -221,7 +221,7 @@ class BlockDecoder:
                         self._evict()
             size += field.size
             if size > size_max:
-                raise HeaderBlockError(ErrorCode.ENHANCE_YOUR_CALM, "headers far above the size that is allowed")
+                raise HeaderBlockError(ErrorCode.ENHANCE_YOUR_CALM, "headers far above the size limit")
             fields.append(field)
         return fields, size
 
@@ -255,7 +255,7 @@ def _text(block: bytes, position: int) -> tuple[bytes, int]:
     size, position = _integer(block, position, 0x7F)
     end = position + size
     if end > len(block):
-        raise ValueError("a string beyond the end of its block")
+        raise ValueError("a string that ends after its block")
     text = block[position:end]
     return huffman.decoded(text) if first & 0x80 else text, end
 

@@ -321,7 +321,7 @@ class Http2Connection:
         self._cheap += 1
         if self._cheap > self._config.cheap_frame_count_max:
             raise _ConnectionError(
-                ErrorCode.ENHANCE_YOUR_CALM, "too many frames that only cause work", "cheap_frame_count_max"
+                ErrorCode.ENHANCE_YOUR_CALM, "too many frames that carry no request", "cheap_frame_count_max"
             )
 
     def _spend_free(self) -> None:
@@ -352,7 +352,9 @@ class Http2Connection:
         self._header_parts.append(payload)
         if self._header_size > 2 * self._config.header_size_max or len(self._header_parts) > _CONTINUATIONS_MAX:
             self._refuse_headers(stream_id)
-            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end", "header_size_max")
+            raise _ConnectionError(
+                ErrorCode.ENHANCE_YOUR_CALM, "a header block that exceeds the limit", "header_size_max"
+            )
         if flags & frames.END_HEADERS:
             self._handle = self._frame
             block = b"".join(self._header_parts)
@@ -375,7 +377,7 @@ class Http2Connection:
         if length:
             self._receive_window -= length
             if self._receive_window < 0:
-                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+                raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
             self._unreturned += length
             if self._unreturned >= CONNECTION_WINDOW // 2:
                 self._output.append(frames.window_update(0, self._unreturned))
@@ -422,7 +424,7 @@ class Http2Connection:
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id & 1:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that clients do not have")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream ID that clients may not use")
         if flags & frames.PADDED:
             payload = _without_padding(payload)
         if flags & frames.HAS_PRIORITY:
@@ -495,7 +497,7 @@ class Http2Connection:
 
     def _priority(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         self._spend()
         if len(payload) != 5:
             self._fail_id(stream_id, ErrorCode.FRAME_SIZE_ERROR)
@@ -504,9 +506,9 @@ class Http2Connection:
 
     def _rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another size than 4")
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM whose size is not 4")
         if not stream_id or stream_id > self._last_stream_id or not stream_id & 1:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of a stream that was not opened")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that was not opened")
         stream = self.streams.get(stream_id)
         if stream is None:
             self._spend_free()
@@ -518,14 +520,14 @@ class Http2Connection:
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream other than 0")
         if flags & frames.ACK:
             if payload:
                 raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS that is not empty")
             self._spend()
             return
         if len(payload) % 6:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a size that is not a multiple of 6")
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS whose size is not a multiple of 6")
         self._spend()
         for offset in range(0, len(payload), 6):
             key = int.from_bytes(payload[offset : offset + 2], "big")
@@ -548,7 +550,7 @@ class Http2Connection:
                 self._blocked.clear()
         elif key == Setting.MAX_FRAME_SIZE:
             if not FRAME_SIZE_DEFAULT <= value < 1 << 24:
-                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame size that is not allowed")
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "a maximum frame size outside 16384..16777215")
             self._frame_size_max = value
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
@@ -557,13 +559,13 @@ class Http2Connection:
             self._table_update = b"\x20"  # we use none; a decoder that has less wants to be told
 
     def _push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "PING on a stream other than 0")
         if len(payload) != 8:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "PING of another size than 8")
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "PING whose size is not 8")
         self._spend_free()
         if not flags & frames.ACK:
             self._output.append(frame(frames.PING, frames.ACK, 0, payload))
@@ -572,14 +574,14 @@ class Http2Connection:
 
     def _goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+            raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream other than 0")
         if len(payload) < 8:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY below 8 bytes")
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY shorter than 8 bytes")
         self._spend()  # the client opens no more streams of ours, and closes when those there are have ended
 
     def _window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another size than 4")
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE whose size is not 4")
         increment = int.from_bytes(payload, "big") & WINDOW_MAX
         self._spend_free()
         if not stream_id:
@@ -592,7 +594,7 @@ class Http2Connection:
         stream = self.streams.get(stream_id)
         if stream is None:
             if stream_id > self._last_stream_id or not stream_id & 1:
-                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was not opened")
+                raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that was not opened")
             return
         if not increment:
             self._fail(stream, ErrorCode.PROTOCOL_ERROR)
@@ -861,5 +863,5 @@ class Http2Connection:
 
 def _without_padding(payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
-        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "padding as long as its frame")
+        raise _ConnectionError(ErrorCode.PROTOCOL_ERROR, "padding that fills its whole frame")
     return payload[1 : len(payload) - payload[0]]

@@ -72,9 +72,9 @@ class LoopDelay:
         if now - self._warned_at < _QUIET_SECONDS:
             self._unsaid += 1
             return
-        culprit = self._culprit or "nothing of the broker: the process had no processor"
+        culprit = self._culprit or "no function of the broker: the process was not scheduled"
         more = f" unreported_before={self._unsaid}" if self._unsaid else ""
-        _log.warning("the event loop was held up milliseconds=%d by=%s%s", late * 1000, culprit, more)
+        _log.warning("event loop blocked milliseconds=%d by=%s%s", late * 1000, culprit, more)
         self._warned_at, self._unsaid = now, 0
 
     def _watch(self, loop_thread: int, stop: threading.Event) -> None:

@@ -101,7 +101,7 @@ class Registrar:
                 await self._registered(server)
             except (OSError, TimeoutError, BrokerError) as error:
                 self._connections.pop(server, None)
-                _log.warning("not registered name_server=%s cause=%s; tried again in %g s", server, error, seconds)
+                _log.warning("not registered name_server=%s cause=%s; retrying in %g s", server, error, seconds)
             await asyncio.sleep(seconds)
             seconds = min(seconds * 2, _RETRY_SECONDS_MAX)
 
@@ -137,7 +137,7 @@ class Registrar:
         }
         answer = await connection.ask(Command(Request.REGISTER_BROKER, fields=fields, body=body), _ANSWER_SECONDS)
         if answer.code != Answer.SUCCESS:
-            raise BrokerError(f"it refuses this broker: code {answer.code}: {answer.remark}")
+            raise BrokerError(f"it refused the registration: code {answer.code}: {answer.remark}")
         self.answered(answer)
 
     async def _say_goodbye(self, connection: Connection) -> None:
@@ -145,7 +145,7 @@ class Registrar:
         try:
             await connection.ask(goodbye, _GOODBYE_SECONDS)
         except (TimeoutError, BrokerError) as error:
-            _log.warning("a name server did not hear of the end of this broker cause=%s", error)
+            _log.warning("not unregistered from a name server cause=%s", error)
 
     def _identity(self, connection: Connection) -> dict[str, str]:
         return {

@@ -64,7 +64,7 @@ def _inflated(body: bytes) -> bytes:
     try:
         data = inflater.decompress(body, _BODY_SIZE_MAX)
     except zlib.error as error:
-        raise RemotingError(Answer.INVALID_PARAMETER, f"the body says that it is compressed, but: {error}") from None
+        raise RemotingError(Answer.INVALID_PARAMETER, f"the body is marked as compressed but is not: {error}") from None
     if inflater.unconsumed_tail:
         raise RemotingError(Answer.INVALID_PARAMETER, f"the body has more than {_BODY_SIZE_MAX} bytes uncompressed")
     if not inflater.eof:
@@ -86,7 +86,7 @@ def _read_compressed(data: bytes) -> tuple[DataVersion, dict[str, QueueData]]:
         return version, topics
     except (struct.error, ValueError) as error:
         raise RemotingError(
-            Answer.INVALID_PARAMETER, f"the compressed body ends too early or is none: {error}"
+            Answer.INVALID_PARAMETER, f"the body ends too early or is not compressed: {error}"
         ) from None
 
 

@@ -51,7 +51,10 @@ class KvConfig:
 
     async def put(self, namespace: str, key: str, value: str) -> None:
         if sum(map(len, self._table.values())) >= _KEYS_MAX or len(value) > _VALUE_SIZE_MAX:
-            raise RemotingError(Answer.INVALID_PARAMETER, f"there are {_KEYS_MAX} values, or this one is too long")
+            raise RemotingError(
+                Answer.INVALID_PARAMETER,
+                f"the table is full ({_KEYS_MAX} values) or the value is longer than {_VALUE_SIZE_MAX}",
+            )
         self._table.setdefault(namespace, {})[key] = value
         await self._saved()
 
@@ -242,7 +245,8 @@ class NameServerRequests:
 
     async def update_configuration(self, _request: Command, _: Connection) -> Command:
         raise RemotingError(
-            Answer.NO_PERMISSION, "the settings of this name server are changed where it is started, not over the wire"
+            Answer.NO_PERMISSION,
+            "settings of this name server cannot be changed over the network; change its command line and restart it",
         )
 
 

@@ -117,24 +117,24 @@ class RouteTables:
         broker = self._brokers.get(wanted.broker)
         if broker is not None and broker.cluster != wanted.cluster:
             raise RegistrationRefusedError(
-                f"broker {wanted.broker!r} is in cluster {broker.cluster!r} and cannot be in {wanted.cluster!r}, too; "
+                f"broker {wanted.broker!r} is in cluster {broker.cluster!r} and cannot also be in {wanted.cluster!r}; "
                 "choose another broker name"
             )
         if broker is None and len(self._brokers) >= _BROKERS_MAX:
-            raise RegistrationRefusedError(f"{len(self._brokers)} brokers are registered already, the limit")
+            raise RegistrationRefusedError(f"{len(self._brokers)} brokers are registered, which is the limit")
         holder = None if broker is None else broker.addresses.get(wanted.broker_id)
         if holder is not None and holder != wanted.address:
             live = self._live.get((wanted.cluster, holder))
             if live is not None and live.connection != _RESTORED and not self._has_expired(live):
                 raise RegistrationRefusedError(
-                    f"id {wanted.broker_id} of broker {wanted.broker!r} is that of {holder}, which is alive; "
-                    f"stop that one, or give {wanted.address} another id or name"
+                    f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "
+                    f"stop that broker, or give {wanted.address} another id or name"
                 )
         is_new_id = holder is None
         if is_new_id and len(wanted.topics) == 1:
             # RocketMQ: the first registration lists all topics, and a broker always has more than one.
             raise RegistrationRefusedError(
-                f"the first registration of broker {wanted.broker!r} has one topic only; register all topics first"
+                f"the first registration of broker {wanted.broker!r} has only one topic; register all topics first"
             )
         known = self._live.get(key)
         if is_new_id or known is None or known.version != wanted.version:
@@ -165,7 +165,7 @@ class RouteTables:
             brokers = self._topics.get(topic)
             if brokers is None:
                 if len(self._topics) >= _TOPICS_MAX:
-                    raise RegistrationRefusedError(f"{len(self._topics)} topics are registered already, the limit")
+                    raise RegistrationRefusedError(f"{len(self._topics)} topics are registered, which is the limit")
                 brokers = self._topics[topic] = {}
             if changed or wanted.broker not in brokers:
                 # A slave that stands in for its master is read from only.
@@ -195,7 +195,7 @@ class RouteTables:
             return
         if live.connection != connection:
             raise RegistrationRefusedError(
-                f"{address} of broker {broker!r} registered over another connection, which alone can take it back"
+                f"{address} of broker {broker!r} registered over another connection; unregister it there"
             )
         self._remove((cluster, address))
 

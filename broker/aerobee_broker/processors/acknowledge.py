@@ -30,7 +30,7 @@ class AcknowledgeProcessor:
         topic = topic_name(request.topic, client)
         group = group_name(request.group, client)
         if not request.entries:
-            raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request has no entry; name a message to acknowledge")
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request has no entries; name a message to acknowledge")
         errors = await self._deliveries.acknowledge(topic, group, [entry.receipt_handle for entry in request.entries])
         response = v2.AckMessageResponse()
         failures = 0

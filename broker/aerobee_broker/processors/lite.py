@@ -41,7 +41,7 @@ class LiteProcessor:
         if topic.message_type is not TopicMessageType.LITE:
             raise InvalidRequestError(
                 v2.Code.ILLEGAL_TOPIC,
-                f"topic {name!r} has no lite topics, it takes {topic.message_type} messages; "
+                f"topic {name!r} has no lite topics because its type is {topic.message_type}; "
                 f"create one with: aerobee topic create {name} --type lite",
             )
         action = _ACTIONS.get(request.action)

@@ -175,7 +175,7 @@ class PullProcessor:
             raise InvalidRequestError(
                 v2.Code.OFFSET_NOT_FOUND,
                 f"consumer group {group!r} has no offset in queue {queue_id} of topic {topic!r}; "
-                "begin at one of QueryOffset, and commit with UpdateOffset",
+                "begin at an offset from QueryOffset and commit with UpdateOffset",
             )
         return v2.GetOffsetResponse(status=_OK, offset=offset)
 
@@ -188,7 +188,8 @@ class PullProcessor:
         high = self._store.queue_range(topic, queue_id)[1]
         if not 0 <= request.offset <= high:
             raise InvalidRequestError(
-                v2.Code.ILLEGAL_OFFSET, f"offset {request.offset} cannot be committed: the queue has offsets 0..{high}"
+                v2.Code.ILLEGAL_OFFSET,
+                f"offset {request.offset} cannot be committed: the offsets of the queue are 0..{high}",
             )
         await self._deliveries.reset(topic, group, {queue_id: request.offset})
         return v2.UpdateOffsetResponse(status=_OK)
@@ -204,7 +205,7 @@ class PullProcessor:
         if not 0 <= queue.id < topic.read_queue_count:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"topic {name!r} has {topic.read_queue_count} queues to read, counted from 0, but no queue {queue.id}; "
+                f"topic {name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue {queue.id}; "
                 "QueryRoute lists them",
             )
         return name, queue.id

@@ -30,7 +30,7 @@ class RecallProcessor:
         if DELAY not in ACCEPTED_TYPES[topic.message_type]:
             raise InvalidRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"topic {topic.name!r} takes no delayed messages, so there are none to recall",
+                f"topic {topic.name!r} does not take delayed messages; only delayed messages can be recalled",
             )
         try:
             handle = RecallHandle.decode(request.recall_handle)
@@ -39,7 +39,7 @@ class RecallProcessor:
         if handle.topic != topic.name:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"the recall handle is of topic {handle.topic[:127]!r}, not of {topic.name!r}; name the right one",
+                f"the recall handle belongs to topic {handle.topic[:127]!r}, not {topic.name!r}; name that topic",
             )
         try:
             await self._timer.recall(topic.name, handle.message_id, handle.deliver_ms)

@@ -58,7 +58,8 @@ class ReceiveProcessor:
         topic_config = self._tables.topics.get(topic) or await self._tables.topic_in_use(topic)
         if not topic_config.readable or not topic_config.read_queue_count:
             raise InvalidRequestError(
-                v2.Code.FORBIDDEN, f"topic {topic!r} has no readable queue; allow reading with: aerobee topic update"
+                v2.Code.FORBIDDEN,
+                f"topic {topic!r} has no readable queue; allow reading with: aerobee topic update {topic}",
             )
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic, *subscribed_topics(client)])

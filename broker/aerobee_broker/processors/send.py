@@ -136,7 +136,8 @@ class SendProcessor:
                 )
             if (message.system_properties.message_type == TRANSACTION) != transactional:
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, "some messages of the request are transactional, and some not; send them apart"
+                    v2.Code.BAD_REQUEST,
+                    "some messages of the request are transactional and some are not; send them separately",
                 )
             check_message(message, self._settings.current.limits, self._body_size_max, now_ms)
         while True:
@@ -259,12 +260,12 @@ class SendProcessor:
             names = ", ".join(map(v2.MessageType.Name, destination.accepted))
             raise InvalidRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                f"topic {destination.topic!r} takes {names} messages, this one is {v2.MessageType.Name(kind)}; "
+                f"topic {destination.topic!r} takes {names} messages, but this one is {v2.MessageType.Name(kind)}; "
                 "send it to a topic of its type",
             )
         if kind == LITE and not self._light_queues:
             raise InvalidRequestError(
-                v2.Code.NOT_IMPLEMENTED, "lite topics need light queues; switch them on: store.light_queues"
+                v2.Code.NOT_IMPLEMENTED, "lite topics need light queues; set store.light_queues = true"
             )
         count = destination.queue_count
         if not count:

@@ -57,7 +57,7 @@ class TelemetryProcessor:
         if (size := received.ByteSize()) > SETTINGS_SIZE_MAX:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"settings of {size} bytes are larger than {SETTINGS_SIZE_MAX}; subscribe to fewer topics",
+                f"the settings take {size} bytes; the limit is {SETTINGS_SIZE_MAX}; subscribe to fewer topics",
             )
         check_client_properties(received)
         reply = v2.Settings()

@@ -89,7 +89,7 @@ class AdministrationRequests:
                 )
         permission = integer(request, "perm", int(Permission.READ_WRITE), bits=32)
         if not 0 <= permission < 16:
-            raise RemotingError(Answer.INVALID_PARAMETER, f"perm is {permission}; 2 is to write, 4 to read, 6 both")
+            raise RemotingError(Answer.INVALID_PARAMETER, f"perm is {permission}; use 2 (write), 4 (read) or 6 (both)")
         topic = TopicConfig(
             name=name,
             read_queue_count=integer(request, "readQueueNums", bits=32),

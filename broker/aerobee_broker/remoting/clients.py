@@ -88,7 +88,7 @@ class RemotingClients:
         client_id = member(body, "clientID")
         if not client_id.strip() or len(client_id) > _CLIENT_ID_SIZE_MAX:
             raise RemotingError(
-                Answer.INVALID_PARAMETER, "the heartbeat has no clientID, or one beyond 1024 characters"
+                Answer.INVALID_PARAMETER, "the clientID of the heartbeat is missing or longer than 1024 characters"
             )
         for item in objects(body, "producerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
             if group := member(item, "groupName"):
@@ -184,7 +184,9 @@ class RemotingClients:
         members = self._producers.setdefault(group, {})
         known = members.get(found.client_id)
         if known is None and len(members) >= _CLIENTS_PER_GROUP_MAX:
-            raise RemotingError(Answer.SYSTEM_BUSY, f"producer group {group!r} has {len(members)} clients already")
+            raise RemotingError(
+                Answer.SYSTEM_BUSY, f"producer group {group!r} has {len(members)} clients, which is the limit"
+            )
         members[found.client_id] = found
         if known is None or known.connection is not found.connection:
             for listener in self.producer_listeners:
@@ -216,7 +218,7 @@ class RemotingClients:
         known = consumers.members.get(found.client_id)
         if known is None and len(consumers.members) >= _CLIENTS_PER_GROUP_MAX:
             raise RemotingError(
-                Answer.SYSTEM_BUSY, f"consumer group {group!r} has {len(consumers.members)} clients already"
+                Answer.SYSTEM_BUSY, f"consumer group {group!r} has {len(consumers.members)} clients, which is the limit"
             )
         consumers.members[found.client_id] = found
         joined = known is None or known.connection is not found.connection

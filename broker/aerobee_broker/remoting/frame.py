@@ -135,7 +135,7 @@ def encode_binary(command: Command) -> bytes:
 def _frame(serialization: int, header: bytes, body: bytes) -> bytes:
     length = 4 + len(header) + len(body)
     if length + 4 > FRAME_SIZE_MAX:
-        raise FrameFormatError(f"a frame of {length + 4} bytes is beyond the protocol's limit of {FRAME_SIZE_MAX}")
+        raise FrameFormatError(f"a frame of {length + 4} bytes exceeds the protocol's limit of {FRAME_SIZE_MAX}")
     return b"".join((_START.pack(length, serialization << 24 | len(header)), header, body))
 
 
@@ -171,13 +171,11 @@ class FrameReader:
                 length, second = _START.unpack_from(buffer, at)
                 header_size = second & 0xFFFFFF
                 if not 4 <= length <= self._frame_size_max - 4:
-                    raise FrameFormatError(
-                        f"a frame of length {length}; that of a frame is 4 to {self._frame_size_max - 4}"
-                    )
+                    raise FrameFormatError(f"frame length {length} is outside 4..{self._frame_size_max - 4}")
                 if header_size > min(length - 4, HEADER_SIZE_MAX):
                     raise FrameFormatError(
-                        f"a header of {header_size} bytes in a frame of {length}; a header has at most "
-                        f"{HEADER_SIZE_MAX} bytes and ends with its frame"
+                        f"a header of {header_size} bytes in a frame of {length}; a header may have at most "
+                        f"{HEADER_SIZE_MAX} bytes and must end within its frame"
                     )
                 if len(buffer) - at < 4 + length:
                     break
@@ -212,7 +210,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     if fields is not None and not isinstance(fields, dict):
         raise FrameFormatError("extFields of a header is not a JSON object")
     if fields and len(fields) > EXT_FIELD_COUNT_MAX:
-        raise FrameFormatError(f"a header of {len(fields)} extFields; at most {EXT_FIELD_COUNT_MAX} are read")
+        raise FrameFormatError(f"a header of {len(fields)} extFields; the limit is {EXT_FIELD_COUNT_MAX}")
     return Command(
         code=_integer(value, "code"),
         opaque=_integer(value, "opaque"),
@@ -246,7 +244,7 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
         (ext_size,) = _I32.unpack_from(header, at)
         entries, end = _take(header, at + 4, ext_size)
         if end != len(header):
-            raise FrameFormatError(f"a binary header of {len(header)} bytes ends after {end}")
+            raise FrameFormatError(f"a binary header of {len(header)} bytes whose fields end at byte {end}")
         return Command(
             code=code,
             opaque=opaque,
@@ -268,7 +266,7 @@ def _entries(entries: bytes) -> dict[str, str]:
         if at == len(entries):
             break
         if count > EXT_FIELD_COUNT_MAX:
-            raise FrameFormatError(f"a header of more than {EXT_FIELD_COUNT_MAX} extFields, which are not read")
+            raise FrameFormatError(f"a header of more than {EXT_FIELD_COUNT_MAX} extFields, the limit")
         (key_size,) = _U16.unpack_from(entries, at)
         key, at = _take(entries, at + 2, key_size)
         (value_size,) = _I32.unpack_from(entries, at)
@@ -281,5 +279,5 @@ def _entries(entries: bytes) -> dict[str, str]:
 def _take(data: bytes, at: int, size: int) -> tuple[bytes, int]:
     """The `size` bytes at `at`, and the position behind them."""
     if size < 0 or size > len(data) - at:
-        raise FrameFormatError(f"a binary header says {size} bytes where {len(data) - at} are left")
+        raise FrameFormatError(f"a binary header claims {size} bytes; {len(data) - at} are left")
     return data[at : at + size], at + size

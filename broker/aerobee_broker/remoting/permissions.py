@@ -103,7 +103,7 @@ def _signed(request: Command) -> tuple[str, str, bytes]:
     fields = request.fields
     access_key, signature = fields.get(_ACCESS_KEY), fields.get(_SIGNATURE)
     if not access_key or not signature:
-        raise UnauthorizedError("this broker asks for credentials; give the client an access key and a secret key")
+        raise UnauthorizedError("this broker requires credentials; give the client an access key and a secret key")
     left_out = {_SIGNATURE}
     if request.version <= _LAST_UNSIGNED_VERSION:
         left_out.add(_UNIQUE_KEY_QUERY)

@@ -179,12 +179,14 @@ class PullRequests:
         subscription = consumers.subscriptions.get(topic)
         if subscription is None:
             raise RemotingError(
-                Answer.SUBSCRIPTION_NOT_EXIST, f"consumer group {group!r} has not subscribed topic {topic!r}"
+                Answer.SUBSCRIPTION_NOT_EXIST,
+                f"consumer group {group!r} has not subscribed to topic {topic!r}; send a heartbeat with the "
+                f"subscription",
             )
         if subscription.version < integer(request, "subVersion", 0):
             raise RemotingError(
                 Answer.SUBSCRIPTION_NOT_LATEST,
-                f"the subscription of group {group!r} to topic {topic!r} is older here; send a heartbeat first",
+                f"the broker has an older subscription of group {group!r} to topic {topic!r}; send a heartbeat first",
             )
         return filter_of_subscription(subscription)
 
@@ -220,7 +222,7 @@ def filter_of_subscription(subscription: Subscription) -> MessageFilter:
     if subscription.expression_type not in ("", "TAG", "SQL92"):
         raise RemotingError(
             Answer.SUBSCRIPTION_PARSE_FAILED,
-            f"there is no expression type {subscription.expression_type[:80]!r}; choose TAG or SQL92",
+            f"expression type {subscription.expression_type[:80]!r} is unknown; choose TAG or SQL92",
         )
     return filter_of(subscription.expression or "*", is_sql=subscription.expression_type == "SQL92")
 
@@ -234,5 +236,5 @@ def _check_queue(topic: TopicConfig, queue_id: int) -> None:
     if not 0 <= queue_id < topic.read_queue_count:
         raise RemotingError(
             Answer.INVALID_PARAMETER,
-            f"topic {topic.name!r} has {topic.read_queue_count} queues to read, but no queue {queue_id}",
+            f"topic {topic.name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue {queue_id}",
         )

@@ -173,7 +173,9 @@ class SendRequests:
     async def _send_batch(self, whole: Message, started: float) -> Command:
         """Each of its messages becomes one of its own."""
         if whole.topic.startswith(RETRY_PREFIX):
-            raise RemotingError(Answer.MESSAGE_ILLEGAL, "a retry topic takes no batches; send the messages one by one")
+            raise RemotingError(
+                Answer.MESSAGE_ILLEGAL, "a retry topic does not take batches; send the messages one by one"
+            )
         messages = [
             Message(
                 topic=whole.topic,
@@ -190,7 +192,9 @@ class SendRequests:
             for flag, body, properties in _split_batch(bytes(whole.body))
         ]
         if any(_delay_of(message.properties) or p.TRANSACTION_MESSAGE in message.properties for message in messages):
-            raise RemotingError(Answer.MESSAGE_ILLEGAL, "a batch takes neither delayed nor transactional messages")
+            raise RemotingError(
+                Answer.MESSAGE_ILLEGAL, "a batch cannot contain delayed or transactional messages; send them one by one"
+            )
         places = self._store.append(messages, split_batch=True)
         sent_to = self._counters.sent_to(whole.topic, "normal")
         for place in places:
@@ -254,7 +258,7 @@ class SendRequests:
     async def _topic(self, sent: _Sent) -> TopicConfig:
         name = sent.topic
         if name in _OWN_TOPICS:
-            raise RemotingError(Answer.NO_PERMISSION, f"topic {name!r} belongs to the broker; send to another one")
+            raise RemotingError(Answer.NO_PERMISSION, f"topic {name!r} is a system topic; send to another topic")
         if name.startswith(RETRY_PREFIX):
             self._tables.groups.require(name.removeprefix(RETRY_PREFIX))
         topic = self._tables.topics.get(name)
@@ -277,7 +281,7 @@ class SendRequests:
         if wanted >= count:
             raise RemotingError(
                 Answer.INVALID_PARAMETER,
-                f"topic {topic.name!r} has {count} queues, counted from 0, but no queue {wanted}",
+                f"topic {topic.name!r} has {count} queues, numbered from 0, but no queue {wanted}",
             )
         return wanted
 
@@ -325,7 +329,7 @@ class SendRequests:
         if deliver_ms > now_ms + delay_max * 1000:
             raise RemotingError(
                 Answer.MESSAGE_ILLEGAL,
-                f"{delay} is {number}: more than {delay_max:g} s ahead, the limit",
+                f"{delay} is {number}, more than {delay_max:g} s ahead; the limit is {delay_max:g} s",
             )
         if deliver_ms <= now_ms:
             return message, ""

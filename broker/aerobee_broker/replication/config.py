@@ -49,9 +49,11 @@ class ReplicationConfig(Section):
         if self.acks not in ("none", "all") and not (
             self.acks.isascii() and self.acks.isdigit() and int(self.acks) <= 1000
         ):
-            raise ConfigError(f"replication.acks: {self.acks!r} is neither none, all nor a number up to 1000")
+            raise ConfigError(f"replication.acks: {self.acks!r} is invalid; give none, all or a number up to 1000")
         if self.role == "master" and not self.listen:
-            raise ConfigError("replication.listen: missing; replicas connect there, as 0.0.0.0:10912")
+            raise ConfigError(
+                "replication.listen: missing; give the address that replicas connect to, such as 0.0.0.0:10912"
+            )
 
     @property
     def acks_wanted(self) -> int | None:

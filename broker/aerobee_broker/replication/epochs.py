@@ -40,9 +40,11 @@ def decode(data: bytes) -> tuple[Epoch, ...]:
     try:
         found = tuple(Epoch(*map(int, line.split(b"-"))) for line in lines.splitlines())
         if int(crc) != crc32(lines) or int(count) != len(found):
-            raise ValueError(f"its checksum is {int(crc)} for {int(count)} epochs, and these are {len(found)}")
+            raise ValueError(
+                f"the checksum {int(crc)} for {int(count)} epochs does not match the {len(found)} epochs found"
+            )
     except (ValueError, TypeError) as error:
-        raise EpochFileError(f"{FILE_NAME} is damaged: {error}; put {FILE_NAME}.bak in its place") from None
+        raise EpochFileError(f"{FILE_NAME} is damaged: {error}; replace it with {FILE_NAME}.bak") from None
     return found
 
 

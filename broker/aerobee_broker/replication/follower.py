@@ -114,7 +114,8 @@ class Follower:
         newest = epochs[-1].number if epochs else 0
         if newest < self._epochs.last:
             raise ReplicationFormatError(
-                f"the master's last epoch is {newest}, and this replica has seen {self._epochs.last}: it was replaced"
+                f"the master's last epoch is {newest}, but this replica has seen {self._epochs.last}: another "
+                f"master has taken over"
             )
         common = common_end(self._epochs.all, end, epochs, master_end)
         if common is None:
@@ -148,7 +149,7 @@ class Follower:
             return
         if unit.epoch < self._epochs.last:
             raise ReplicationFormatError(
-                f"the master writes in epoch {unit.epoch}, and this replica has seen {self._epochs.last}"
+                f"the master writes in epoch {unit.epoch}, but this replica has seen {self._epochs.last}"
             )
         if unit.epoch > self._epochs.last and unit.body:
             self._masters.append(Epoch(unit.epoch, unit.epoch_start))

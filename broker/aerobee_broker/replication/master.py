@@ -108,7 +108,7 @@ class ReplicationMaster:
         host = str(peer[0]).removeprefix("::ffff:")
         try:
             if len(self._tasks) > CONNECTIONS_MAX:
-                raise ReplicaRefusedError(f"there are {CONNECTIONS_MAX} connections already")
+                raise ReplicaRefusedError(f"{CONNECTIONS_MAX} connections are open, which is the limit")
             await self._serve(reader, writer, host, f"{host}:{peer[1]}")
         except (OSError, EOFError, TimeoutError, BrokerError) as error:
             cause = str(error) or type(error).__name__
@@ -129,8 +129,8 @@ class ReplicationMaster:
         _log.info("replica connected address=%s id=%s from=%d end=%d", address, key[1], position, self._end)
         if not replica.counts and self._config.acks != "none":
             _log.warning(
-                "replica does not count for replication.acks address=%s: replicas of RocketMQ confirm messages before "
-                "these are on their disk; replication.rocketmq_acks = true lets them count all the same",
+                "replica not counted for replication.acks address=%s: replicas of RocketMQ confirm messages before "
+                "they are on their disk; set replication.rocketmq_acks = true to count them",
                 address,
             )
         more = asyncio.Event()
@@ -178,11 +178,11 @@ class ReplicationMaster:
             return store.min_physical_offset
         if not store.min_physical_offset <= report <= end:
             raise ReplicaRefusedError(
-                f"its log ends at {report}, and this one has {store.min_physical_offset}..{end}; a replica that is "
-                f"ahead has what this broker never had, and one that is behind has to begin with an empty store"
+                f"its log ends at {report}, but this log has {store.min_physical_offset}..{end}; a replica that is "
+                f"ahead has diverged, and one that is too far behind must start with an empty store"
             )
         if not store.is_boundary(report):
-            raise ReplicaRefusedError(f"its log ends at {report}, where no record begins: the logs differ")
+            raise ReplicaRefusedError(f"its log ends at {report}, where no record begins: the logs have diverged")
         return report
 
     async def _read(self, reader: asyncio.StreamReader, frames: ReplicaReader, replica: Replica) -> None:
@@ -192,7 +192,8 @@ class ReplicationMaster:
             for offset in frames.feed(data):
                 if not replica.acked <= offset <= replica.sent:
                     raise ReplicationFormatError(
-                        f"it confirmed {offset} after {replica.acked}, and was sent the log up to {replica.sent}"
+                        f"it confirmed offset {offset}, outside {replica.acked}..{replica.sent} (last confirmed, "
+                        f"last sent)"
                     )
                 self._acknowledgements.reported(replica, offset)
 
@@ -231,7 +232,9 @@ class ReplicationMaster:
             size_max = min(size_max, end - position)
         data = self._store.flushed_bytes(position, size_max)
         if not len(data) and self._store.min_physical_offset > position:
-            raise ReplicaRefusedError(f"the log at {position} has expired before it was sent")
+            raise ReplicaRefusedError(
+                f"the log at {position} expired before it was sent; start the replica with an empty store"
+            )
         return bytes(data if rest else data[: _records_end(data) or UNIT_SIZE_SENT])
 
     @staticmethod

@@ -56,7 +56,7 @@ class MasterBroker:
             await remoting.listen("listen.remoting", Address(bound.host, bound.port - FAST_PORT_DISTANCE))
         except ListenError as error:
             _log.warning(
-                "replicas of RocketMQ cannot copy topics and groups: they ask at port %d cause=%s",
+                "replicas of RocketMQ cannot copy topics and groups because port %d is not available cause=%s",
                 bound.port - FAST_PORT_DISTANCE,
                 error,
             )

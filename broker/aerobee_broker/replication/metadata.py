@@ -69,8 +69,8 @@ class Metadata:
     async def _asked(self, master: Connection, code: Request) -> dict[str, object]:
         answered = await master.ask(Command(code), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS:
-            raise BrokerError(f"the master answers request {code:d} with code {answered.code}: {answered.remark}")
+            raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
         content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
         if not isinstance(content, dict):
-            raise BrokerError(f"the master answers request {code:d} with what is no object")
+            raise BrokerError(f"the master answered request {code:d} with a body that is not a JSON object")
         return content

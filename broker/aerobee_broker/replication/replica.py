@@ -186,7 +186,7 @@ class ReplicaBroker:
 
     def _note(self, cause: str) -> None:
         if cause != self._last_error:
-            _log.warning("not following the master cause=%s; tried again", cause)
+            _log.warning("not following the master cause=%s; retrying", cause)
         self._last_error = cause
 
     async def _follow_once(self) -> None:
@@ -214,7 +214,7 @@ class ReplicaBroker:
         remoting = replication.master or (self._known[0] if self._known else "")
         ha = replication.master_ha or (self._known[1] if self._known and not replication.master else "")
         if not remoting:
-            raise BrokerError("no name server knows a master of this broker's name yet")
+            raise BrokerError("no name server knows a master with this broker's name yet")
         return Address.parse(remoting), Address.parse(ha) if ha else None
 
     def _hear(self, registered: Command) -> None:
@@ -222,7 +222,7 @@ class ReplicaBroker:
         master, ha = registered.fields.get("masterAddr"), registered.fields.get("haServerAddr")
         if master and ha:
             if self._known not in (None, (master, ha)):
-                _log.info("the master is another now address=%s replication=%s", master, ha)
+                _log.info("the master has changed address=%s replication=%s", master, ha)
             self._known = master, ha
 
     async def _connect(self, address: Address) -> Connection:
@@ -241,7 +241,7 @@ class ReplicaBroker:
         text = answered.fields.get("masterHaAddress")
         if answered.code != Answer.SUCCESS or not text:
             raise BrokerError(
-                f"{self._config.replication.master} does not say where it takes replicas; set replication.master_ha"
+                f"{self._config.replication.master} did not report its replication address; set replication.master_ha"
             )
         return Address.parse(text)
 
@@ -360,5 +360,5 @@ class ReplicaBroker:
 
 async def _refuse(_request: Command, _: Connection) -> Command:
     raise RemotingError(
-        Answer.SYSTEM_BUSY, "[REJECTREQUEST]this broker is a replica; send to the master, which name servers name"
+        Answer.SYSTEM_BUSY, "[REJECTREQUEST]this broker is a replica; send to the master that the name servers report"
     )

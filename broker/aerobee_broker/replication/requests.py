@@ -107,12 +107,13 @@ class ReplicationRequests:
         if self.promote is None:
             if self._broker_id == MASTER_ID:
                 return answer()  # again, after an answer was lost
-            raise RemotingError(Answer.SYSTEM_ERROR, "this broker is changing its role already; ask for its status")
+            raise RemotingError(Answer.SYSTEM_ERROR, "this broker is already changing its role; query its status")
         wanted = integer(request, "masterBrokerId")
         if wanted != self._broker_id:
             raise RemotingError(
                 Answer.INVALID_PARAMETER,
-                f"masterBrokerId is {wanted}, and this broker is {self._broker_id}; ask the one that is to be master",
+                f"masterBrokerId is {wanted}, but this broker has id {self._broker_id}; send the request to broker "
+                f"{wanted}",
             )
         self.promote()
         return answer()

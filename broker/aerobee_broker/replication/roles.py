@@ -24,7 +24,7 @@ def load(config: BrokerConfig, file_system: FileSystem) -> Role:
     text = file_system.read_bytes(path).decode("ascii", "replace").strip()
     if text in ROLES:
         return cast(Role, text)
-    raise RoleFileError(f"{path}: {text[:40]!r} is no role; write master or replica into it")
+    raise RoleFileError(f"{path}: {text[:40]!r} is not a role; write master or replica into the file")
 
 
 def save(config: BrokerConfig, file_system: FileSystem, role: Role) -> None:

@@ -103,8 +103,7 @@ class RequestReader:
         package = self._type.full_name.rpartition(".")[0]
         return InvalidRequestError(
             v2.Code.BAD_REQUEST,
-            f"the bytes of the {self._method} request cannot be read; send a message of {package}, as its .proto file "
-            "has it",
+            f"the {self._method} request cannot be parsed; send a message of {package} as its .proto file defines it",
         )
 
 

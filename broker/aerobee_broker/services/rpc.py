@@ -302,7 +302,7 @@ class ClientIdentity:
                 date_time = value
         if not isinstance(client_id, str) or not client_id.strip() or len(client_id) > 1024:
             raise InvalidRequestError(
-                v2.Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing, blank or above 1024 characters"
+                v2.Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing, blank or longer than 1024 characters"
             )
         if self._accounts is None:
             client = self._clients.seen(client_id)

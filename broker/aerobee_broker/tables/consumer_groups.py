@@ -56,11 +56,11 @@ def check_group_name(name: str) -> None:
         )
     if _NAME.fullmatch(name) is None:
         raise IllegalGroupError(
-            f"consumer group {name!r} may only have letters, digits, '_', '-', '%' and '|'; choose another name"
+            f"consumer group {name!r} contains an invalid character; use letters, digits, '_', '-', '%' and '|'"
         )
     if is_system_group(split_stored_name(name)[1]):
         raise IllegalGroupError(
-            f"consumer group {name!r} begins with {SYSTEM_GROUP_PREFIX}, kept for the broker; choose another name"
+            f"consumer group {name!r} begins with the reserved prefix {SYSTEM_GROUP_PREFIX}; choose another name"
         )
 
 
@@ -220,7 +220,7 @@ class GroupTable(NamedTable[GroupConfig]):
         """Remove a group. Raises GroupNotFoundError; IllegalGroupError for one that the broker itself needs."""
         self.require(name)
         if is_system_group(name):
-            raise IllegalGroupError(f"consumer group {name!r} belongs to the broker and cannot be deleted; leave it")
+            raise IllegalGroupError(f"consumer group {name!r} belongs to the broker and cannot be deleted")
         self._remove(name)
 
 
@@ -234,11 +234,10 @@ def _check_retries(group: GroupConfig) -> None:
     if isinstance(policy, ExponentialRetry):
         if not (0 <= policy.initial_ms <= policy.max_ms and policy.multiplier >= 1):
             raise IllegalGroupError(
-                f"consumer group {group.name!r} has a retry delay that does not grow from 0 or more: {policy}; "
-                "choose initial <= max and a multiplier of at least 1"
+                f"consumer group {group.name!r} has an invalid retry policy: {policy}; "
+                "choose 0 <= initial <= max and a multiplier of at least 1"
             )
     elif not policy.next_ms or min(policy.next_ms) < 0:
         raise IllegalGroupError(
-            f"consumer group {group.name!r} has the retry delays {policy.next_ms}; "
-            "give one or more, none of them negative"
+            f"consumer group {group.name!r} has the retry delays {policy.next_ms}; give at least one, none negative"
         )

@@ -89,8 +89,8 @@ def stored_name(namespace: str, name: str) -> str:
         return name
     if len(namespace) > TOPIC_NAME_SIZE_MAX or _NAMESPACE.fullmatch(namespace) is None:
         raise IllegalNamespaceError(
-            f"namespace {namespace[:80]!r} has more than {TOPIC_NAME_SIZE_MAX} characters, or others than letters, "
-            "digits, '_', '-' and '|'; choose another"
+            f"namespace {namespace[:80]!r} has more than {TOPIC_NAME_SIZE_MAX} characters, or characters other than "
+            f"letters, digits, '_', '-' and '|'; choose another"
         )
     prefix, rest = _split_prefix(name)
     return f"{prefix}{namespace}%{rest}"
@@ -149,7 +149,7 @@ def check_topic_name(name: str) -> None:
     """
     _check_form(name, TOPIC_NAME_SIZE_MAX)
     if is_system_topic(name):
-        raise IllegalTopicError(f"topic {name!r} belongs to the broker; choose another name")
+        raise IllegalTopicError(f"topic {name!r} is a system topic; choose another name")
 
 
 def check_new_topic_name(stored: str) -> None:
@@ -159,9 +159,7 @@ def check_new_topic_name(stored: str) -> None:
     check_topic_name(name)
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX, LIGHT_PREFIX):
         if name.startswith(prefix):
-            raise IllegalTopicError(
-                f"topic {name!r} begins with {prefix}, which is kept for topics of the broker; choose another name"
-            )
+            raise IllegalTopicError(f"topic {name!r} begins with the reserved prefix {prefix}; choose another name")
 
 
 def _check_form(name: str, size_max: int) -> None:
@@ -173,7 +171,7 @@ def _check_form(name: str, size_max: int) -> None:
         )
     if _NAME.fullmatch(name) is None:
         raise IllegalTopicError(
-            f"topic {name!r} may only have letters, digits, '_', '-', '%' and '|'; choose another name"
+            f"topic {name!r} contains an invalid character; use letters, digits, '_', '-', '%' and '|'"
         )
 
 
@@ -324,7 +322,7 @@ class TopicTable(NamedTable[TopicConfig]):
         """Remove a topic. Raises TopicNotFoundError; IllegalTopicError for one that the broker itself needs."""
         self.require(name)
         if is_system_topic(name):
-            raise IllegalTopicError(f"topic {name!r} belongs to the broker and cannot be deleted; leave it")
+            raise IllegalTopicError(f"topic {name!r} belongs to the broker and cannot be deleted")
         self._remove(name)
 
 

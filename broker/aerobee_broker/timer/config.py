@@ -34,7 +34,10 @@ class TimerConfig(Section):
         Section.__post_init__(self)
         if self.roll_window_slots > self.slot_count // 2:
             raise ConfigError(
-                f"timer.roll_window_slots: {self.roll_window_slots} is above {self.slot_count // 2}, half of the wheel"
+                f"timer.roll_window_slots: {self.roll_window_slots} is above {self.slot_count // 2}, half of the "
+                f"wheel; choose a smaller number"
             )
         if self.roll_window_slots * self.precision_ms > _DELAY_MS_MAX:
-            raise ConfigError(f"timer.roll_window_slots: {self.roll_window_slots} are more than 24 days; choose fewer")
+            raise ConfigError(
+                f"timer.roll_window_slots: {self.roll_window_slots} is more than 24 days; choose a smaller number"
+            )

@@ -137,7 +137,9 @@ class LevelDelay:
                 message = _restored(record)
                 if message is None:
                     self.lost += 1
-                    _log.error("message of topic=%s offset=%d has no destination", SCHEDULE_TOPIC, record.queue_offset)
+                    _log.error(
+                        "message without destination dropped topic=%s offset=%d", SCHEDULE_TOPIC, record.queue_offset
+                    )
                 else:
                     messages.append(message)
             self.lost += result.lost

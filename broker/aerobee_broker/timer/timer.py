@@ -126,7 +126,7 @@ class Timer:
             state.slot_ms = state.floor(checkpoint.read_time_ms)
             if state.slot_ms > now_slot + 60_000:
                 _log.warning(
-                    "the clock went back, messages delivered since then may be delivered again ms=%d", now_slot
+                    "the clock went back; messages delivered since then may be delivered again now_ms=%d", now_slot
                 )
                 state.slot_ms = now_slot
             # Where RocketMQ wrote the file last, nothing was marked since.

@@ -64,7 +64,7 @@ class TransactionLog:
         for record in self._records(OP_TOPIC, min(matters, max(low, high - _DECIDED_AT_START)), high):
             op = read_op(record)
             if op is None:
-                _log.warning("no op queue_offset=%d: its body names no half message", record.queue_offset)
+                _log.warning("invalid op ignored queue_offset=%d: its body names no half message", record.queue_offset)
                 continue
             if record.queue_offset >= matters:
                 found.places.extend((offset, record.queue_offset) for offset in op.queue_offsets)
@@ -112,7 +112,7 @@ class TransactionLog:
         low, high = self._store.queue_range(topic, TRANSACTION_QUEUE_ID)
         kept = self._offsets.get(topic, TRANSACTION_GROUP, TRANSACTION_QUEUE_ID) or 0
         if kept > high:  # the log has lost its tail; new messages come at these offsets again
-            _log.warning("offset of transactions is behind the end of its queue topic=%s offset=%d", topic, kept)
+            _log.warning("transaction offset is beyond the end of its queue topic=%s offset=%d", topic, kept)
             self._offsets.commit(topic, TRANSACTION_GROUP, TRANSACTION_QUEUE_ID, low, force=True)
             kept = low
         return max(low, kept), high

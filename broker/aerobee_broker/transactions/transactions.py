@@ -196,7 +196,9 @@ class Transactions:
         for record in log.halves(settled):
             half = read_half(record)
             if half is None:
-                _log.warning("no half message queue_offset=%d: it names no topic, queue or id", record.queue_offset)
+                _log.warning(
+                    "invalid half message ignored queue_offset=%d: it names no topic, queue or id", record.queue_offset
+                )
                 continue
             key = transaction_key(half.topic, half.transaction_id)
             decided = self._decided.get(key)
@@ -242,7 +244,7 @@ class Transactions:
             try:
                 await self.create_topics()
             except OSError as error:  # a full disk: what waits can be decided all the same
-                _log.warning("topics of transactions not saved cause=%s", error)
+                _log.warning("transaction topics not saved cause=%s", error)
         while True:
             self._wake.clear()
             seconds = self.check_due()
@@ -267,7 +269,7 @@ class Transactions:
         try:
             await self._note_durably()
         except SyncTimeoutError as error:
-            _log.warning("offsets of transactions not noted cause=%s", error)
+            _log.warning("transaction offsets not saved cause=%s", error)
 
     def wake_timer(self) -> None:
         """Look at the clock again: for tests that move it."""
@@ -304,8 +306,9 @@ class Transactions:
         if fresh:
             if len(self._pending) + len(fresh) > self._config.pending_max:
                 raise TooManyRequestsError(
-                    f"{len(self._pending)} transactions wait for their decision, the limit is "
-                    f"{self._config.pending_max} (transactions.pending_max); decide some before beginning others"
+                    f"{len(self._pending)} transactions are undecided; the limit is "
+                    f"{self._config.pending_max} (transactions.pending_max); commit or roll back some before "
+                    f"beginning others"
                 )
             appended = self._store.append(list(fresh.values()))
             now = self._clock.monotonic()
@@ -346,13 +349,13 @@ class Transactions:
             decided = self._decided.get(key)
             if decided is None:
                 raise InvalidTransactionError(
-                    f"transaction {transaction_id[:80]!r} of topic {topic!r} is not known, or was settled long ago; "
+                    f"transaction {transaction_id[:80]!r} of topic {topic!r} is unknown or was settled long ago; "
                     "use the topic and transaction id from the answer to its send"
                 )
             if outcome not in (None, decided.outcome):
                 raise InvalidTransactionError(
-                    f"transaction {transaction_id[:80]!r} of topic {topic!r} is settled: {decided.outcome}; "
-                    "this cannot be changed"
+                    f"transaction {transaction_id[:80]!r} of topic {topic!r} is settled: {decided.outcome}; the "
+                    f"outcome cannot be changed"
                 )
             await self._store.wait_stored(decided.end)
             return None
@@ -511,7 +514,7 @@ class Transactions:
         self._store.request_flush()
         self._settled(half, Outcome.GIVEN_UP, appended[-1])
         _log.warning(
-            "transaction abandoned topic=%s id=%s checks=%d; its message is in %s",
+            "transaction abandoned topic=%s id=%s checks=%d moved_to=%s",
             half.topic,
             transaction_id[:80],
             half.checks,
@@ -630,7 +633,7 @@ class Transactions:
         try:
             appended = self._store.append(self._unsettled, essential=True)
         except (StoreFullError, StoreAccessError) as error:
-            _log.warning("ops not completed cause=%s", error)
+            _log.warning("ops of settled transactions not stored cause=%s", error)
             return
         for op, place in zip(self._unsettled, appended, strict=True):
             self._ops.append((int(bytes(op.body)), place.queue_offset))

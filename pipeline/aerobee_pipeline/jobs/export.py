@@ -32,7 +32,7 @@ def export(
     or delta, if the session has their packages; `output` then is as they take it.
     """
     if file_format not in _FORMATS:
-        raise OptionError(f"format {file_format!r}: expected is {', '.join(_FORMATS)}")
+        raise OptionError(f"format {file_format!r} is unknown; choose one of {', '.join(_FORMATS)}")
     options = {"includeProperties": "true", "includeSystem": "true", **source}
     if checkpoint is None:
         frame = _dated(spark.read.format("aerobee").options(**options).load())

@@ -103,7 +103,7 @@ def rebuild(
     directories = checked_stores(stores)
     target = Path(output)
     if target.exists() and any(target.iterdir()):
-        raise OptionError(f"{target}: not empty; name a new directory, or remove what is there")
+        raise OptionError(f"{target}: not empty; name a new directory or empty this one")
     layouts = {}
     for broker, directory in directories.items():
         files = store_files(directory)

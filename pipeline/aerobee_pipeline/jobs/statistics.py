@@ -36,7 +36,7 @@ def statistics(spark: SparkSession, source: Mapping[str, str], *, by: By = "queu
     from pyspark.sql import functions as f
 
     if by not in _SCHEMA:
-        raise OptionError(f"by {by!r}: expected is {', '.join(_SCHEMA)}")
+        raise OptionError(f"by {by!r} is unknown; choose one of {', '.join(_SCHEMA)}")
     frame = spark.read.format("aerobee").options(**source).schema(_SCHEMA[by]).load()
     total = [f.count("*").alias("messages"), f.sum("storeSize").alias("bytes")]
     if by == "hour":
@@ -74,7 +74,7 @@ def lag(stores: Mapping[str, str | Path] | str | Path) -> JobResult:
         except FileNotFoundError:
             table = {}
         except ValueError as error:
-            raise OptionError(f"{path}: cannot be read: {error}; `aerobee store verify` says more") from None
+            raise OptionError(f"{path}: cannot be read: {error}; `aerobee store verify` reports details") from None
         queues = StoreQueues(broker, directory)
         try:
             bounds = queues.bounds(Subscription(pattern=".*"))

@@ -25,7 +25,7 @@ def test_an_old_interpreter_is_refused_with_a_sentence(version: str, starts: boo
     ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode == 0) == starts, ended.stderr
     if not starts:
-        assert ended.stderr == ("aerobee: this is Python 3.10, and Python 3.11 or newer is needed; start it with one\n")
+        assert ended.stderr == "aerobee: Python 3.10 is too old; run it with Python 3.11 or newer\n"
 
 
 def test_the_minimum_is_that_of_the_package() -> None:

@@ -78,7 +78,7 @@ def test_what_cannot_be_used_does_not_replace_what_can(
         assert reader.load_if_changed() is None
         assert reader.load_if_changed() is None
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "the new certificate is not usable, the old one stays in use"
+        "certificate not replaced, the previous one stays in use"
     ]
     certificate.write_bytes(made.certificate)
     assert reader.load_if_changed() is not None
@@ -134,7 +134,7 @@ def test_one_is_made_for_development_only(tmp_path: Path, files: tuple[Path, Pat
     """Outside of development one must be given."""
     listen = ListenConfig(grpc=LOOPBACK, metrics=LOOPBACK, tls=LOOPBACK)
     BrokerConfig.tiny(tmp_path, listen=listen)
-    with pytest.raises(ConfigError, match=r"listen\.tls: needs tls\.certificate and tls\.key"):
+    with pytest.raises(ConfigError, match=r"listen\.tls: needs the PEM files tls\.certificate and tls\.key"):
         BrokerConfig.tiny(tmp_path, listen=listen, dev=False)
     given = TlsConfig(certificate=files[0], key=files[1])
     BrokerConfig.tiny(tmp_path, listen=listen, tls=given, dev=False)
@@ -144,11 +144,11 @@ def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     """A certificate without its key, or for no address; an advertised address that nothing listens for."""
     with pytest.raises(ConfigError, match=r"tls\.key: missing"):
         BrokerConfig.tiny(tmp_path, tls=TlsConfig(certificate=Path("a")))
-    with pytest.raises(ConfigError, match=r"tls\.certificate: nothing listens with it"):
+    with pytest.raises(ConfigError, match=r"tls\.certificate: no listener uses it"):
         BrokerConfig.tiny(
             tmp_path, listen=ListenConfig(front="grpcio"), tls=TlsConfig(certificate=Path("a"), key=Path("b"))
         )
-    with pytest.raises(ConfigError, match=r"listen\.advertise_tls: nothing listens with TLS"):
+    with pytest.raises(ConfigError, match=r"listen\.advertise_tls: no listener uses TLS"):
         BrokerConfig.tiny(tmp_path, listen=ListenConfig(front="grpcio", advertise_tls=Address("b", 1)))
-    with pytest.raises(ConfigError, match=r"listen\.advertise_tls: port 0"):
+    with pytest.raises(ConfigError, match=r"listen\.advertise_tls: clients cannot connect to port 0"):
         BrokerConfig.tiny(tmp_path, listen=ListenConfig(tls=LOOPBACK, advertise_tls=Address("b", 0)))

@@ -128,9 +128,9 @@ async def test_bounds_of_waiting_receives() -> None:
     polling = LongPolling(waiting_per_line_max=2, waiting_max=3)
     waiting = [asyncio.create_task(polling.wait("t", group, "c", 20)) for group in ("a", "a", "b")]
     await settle()
-    with pytest.raises(TooManyRequestsError, match="of group 'a' wait for topic 't'"):
+    with pytest.raises(TooManyRequestsError, match="of group 'a' already wait for topic 't'"):
         await polling.wait("t", "a", "c", 20)
-    with pytest.raises(TooManyRequestsError, match="3 receives wait already"):
+    with pytest.raises(TooManyRequestsError, match="3 receives are already waiting"):
         await polling.wait("t", "c", "c", 20)
     assert not any(task.done() for task in waiting)
     polling.drain()

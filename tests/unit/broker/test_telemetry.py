@@ -162,7 +162,7 @@ def test_settings_are_kept_so_they_have_a_limit(telemetry: TelemetryProcessor) -
     assert telemetry.settings(settings, client).subscription.receive_batch_size > 0
     kept = client.settings_data
     settings.user_agent.hostname = "x" * (256 << 10)
-    with pytest.raises(InvalidRequestError, match="larger than 262144; subscribe to fewer"):
+    with pytest.raises(InvalidRequestError, match="the limit is 262144; subscribe to fewer"):
         telemetry.settings(settings, client)
     assert client.settings_data == kept
 

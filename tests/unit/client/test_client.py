@@ -265,7 +265,7 @@ class TestConnection:
                 await server.stop(None)
         (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert line.startswith(f"no broker answers at {endpoint}")
-        assert line.endswith("trying again for up to 30 s")
+        assert line.endswith("retrying for up to 30 s")
 
     @pytest.mark.parametrize("joined", [True, False])
     async def test_another_endpoint_takes_over(self, broker: ScriptedBroker, joined: bool) -> None:

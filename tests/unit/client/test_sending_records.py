@@ -170,13 +170,13 @@ class TestQueueSelector:
     async def test_where_the_server_chooses(self) -> None:
         """RocketMQ's protocol has no place for it, and the error says so."""
         async with scripted_broker() as rocketmq, connect(rocketmq.endpoint) as client:
-            with pytest.raises(ConfigurationError, match="chooses the queue of a message itself"):
+            with pytest.raises(ConfigurationError, match="chooses the queue itself"):
                 await client.producer(queue_selector=lambda message, queues: queues[0]).send(messages(1)[0])
             assert calls(rocketmq) == []
 
     @pytest.mark.parametrize(
         ("fields", "reason"),
-        [({"message_group": "g"}, "the message group decides"), ({"delivery_timestamp": 1}, "cannot be delayed")],
+        [({"message_group": "g"}, "the message group determines"), ({"delivery_timestamp": 1}, "cannot be delayed")],
     )
     async def test_what_cannot_choose(
         self, aerobee: ScriptedBroker, client: Client, fields: dict[str, object], reason: str

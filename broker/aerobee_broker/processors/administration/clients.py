@@ -197,7 +197,7 @@ class ClientAdministration:
             whose = "" if group is None else f" of group {group!r}"
             raise InvalidRequestError(
                 v2.Code.NOT_FOUND,
-                f"no client {client_id[:200]!r}{whose} is connected; `aerobee client list` shows who is",
+                f"no client {client_id[:200]!r}{whose} is connected; `aerobee client list` lists the connected ones",
             )
         return found
 
@@ -254,7 +254,8 @@ class ClientAdministration:
         if not positions:
             raise InvalidRequestError(
                 v2.Code.NOT_FOUND,
-                f"group {group!r} has no subscription of topic {topic!r}; `aerobee subscription list` shows its own",
+                f"group {group!r} has no subscription to topic {topic!r}; `aerobee subscription list` shows its "
+                f"subscriptions",
             )
         # One of them, or thousands of lite topics: together they share the syncs of the log.
         await asyncio.gather(*(self._deliveries.delete_subscription(each, group) for each in positions))

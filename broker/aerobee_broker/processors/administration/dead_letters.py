@@ -142,7 +142,8 @@ class DeadLetterAdministration:
         topic = self._topic(request.group)
         if len(request.offsets) > _RESEND_COUNT_MAX:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, f"{len(request.offsets)} offsets; send at most {_RESEND_COUNT_MAX} again at a time"
+                v2.Code.BAD_REQUEST,
+                f"{len(request.offsets)} offsets in one request; resend at most {_RESEND_COUNT_MAX} at a time",
             )
         results = []
         end = 0
@@ -184,20 +185,21 @@ class DeadLetterAdministration:
         found = self._store.read(topic, DEAD_LETTER_QUEUE_ID, offset, max_count=1).records if offset >= 0 else []
         if not found or found[0].queue_offset != offset:
             raise InvalidRequestError(
-                v2.Code.MESSAGE_NOT_FOUND, f"group {request.group!r} has no dead letter {offset}, any more"
+                v2.Code.MESSAGE_NOT_FOUND,
+                f"group {request.group!r} has no dead letter {offset}; it expired or never existed",
             )
         (record,) = found
         target_name = request.topic or origin_topic(record)
         if not target_name:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, f"dead letter {offset} does not say where it came from; name a topic to send it to"
+                v2.Code.BAD_REQUEST, f"dead letter {offset} does not record its topic; name a topic to send it to"
             )
         target = self._target(target_name)
         if not request.again and (before := await self._find_resent(record, target.name)) is not None:
             raise InvalidRequestError(
                 v2.Code.PRECONDITION_FAILED,
-                f"dead letter {offset} was sent again before, to queue {before.queue_id}, offset "
-                f"{before.queue_offset}; to send it once more, say `again` (--again)",
+                f"dead letter {offset} was already resent, to queue {before.queue_id}, offset "
+                f"{before.queue_offset}; to resend it once more, set `again` (--again)",
             )
         message_group = record.properties.get(p.SHARDING_KEY)
         if message_group:
@@ -231,7 +233,7 @@ class DeadLetterAdministration:
     def _target(self, name: str) -> TopicConfig:
         if is_system_topic(name) or name.startswith(DEAD_LETTER_PREFIX):
             raise InvalidRequestError(
-                v2.Code.FORBIDDEN, f"topic {name!r} belongs to the broker; name another one to send to"
+                v2.Code.FORBIDDEN, f"topic {name!r} is a system topic; name another topic to send to"
             )
         target = self._tables.topics.require(name)
         if not target.writable or not target.write_queue_count:

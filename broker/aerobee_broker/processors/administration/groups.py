@@ -158,7 +158,7 @@ class GroupAdministration:
         if request.lite_topic:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"topic {topic.name!r} has no lite topics, it takes {topic.message_type}; leave lite_topic out",
+                f"topic {topic.name!r} is of type {topic.message_type} and has no lite topics; leave lite_topic out",
             )
         queue_ids = set(range(topic.read_queue_count)) | set(self._store.queue_ids(topic.name))
         if unknown := sorted(set(request.queue_ids) - queue_ids):
@@ -175,7 +175,7 @@ class GroupAdministration:
         if request.queue_ids:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"topic {parent!r} has lite topics, of one queue each; name one instead of queue_ids",
+                f"topic {parent!r} has lite topics with one queue each; name a lite topic instead of queue_ids",
             )
         if request.lite_topic:
             check_lite_topic(request.lite_topic)
@@ -222,11 +222,11 @@ class GroupAdministration:
                 return lambda queue: store.queue_range(*queue)[1]
             case "skip":
                 if request.skip < 1:
-                    raise InvalidRequestError(v2.Code.BAD_REQUEST, f"skip {request.skip}: give 1 or more")
+                    raise InvalidRequestError(v2.Code.BAD_REQUEST, f"skip is {request.skip}; give 1 or more")
                 return lambda queue: within(queue, within(queue, before.get(queue, 0)) + request.skip)
             case _:
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, "no position; give timestamp, offset, earliest, latest or skip"
+                    v2.Code.BAD_REQUEST, "the request has no position; give timestamp, offset, earliest, latest or skip"
                 )
 
     def _offset_at(self, queue: _Queue, time_ms: int) -> int:
@@ -242,9 +242,7 @@ class GroupAdministration:
 
 def _retries(max_attempts: int) -> int:
     if max_attempts < 1:
-        raise InvalidRequestError(
-            v2.Code.BAD_REQUEST, f"max_attempts {max_attempts}: a message is delivered at least once"
-        )
+        raise InvalidRequestError(v2.Code.BAD_REQUEST, f"max_attempts is {max_attempts}; give 1 or more")
     return max_attempts - 1
 
 
@@ -285,6 +283,6 @@ def _milliseconds(duration: v2.Duration) -> int:
     milliseconds = duration.seconds * 1000 + duration.nanos // 1_000_000
     if not 0 <= milliseconds <= _MILLISECONDS_MAX:
         raise InvalidRequestError(
-            v2.Code.BAD_REQUEST, f"a retry delay of {duration.seconds} s cannot be; use 0 or more"
+            v2.Code.BAD_REQUEST, f"the retry delay of {duration.seconds} s is negative; use 0 or more"
         )
     return milliseconds

@@ -79,7 +79,7 @@ class MessageAdministration:
         system.CopyFrom(request.system_properties)
         if system.message_type == TRANSACTION:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, "a transaction begun here would never be decided; send it with a producer"
+                v2.Code.BAD_REQUEST, "this call cannot begin a transaction, because nobody would end it; use a producer"
             )
         if request.HasField("tag"):
             system.tag = request.tag
@@ -111,7 +111,7 @@ class MessageAdministration:
             what = f"message {request.message_id[:200]!r}" if request.message_id else "message there"
             raise InvalidRequestError(
                 v2.Code.MESSAGE_NOT_FOUND,
-                f"no {what} in topic {topic!r}; it never was, or retention has removed it",
+                f"no {what} in topic {topic!r}; it never existed or has expired",
             )
         return admin_v1.DescribeMessageResponse(status=OK, timelines=timelines)
 
@@ -122,7 +122,7 @@ class MessageAdministration:
             return [record for record in found if record.queue_offset == request.queue_offset]
         if not request.message_id.strip():
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, "no message is named; give message_id, or queue_id and queue_offset"
+                v2.Code.BAD_REQUEST, "the request names no message; give message_id, or queue_id and queue_offset"
             )
         if found := await find_by_message_id(self._store, self._deliveries.loop_share, topic, request.message_id):
             return found[-_COPIES_MAX:]

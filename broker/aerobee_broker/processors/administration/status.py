@@ -101,7 +101,7 @@ class StatusAdministration:
         window = _WINDOWS.get(request.window)
         if window is None:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, f"window {request.window} is not one of minute, hour and day"
+                v2.Code.BAD_REQUEST, f"window {request.window} is unknown; choose minute, hour or day"
             )
         count = page_count(request.count, default=_TRAFFIC_COUNT)
         topics = {

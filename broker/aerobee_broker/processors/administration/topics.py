@@ -85,7 +85,7 @@ class TopicAdministration:
         for name in request.delete_attributes:
             if name in request.set_attributes:
                 raise InvalidRequestError(
-                    v2.Code.BAD_REQUEST, f"attribute {name!r} is both set and deleted; decide for one"
+                    v2.Code.BAD_REQUEST, f"attribute {name!r} is both set and deleted; choose one"
                 )
             attributes.pop(name, None)
         attributes.update(request.set_attributes)

@@ -135,7 +135,7 @@ class AppendProcessor:
         if len(records) > self._size_max:
             raise InvalidRequestError(
                 v2.Code.MESSAGE_BODY_TOO_LARGE,
-                f"the records of the request have {len(records)} bytes, the limit is {self._size_max}; send fewer",
+                f"the records of the request take {len(records)} bytes; the limit is {self._size_max}; send fewer",
             )
         batch = RecordBatch.parse(
             records,
@@ -173,6 +173,6 @@ def _check_queue(topic: TopicConfig, queue_id: int) -> None:
     if not 0 <= queue_id < count:
         raise InvalidRequestError(
             v2.Code.BAD_REQUEST,
-            f"topic {topic.name!r} has {count} queues to write to, counted from 0, but no queue {queue_id}; "
+            f"topic {topic.name!r} has {count} write queues, numbered from 0, but no queue {queue_id}; "
             "QueryRoute lists them",
         )

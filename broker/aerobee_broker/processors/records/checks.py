@@ -55,7 +55,7 @@ def check_records(
         raise BadRecordError(
             _Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
             row_of_text,
-            "its properties have a control character, an empty name or value, or no UTF-8; each must be "
+            "its properties have a control character, an empty name or value, or are not UTF-8; each must be "
             "name, 0x01, value, 0x02",
         )
     reserved = batch.first_with_any(_FORBIDDEN_IN_BATCHES if topic.takes_batches else _FORBIDDEN)
@@ -63,7 +63,7 @@ def check_records(
         raise BadRecordError(
             _Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
             reserved[0],
-            f"property {reserved[1]!r}: this name is reserved; choose another, or use SendMessage",
+            f"the property name {reserved[1]!r} is reserved; choose another, or use SendMessage",
         )
     _check_sizes(batch, limits)
     _check_tags(batch)
@@ -120,7 +120,7 @@ def _check_tags(batch: RecordBatch) -> None:
     for row, tag in enumerate(batch.property_strings(p.TAGS)):
         if tag is not None and (not tag.strip() or "|" in tag):
             raise BadRecordError(
-                _Code.ILLEGAL_MESSAGE_TAG, row, f"tag {tag[:80]!r} is blank, or has a '|'; choose another"
+                _Code.ILLEGAL_MESSAGE_TAG, row, f"tag {tag[:80]!r} is blank or contains '|'; choose another"
             )
 
 
@@ -133,7 +133,7 @@ def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
         raise BadRecordError(
             _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             row,
-            f"topic {topic.name!r} takes no normal messages, and it has no {p.SHARDING_KEY}; "
+            f"topic {topic.name!r} does not take normal messages, and the record has no {p.SHARDING_KEY}; "
             "send it to a topic of its type, or with SendMessage",
         )
     if not len(grouped):
@@ -142,7 +142,7 @@ def _check_type(batch: RecordBatch, topic: TopicConfig, queue_id: int) -> None:
         raise BadRecordError(
             _Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
             int(grouped[0]),
-            f"topic {topic.name!r} takes no FIFO messages, and it has the property {p.SHARDING_KEY}; "
+            f"topic {topic.name!r} does not take FIFO messages, and the record has the property {p.SHARDING_KEY}; "
             "send it to a topic of its type",
         )
     known: set[str] = set()

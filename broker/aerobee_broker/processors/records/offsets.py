@@ -34,7 +34,7 @@ class OffsetsProcessor:
         if len(request.topics) > TOPIC_COUNT_MAX:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"{len(request.topics)} topics in one request, the limit is {TOPIC_COUNT_MAX}; ask in several",
+                f"{len(request.topics)} topics in one request; the limit is {TOPIC_COUNT_MAX}; send several requests",
             )
         response = _Response(
             status=_OK,
@@ -82,14 +82,15 @@ class OffsetsProcessor:
         queue_ids = asked.queue_ids or range(topic.read_queue_count)
         if len(queue_ids) > left:
             raise InvalidRequestError(
-                v2.Code.BAD_REQUEST, f"more than {QUEUE_COUNT_MAX} queues in one request; ask in several"
+                v2.Code.BAD_REQUEST, f"more than {QUEUE_COUNT_MAX} queues in one request; send several requests"
             )
         at = timestamp_ms(asked.timestamp) if asked.HasField("timestamp") else None
         for queue_id in queue_ids:
             if not 0 <= queue_id < topic.read_queue_count:
                 raise InvalidRequestError(
                     v2.Code.BAD_REQUEST,
-                    f"topic {topic.name!r} has {topic.read_queue_count} queues to read, but no queue {queue_id}",
+                    f"topic {topic.name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue "
+                    f"{queue_id}",
                 )
             low, high = (store.flushed_range if flushed_only else store.queue_range)(topic.name, queue_id)
             queue = answer.queues.add(queue_id=queue_id, min_queue_offset=low, max_queue_offset=high)

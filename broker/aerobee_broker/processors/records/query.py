@@ -63,9 +63,11 @@ class QueryProcessor:
         elif request.HasField("begin") or request.HasField("end"):
             pieces, token = self._by_time(topic.name, request.page_token, begin, end, count, size_max)
         else:
-            raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request asks for nothing; give a key, an id or a time")
+            raise InvalidRequestError(v2.Code.BAD_REQUEST, "the request has no criterion; give a key, an id or a time")
         if not pieces and not token:
-            raise InvalidRequestError(v2.Code.MESSAGE_NOT_FOUND, f"topic {topic.name!r} has no such record (any more)")
+            raise InvalidRequestError(
+                v2.Code.MESSAGE_NOT_FOUND, f"topic {topic.name!r} has no such record; it never existed or has expired"
+            )
         return records_v1.QueryRecordsResponse(
             status=v2.Status(code=v2.Code.OK, message="OK"),
             records=b"".join(piece for piece, _ in pieces),

@@ -130,7 +130,7 @@ class ReadProcessor:
         if not 0 <= request.queue_id < topic.read_queue_count:
             raise InvalidRequestError(
                 v2.Code.BAD_REQUEST,
-                f"topic {name!r} has {topic.read_queue_count} queues to read, counted from 0, but no queue "
+                f"topic {name!r} has {topic.read_queue_count} read queues, numbered from 0, but no queue "
                 f"{request.queue_id}; QueryRoute lists them",
             )
         if len(request.tags) > _TAG_COUNT_MAX:

@@ -122,7 +122,7 @@ def test_messages_that_were_passed_over_need_the_second_version() -> None:
         (body(5, b"\xff\xff"), "the body ends"),
         (body(1, encode_delivered(KEY.encode(), Delivered(9, 5, (), 1, 1, None))), "queue offset 9"),
         (body(1, encode_delivered(KEY.encode(), Delivered(0, 5, (Run(5, 1, 1),), 1, 1, None))), "beyond it"),
-        (body(4, encode_state(KEY.encode(), State(0, 0, 2, (Entry(2, 1, 1, 1, None),)))), "outside"),
+        (body(4, encode_state(KEY.encode(), State(0, 0, 2, (Entry(2, 1, 1, 1, None),)))), "out of range"),
     ],
 )
 def test_what_cannot_be_right_is_refused(damaged: bytes, cause: str) -> None:

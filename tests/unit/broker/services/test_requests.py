@@ -106,7 +106,7 @@ def test_bytes_that_are_no_message(size: int, end: bytes) -> None:
     message = v2.SendMessageRequest(messages=[v2.Message(body=bytes(size))]).SerializeToString()
     error = refused(v2.SendMessageRequest, message + end)
     assert error.code == Code.BAD_REQUEST
-    assert "cannot be read" in str(error)
+    assert "cannot be parsed" in str(error)
 
 
 def test_want_of_memory_is_not_the_fault_of_the_client() -> None:

@@ -45,7 +45,7 @@ def test_names_that_are_allowed(name: str) -> None:
         ("  ", "blank"),
         ("g" * 121, "at most 120"),
         *((name, "letters, digits") for name in ("a b", "a.b", "ä", "a@b", "a\n")),
-        *((name, "kept for the broker") for name in ("CID_RMQ_SYS_TRANS", "shop%CID_RMQ_SYS_x")),
+        *((name, "reserved prefix") for name in ("CID_RMQ_SYS_TRANS", "shop%CID_RMQ_SYS_x")),
     ],
 )
 def test_names_that_are_refused(name: str, cause: str) -> None:

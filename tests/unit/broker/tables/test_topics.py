@@ -105,7 +105,7 @@ def test_names_that_a_request_may_use(name: str) -> None:
         (" \t", "blank"),
         ("x" * 128, "at most 127"),
         *((name, "letters, digits") for name in ("a b", "a.b", "ä", "a@b", "a\n", "a/b", "a\0")),
-        *((name, "belongs to the broker") for name in (*sorted(SYSTEM_TOPICS), "rmq_sys_", "rmq_sys_x")),
+        *((name, "is a system topic") for name in (*sorted(SYSTEM_TOPICS), "rmq_sys_", "rmq_sys_x")),
     ],
 )
 def test_names_that_are_refused(name: str, cause: str) -> None:
