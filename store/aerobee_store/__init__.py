@@ -108,7 +108,7 @@ _MODULES = {
     "SyncTimeoutError": "aerobee_store.errors",
     "SystemClock": "aerobee_store.clock",
 }
-"""Where each name comes from."""
+"""The module that defines each name."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Time is passed in, so that tests can move it."""
+"""Clocks are passed as arguments, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _log = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
-    """Where the store and the broker take the time from."""
+    """Source of time for the store and the broker."""
 
     def now_ms(self) -> int:
-        """The wall clock, in Unix milliseconds: what goes into records."""
+        """The wall clock in Unix milliseconds, as stored in records."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back: what intervals are measured with."""
+        """Seconds of a clock that never goes back, for measuring intervals."""
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The system clock."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -29,27 +29,27 @@ class SystemClock:
         return time.monotonic()
 
 
-# Steps below this are corrections of a clock that is right: NTP makes them all the time.
+# Smaller steps are normal corrections, for example by NTP.
 _JUMP_MS: Final = 1000.0
-# How long a jump ahead is doubted: a person has a day to see it and to set the clock right.
+# How long a forward jump is not trusted: an operator has a day to notice and correct it.
 _DOUBT_SECONDS: Final = 24 * 3600.0
 
 
 class SteadyClock:
-    """Unix milliseconds that go on with the monotonic clock, whatever the wall clock does: for periods that end in
-    something that cannot be undone, and for periods that must end at all.
+    """Unix milliseconds that advance with the monotonic clock, whatever the wall clock does. For periods whose end
+    causes something that cannot be undone, and for periods that must end.
 
-    It begins with the wall clock's time. A jump of that clock is logged; one ahead is followed after a day, one back
-    never, so this clock may be ahead of the wall clock until the next start. What must be right now, as the time at
-    which a message is to be delivered, goes by the wall clock instead.
+    The clock starts with the wall clock's time. Jumps of the wall clock are logged. A forward jump is followed after a
+    day, a backward jump never, so this clock may be ahead of the wall clock until the next start. Code that needs the
+    current time, such as delayed delivery, uses the wall clock.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset_ms = clock.now_ms() - clock.monotonic() * 1000
         self._last_ms = 0
-        self._jump_offset_ms: float | None = None  # where the wall clock has jumped to ...
-        self._jumped_at = 0.0  # ... and when, by the monotonic clock
+        self._jump_offset_ms: float | None = None  # the offset to which the wall clock has jumped
+        self._jumped_at = 0.0  # when it jumped, by the monotonic clock
 
     def now_ms(self) -> int:
         monotonic = self._clock.monotonic()
@@ -70,11 +70,11 @@ class SteadyClock:
         if self._jump_offset_ms is None or abs(offset_ms - self._jump_offset_ms) > _JUMP_MS:
             self._jump_offset_ms, self._jumped_at = offset_ms, monotonic
             _log.warning(
-                "the machine's clock has jumped seconds=%+.3f; nothing expires because of it%s",
+                "the system clock has jumped seconds=%+.3f; nothing expires because of the jump%s",
                 seconds,
                 f" for {_DOUBT_SECONDS / 3600:g} hours" if seconds > 0 else "",
             )
         elif seconds > 0 and monotonic - self._jumped_at >= _DOUBT_SECONDS:
-            _log.warning("the machine's clock is believed after its jump seconds=%+.3f", seconds)
+            _log.warning("the system clock is accepted after its jump seconds=%+.3f", seconds)
             self._offset_ms = offset_ms
             self._jump_offset_ms = None

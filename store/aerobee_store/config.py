@@ -1,4 +1,4 @@
-"""How a store is kept, and the form of every section of settings: frozen, built once, checked by msgspec."""
+"""Configuration of a store, and the base of every section of settings: frozen, built once, checked by msgspec."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 class Section:
-    """Settings that belong together, in a frozen dataclass that names its section.
+    """A section of settings: a frozen dataclass that names its section.
 
     Each value is checked against its type and bounds when a section is made. A subclass with rules between settings
-    checks them in its own `__post_init__`, after this one. Raises ConfigError with the full name of the setting.
+    checks them in its own `__post_init__`, after calling this one. Raises ConfigError with the full name of the
+    setting.
     """
 
     __slots__ = ()
@@ -60,7 +61,7 @@ def settings_of(section: type[Section]) -> dict[str, Any]:
 
 
 def checked(name: str, value: object, kind: Any, *, from_text: bool = False) -> Any:
-    """`value` as `kind`. Raises ConfigError with the setting's full name, the value, and what is expected."""
+    """Return `value` as `kind`. Raises ConfigError with the full name of the setting, the value and the expectation."""
     try:
         return msgspec.convert(value, kind, strict=not from_text)
     except msgspec.ValidationError as error:
@@ -70,65 +71,70 @@ def checked(name: str, value: object, kind: Any, *, from_text: bool = False) -> 
             text = str(error).partition(", got ")[0].partition(" - at ")[0]
             for word, plain in _WORDS.items():
                 text = text.replace(f"`{word}`", plain)
-            expected = f"is not valid: e{text[1:]}"  # as "expected a whole number >= 1"
+            expected = f"is not valid: e{text[1:]}"  # e.g. "expected a whole number >= 1"
         shown = list(value) if isinstance(value, tuple) else value
         raise ConfigError(f"{name}: {shown!r} {expected}") from None
 
 
-_SETTINGS: dict[type[Section], dict[str, Any]] = {}  # worked out at the first use of a section
+_SETTINGS: dict[type[Section], dict[str, Any]] = {}  # computed on the first use of a section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig(Section):
-    """Sizes in bytes, durations in seconds. RocketMQ's name of each setting stands beside it.
+    """Configuration of a store. Sizes in bytes, durations in seconds. RocketMQ's name of each setting is beside it.
 
-    What is marked "format" is a property of the files: neither the log nor an index file records it, so a directory
-    must always be opened with the values that it was written with.
+    A setting marked "format" is a property of the files that is not recorded in them. A directory must always be opened
+    with the values with which it was written.
     """
 
     section: ClassVar[str] = "store"
 
     directory: Path  # storePathRootDir
     commit_log_paths: tuple[Path, ...] = ()  # storePathCommitLog, see log_paths.py; (): <directory>/commitlog
-    read_only_commit_log_paths: tuple[Path, ...] = ()  # readOnlyCommitLogStorePaths: get no new segment
+    read_only_commit_log_paths: tuple[Path, ...] = ()  # readOnlyCommitLogStorePaths: existing segments only
     segment_size: SegmentSize = 1 << 30  # mappedFileSizeCommitLog; format
     queue_file_size: QueueFileSize = 300_000 * UNIT_SIZE  # mappedFileSizeConsumeQueue; format
     batch_queue_file_size: BatchQueueFileSize = 300_000 * BATCH_UNIT_SIZE  # mapperFileSizeBatchConsumeQueue; format
-    queue_extensions: bool = False  # enableConsumeQueueExt: new units have their tags code in an extended unit
+    queue_extensions: bool = False  # enableConsumeQueueExt: write tags codes to extended units
     queue_extension_file_size: ExtensionFileSize = 48 << 20  # mappedFileSizeConsumeQueueExt; format
     index_slot_count: Positive = 5_000_000  # maxHashSlotNum; format
     index_entry_count: AtLeast2 = 20_000_000  # maxIndexNum; format
     flush: FlushMode = "sync"  # flushDiskType
-    flush_interval_seconds: Seconds = 0.5  # flushIntervalCommitLog: what async flush may lose at a power cut
-    flush_pages_min: Positive = 4  # flushCommitLogLeastPages: of 4 KiB; fewer wait for half of flush_interval_seconds
-    write_mode: WriteMode = "gathered"  # how records reach the page cache, see write_modes.py; transientStorePoolEnable
+    flush_interval_seconds: Seconds = 0.5  # flushIntervalCommitLog: what async flush may lose in a power failure
+    # flushCommitLogLeastPages: of 4 KiB; fewer pages wait for half of flush_interval_seconds
+    flush_pages_min: Positive = 4
+    write_mode: WriteMode = "gathered"  # see write_modes.py; RocketMQ: transientStorePoolEnable
     pool_buffer_count: AtLeast2 = 5  # transientStorePoolSize: buffers of a segment's size, locked in memory
     pool_fast_failure: bool = False  # fastFailIfNoBufferInStorePool: refuse messages while all buffers are in use
-    commit_interval_seconds: Seconds = 0.2  # commitIntervalCommitLog: how often mode "pool" looks at its buffers
-    commit_pages_min: Positive = 4  # commitCommitLogLeastPages: of 4 KiB, before it writes them unasked ...
-    commit_thorough_interval_seconds: Seconds = 0.2  # commitCommitLogThoroughInterval: ... or this long after the last
-    segments_ahead: UpTo16 = 2  # segments made in advance, once a quarter of the one in use is written; 0: none
-    warm_segments: bool = False  # warmMapedFileEnable: ... really written, and locked in memory if that is permitted
+    commit_interval_seconds: Seconds = 0.2  # commitIntervalCommitLog: poll interval of mode "pool"
+    # commitCommitLogLeastPages: of 4 KiB; fewer pages are written only when a sender waits ...
+    commit_pages_min: Positive = 4
+    # commitCommitLogThoroughInterval: ... or this long after the last commit
+    commit_thorough_interval_seconds: Seconds = 0.2
+    segments_ahead: UpTo16 = 2  # segments preallocated once a quarter of the current one is written; 0: none
+    warm_segments: bool = False  # warmMapedFileEnable: fill them with zeros, and lock them in memory if permitted
     derived_flush_interval_seconds: Seconds = 1.0  # flushIntervalConsumeQueue: queues, index, then the checkpoint
     sync_timeout_seconds: Seconds = 5.0  # syncFlushTimeout
-    light_queues: bool = True  # enableLmq: a message is also in the light queues (%LMQ%...) that it names
-    multi_dispatch: bool = False  # enableMultiDispatch: ... and in the queues of other topics that it names
+    light_queues: bool = True  # enableLmq: append messages to the light queues (%LMQ%...) that they name
+    multi_dispatch: bool = False  # enableMultiDispatch: append messages to the queues of other topics that they name
     light_queue_count_max: Positive = 20_000  # maxLmqConsumeQueueNum
-    dispatch_waiting_count_max: Positive = 200_000  # messages that wait for the disk, queues and index; then: busy
-    dispatch_waiting_bytes_max: Positive = 256 << 20  # the same in bytes of the log
-    property_crc: bool = True  # enabledAppendPropCRC: every byte of a record is under a checksum
+    dispatch_waiting_count_max: Positive = 200_000  # messages that wait for dispatch; more are refused as busy
+    dispatch_waiting_bytes_max: Positive = 256 << 20  # the same limit in bytes of the log
+    property_crc: bool = True  # enabledAppendPropCRC: a checksum covers every byte of a record
     body_size_max: Positive = 4 << 20  # maxMessageSize
-    disk_headroom: NotNegative = 64 << 20  # no message is taken when less is left: queues, index and tables need it
-    retention_hours: Hours = 72.0  # fileReservedTime: segments that ended longer ago than this are removed
-    delete_when_hours: HoursOfDay = (4,)  # deleteWhen: local hours of the day in which they are
-    retention_interval_seconds: Seconds = 10.0  # cleanResourceInterval: how often disk and files are looked at
-    retention_batch_max: Positive = 10  # deleteFileBatchMax: segments removed each time at most
-    disk_clean_ratio: Ratio = 0.75  # diskMaxUsedSpaceRatio: used above this, expired segments go at any hour
-    disk_force_clean_ratio: Ratio = 0.85  # diskSpaceCleanForciblyRatio: ... and unexpired ones, too
-    disk_full_ratio: Ratio = 0.90  # diskSpaceWarningLevelRatio: ... and no message is taken; 1: never
-    clean_forcibly: bool = True  # cleanFileForciblyEnable: whether unexpired segments may go at all
-    scrub_bytes_per_second: NotNegative = 8 << 20  # how fast old segments are re-read to find damage; 0: not at all
-    scrub_interval_hours: Hours = 168.0  # how long a segment is left alone after that
+    # with less free space, messages are refused; the rest is for queues, index and tables
+    disk_headroom: NotNegative = 64 << 20
+    retention_hours: Hours = 72.0  # fileReservedTime: segments that ended earlier are removed
+    delete_when_hours: HoursOfDay = (4,)  # deleteWhen: local hours in which expired segments are removed
+    retention_interval_seconds: Seconds = 10.0  # cleanResourceInterval: how often disk and files are checked
+    retention_batch_max: Positive = 10  # deleteFileBatchMax: segments removed per round
+    disk_clean_ratio: Ratio = 0.75  # diskMaxUsedSpaceRatio: above it, expired segments are removed at any hour
+    disk_force_clean_ratio: Ratio = 0.85  # diskSpaceCleanForciblyRatio: above it, unexpired segments are removed too
+    disk_full_ratio: Ratio = 0.90  # diskSpaceWarningLevelRatio: above it, messages are refused; 1: never
+    clean_forcibly: bool = True  # cleanFileForciblyEnable: whether unexpired segments may be removed
+    # read rate of the scrub, which searches old segments for damage; 0: off
+    scrub_bytes_per_second: NotNegative = 8 << 20
+    scrub_interval_hours: Hours = 168.0  # minimum interval between two scrubs of a segment
     store_host: tuple[str, int] = ("127.0.0.1", 8081)  # written into every record and into offset message ids
 
     def __post_init__(self) -> None:
@@ -136,17 +142,17 @@ class StoreConfig(Section):
         paths = {path.absolute() for path in self.commit_log_paths or (self.directory / "commitlog",)}
         if paths.issubset(path.absolute() for path in self.read_only_commit_log_paths):
             raise ConfigError(
-                "store.commit_log_paths: every path is read-only; name one that new segments can be made in"
+                "store.commit_log_paths: every path is read-only; name at least one path for new segments"
             )
 
     @property
     def record_size_max(self) -> int:
-        """The largest record: a body, and 64 KiB for all the rest (as RocketMQ's limit)."""
+        """The largest record: a body, and 64 KiB for everything else (RocketMQ's limit)."""
         return self.body_size_max + (64 << 10)
 
     @classmethod
     def tiny(cls, directory: Path, *, flush: FlushMode = "sync") -> Self:
-        """Files of a few pages, so that tests reach the end of a file at once."""
+        """Files of a few pages, so that tests soon reach the end of a file."""
         return cls(
             directory=directory,
             segment_size=16384,
@@ -161,7 +167,7 @@ class StoreConfig(Section):
             derived_flush_interval_seconds=0.05,
             body_size_max=8192,
             disk_headroom=0,
-            disk_clean_ratio=1.0,  # how full the machine's disk is, is not the test's business
+            disk_clean_ratio=1.0,  # tests must not depend on the disk usage of the machine
             disk_force_clean_ratio=1.0,
             disk_full_ratio=1.0,
         )

@@ -1,34 +1,32 @@
-"""What can go wrong in a store. Every error carries what an operator needs: the path, the offset, the values that
-disagree.
-"""
+"""Errors of a store. Each carries what an operator needs: the path, the offset, the values that disagree."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """The root of all errors of this package."""
+    """Root of all errors of this package."""
 
 
 class ConfigError(StoreError, ValueError):
-    """A setting has a value that cannot work; the message names the setting."""
+    """A setting has an invalid value; the message names the setting."""
 
 
 class InvalidMessageError(StoreError, ValueError):
-    """A message cannot be stored as it is: a field is too long, or holds a byte that the format reserves."""
+    """A message cannot be stored: a field is too long, or contains a byte that the format reserves."""
 
 
 class InvalidRecordError(InvalidMessageError):
-    """One of many records that were to be appended together cannot be stored; none of them was."""
+    """One of several records to be appended together cannot be stored; none of them was stored."""
 
     def __init__(self, index: int, reason: str) -> None:
-        """`index`: of the record, from 0."""
+        """`index`: number of the record, from 0."""
         super().__init__(f"record {index}: {reason}")
         self.index = index
         self.reason = reason
 
 
 class CorruptRecordError(StoreError):
-    """Bytes in the log are not the record that should be there."""
+    """The bytes in the log are not the expected record."""
 
     def __init__(self, reason: str, *, physical_offset: int) -> None:
         super().__init__(f"no valid record at physical offset {physical_offset}: {reason}")
@@ -37,7 +35,7 @@ class CorruptRecordError(StoreError):
 
 
 class RecordNotFoundError(StoreError):
-    """No record begins at this physical offset: it was deleted by retention, or it never existed."""
+    """No record begins at this physical offset: retention deleted it, or it never existed."""
 
 
 class StoreLockedError(StoreError):
@@ -45,31 +43,31 @@ class StoreLockedError(StoreError):
 
 
 class StoreDirectoryError(StoreError):
-    """The directory cannot be used as a store: not readable, or written by something else."""
+    """The directory cannot be used as a store: it is unreadable, or another program wrote it."""
 
 
 class StoreFullError(StoreError):
-    """No space is left for another message; the store takes messages again when there is."""
+    """No space is left for another message. The store accepts messages again when there is space."""
 
 
 class LightQueuesFullError(StoreError):
-    """A message names a light queue that does not exist, and the store has as many as it may have."""
+    """A message names a light queue that does not exist, and the limit of light queues is reached."""
 
 
 class StoreBusyError(StoreFullError):
-    """No room for another message at this moment, and in the next one there is: what it is written to is not ready."""
+    """The store cannot take another message at the moment, because a file or buffer is not ready. Retrying helps."""
 
 
 class StoreAccessError(StoreError):
-    """The store may not be written, or not be read, at the moment: a running flag says so, and the text why."""
+    """The store must not be written or read at the moment; a running flag is set, and the text gives its reason."""
 
 
 class StoreClosedError(StoreError):
-    """The store was closed; nothing can be written any more."""
+    """The store is closed; nothing can be written."""
 
 
 class StoreFailedError(StoreError):
-    """A write or a sync failed. This is final: the store takes no more writes until it is opened again."""
+    """A write or a sync failed. This is final: the store refuses writes until it is opened again."""
 
 
 class SyncTimeoutError(StoreError):
@@ -81,12 +79,12 @@ class ReplicaTimeoutError(SyncTimeoutError):
 
 
 class ReplicaMissingError(SyncTimeoutError):
-    """A message is stored, but so few replicas are connected that it cannot be confirmed."""
+    """A message is stored, but too few replicas are connected to confirm it."""
 
 
 class TooFewReplicasError(StoreFullError):
-    """No message is taken while fewer brokers than `replication.min_in_sync` have the log."""
+    """Messages are refused while fewer than `replication.min_in_sync` brokers have the log."""
 
 
 class LogMismatchError(StoreError):
-    """Bytes that should continue the log do not: another offset, or no valid records. Nothing was appended."""
+    """The bytes do not continue the log: another offset, or no valid records. Nothing was appended."""

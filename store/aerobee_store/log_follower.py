@@ -2,13 +2,13 @@
 
 The bytes come in pieces that need not end with a record. A piece is checked as a whole before any of it is appended:
 
-    offset      it must begin where the bytes so far end
-    chain       records lie one behind another; a blank reaches exactly to the end of its segment; both brokers have
-                segments of the same size
-    checksum    each record's, and its physical offset is its place in the log
+    offset      it begins where the earlier bytes end
+    chain       records are consecutive; a blank reaches exactly to the end of its segment; both brokers have segments
+                of the same size
+    checksum    each record's checksum is correct, and its physical offset is its place in the log
 
-What is left is the beginning of a record, which waits in memory for the rest. So the log always ends with a record, or
-within the zeros of a blank, and what is durable of it can be reported to the other broker.
+An incomplete record at the end waits in memory for the rest. So the log always ends with a whole record, or within the
+zeros of a blank, and its durable end can be reported to the other broker.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BATCH_RECORDS: Final = 4096
 
 
 class LogFollower:
-    """The writing half of a store that follows another. Event loop only; nobody else may append."""
+    """The writing half of a store that follows another one. Event loop only; nothing else may append."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class LogFollower:
         self._durability = durability
         self._stats = stats
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
-        self._rest = b""  # the beginning of a record
-        self._in_blank = False  # the log ends within a blank, whose other bytes have yet to come
+        self._rest = b""  # the beginning of an incomplete record
+        self._in_blank = False  # the log ends within a blank whose remaining bytes are still to come
 
     def forget_rest(self) -> None:
-        """Drop the beginning of a record whose end will not come: the connection is gone."""
+        """Drop the incomplete record: the connection that would bring the rest has ended."""
         self._rest = b""
 
     @property
     def next_offset(self) -> int:
-        """Where the next piece must begin."""
+        """The offset at which the next piece must begin."""
         return self._log.wrote + len(self._rest)
 
     def begin_at(self, physical_offset: int) -> None:
-        """Let an empty log begin here. LogMismatchError if it is not empty, or this is not the start of a segment."""
+        """Start an empty log at this offset. LogMismatchError if the log is not empty, or no segment begins there."""
         if self._log.files.files or self._log.wrote:
             there = f"{self._log.min_offset}..{self._log.wrote}"
-            raise LogMismatchError(f"the log has {there}; only an empty log can begin at another offset")
+            raise LogMismatchError(f"the log has {there}; only an empty log can begin at a new offset")
         if physical_offset % self._log.segment_size:
             raise LogMismatchError(
                 f"physical offset {physical_offset} begins no segment of {self._log.segment_size} bytes; "
@@ -80,16 +80,17 @@ class LogFollower:
         self._dispatch.dispatched = physical_offset
 
     def receive(self, physical_offset: int, data: bytes) -> int:
-        """Append a piece of the other log; the offset behind the last whole record.
+        """Append a piece of the other log. Return the offset after the last whole record.
 
-        Raises LogMismatchError, and nothing of the piece is appended; StoreBusyError, StoreFullError, StoreFailedError.
+        Raises LogMismatchError, StoreBusyError, StoreFullError or StoreFailedError; nothing of the piece is appended
+        then.
         """
         if physical_offset != self.next_offset:
             raise LogMismatchError(
-                f"bytes for physical offset {physical_offset} came, the log ends at {self.next_offset}"
+                f"received bytes for physical offset {physical_offset}, but the log ends at {self.next_offset}"
             )
         buffer = memoryview(self._rest + data if self._rest else data)
-        parts = list(self._parts(buffer))  # all is checked before anything is appended
+        parts = list(self._parts(buffer))  # the whole piece is checked before anything is appended
         self._rest = b""
         position = 0
         for end, batch in parts:
@@ -100,7 +101,7 @@ class LogFollower:
         return self._log.wrote
 
     def _parts(self, buffer: memoryview) -> Iterator[tuple[int, RecordBatch | None]]:
-        """The whole records and blanks in the buffer: where each part ends in it, and its records (None: a blank)."""
+        """The whole records and blanks in the buffer: the end of each part, and its records (None: a blank)."""
         base = self._log.wrote
         segment_size = self._log.segment_size
         position = 0
@@ -132,7 +133,7 @@ class LogFollower:
                 continue
             is_short = limit - position < record.BLANK_SIZE_MIN or stop.reason is StopReason.TRUNCATED
             if is_short and limit - position < left_in_segment:
-                return  # the rest has yet to come
+                return  # the rest is still to come
             raise _mismatch(base + position, stop.detail)
 
     def _append(self, data: memoryview, batch: RecordBatch | None) -> None:
@@ -141,7 +142,8 @@ class LogFollower:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StoreFullError(
-                    f"no space left on the disk of {self._config.directory}; free some, then the replica goes on"
+                    f"no space left on the disk of {self._config.directory}; free some space, then the replica "
+                    f"continues"
                 ) from error
             raise self._durability.fail(error) from error
         if batch is None:
@@ -184,4 +186,4 @@ class LogFollower:
 
 
 def _mismatch(physical_offset: int, detail: str) -> LogMismatchError:
-    return LogMismatchError(f"no valid record came for physical offset {physical_offset}: {detail}")
+    return LogMismatchError(f"received no valid record for physical offset {physical_offset}: {detail}")

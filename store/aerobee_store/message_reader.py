@@ -1,4 +1,4 @@
-"""Reads messages of a store: of a queue, at a physical offset, by key, by time."""
+"""Reads messages of a store: by queue, by physical offset, by key, by time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
-# Units looked at by one read, as RocketMQ (maxFilterMessageSize): bounds the work of a filter that matches little.
+# Units examined by one read, as in RocketMQ (maxFilterMessageSize). Bounds the work of a filter with few matches.
 _SCAN_UNITS_MAX: Final = 800
 
 ReadStatus = Literal["found", "empty", "no-match", "offset-too-small", "offset-at-end", "offset-too-large"]
@@ -31,7 +31,7 @@ ReadStatus = Literal["found", "empty", "no-match", "offset-too-small", "offset-a
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Messages of one queue. `next_offset` is where to read on; `lost` counts units without a readable record."""
+    """Messages of one queue. The next read begins at `next_offset`. `lost` counts units without a readable record."""
 
     status: ReadStatus
     records: list[Record]
@@ -42,7 +42,7 @@ class ReadResult:
 
 
 class MessageReader:
-    """The reading half of `MessageStore`, which says what each call promises."""
+    """The reading half of `MessageStore`, which documents the calls."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class MessageReader:
         max_bytes: int = 4 << 20,
         tags: frozenset[str] | None = None,
     ) -> ReadResult:
-        """As MessageStore.read, which has looked whether the store may be read."""
+        """As MessageStore.read, which has checked that the store may be read."""
         queue = self._queues.simple.get((topic, queue_id))
         if queue is None:
             batch_queue = self._queues.batch.get((topic, queue_id))
@@ -119,7 +119,8 @@ class MessageReader:
     def _read_inner_batches(
         self, queue: BatchConsumeQueue, queue_offset: int, max_count: int, max_bytes: int, tags: frozenset[str] | None
     ) -> ReadResult:
-        """As `read`, each message of a batch for itself. Filtered by its own tag: the unit's is that of the record."""
+        """As `read`, but each message of a batch on its own. Filters by the message's tag, because the unit has the
+        record's tag."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= queue_offset < high:
             return outside(queue_offset, low, high)
@@ -132,7 +133,7 @@ class MessageReader:
         for number, (physical_offset, _, _, _, base, count, _, _) in enumerate(units.tolist(), first):
             if len(records) >= max_count or position >= scan_end:
                 break
-            lost += max(0, base - position)  # no unit says where these were
+            lost += max(0, base - position)  # no unit tells where these were
             position = max(position, base)
             try:
                 messages = self._messages_of(queue, number, physical_offset, base, count)
@@ -161,9 +162,9 @@ class MessageReader:
         return ReadResult("found" if records else "no-match", records, position, low, high, lost)
 
     def _record_of(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int) -> Record:
-        """The record of a queue offset, at the place that its unit names or, if it is not there, where the log has it.
+        """The record of a queue offset: at the place that its unit names, or, if it is not there, where the log has it.
 
-        RecordNotFoundError, CorruptRecordError.
+        Raises RecordNotFoundError or CorruptRecordError.
         """
         try:
             return _as_read_from(queue, queue_offset, self._log.record_at(physical_offset))
@@ -177,7 +178,7 @@ class MessageReader:
     def _messages_of(
         self, queue: BatchConsumeQueue, number: int, physical_offset: int, base: int, count: int
     ) -> list[Record]:
-        """The same of a batch queue: the messages of the inner batch that unit `number` names."""
+        """The same for a batch queue: the messages of the inner batch that unit `number` names."""
         try:
             return _unpacked(queue, base, count, self._log.record_at(physical_offset))
         except (RecordNotFoundError, CorruptRecordError) as error:
@@ -192,7 +193,7 @@ class MessageReader:
             self._stats.checksum_failures += 1
 
     def record_at(self, physical_offset: int) -> Record:
-        """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""
+        """The verified record at a physical offset. Raises RecordNotFoundError or CorruptRecordError."""
         try:
             return self._log.record_at(physical_offset)
         except CorruptRecordError:
@@ -204,7 +205,7 @@ class MessageReader:
         data = bytes(self._log.bytes_at(found.physical_offset, found.size))
         if record.place_of(data) == (found.size, found.queue_id, found.queue_offset, found.physical_offset):
             return data
-        # It was read as the message of another queue than its own, or from inside a batch: as if it lay there.
+        # The record was read as a message of another queue, or from inside a batch.
         message = Message(
             topic=found.topic,
             queue_id=found.queue_id,
@@ -294,7 +295,7 @@ class MessageReader:
 
 
 def outside(queue_offset: int, low: int, high: int) -> ReadResult:
-    """What a read of a queue offset answers that is not in low..high-1."""
+    """The answer to a read of a queue offset outside low..high-1."""
     if queue_offset < low:
         return ReadResult("offset-too-small", [], low, low, high)
     if not high:
@@ -303,7 +304,7 @@ def outside(queue_offset: int, low: int, high: int) -> ReadResult:
 
 
 def _as_read_from(queue: ConsumeQueue, queue_offset: int, found: Record) -> Record:
-    """A record as it is read from this place. CorruptRecordError if it is that of another one."""
+    """The record as seen from this queue. CorruptRecordError if it belongs to another one."""
     place = queue.topic, queue.queue_id, queue_offset
     if (found.topic, found.queue_id, found.queue_offset) == place:
         return found
@@ -328,7 +329,7 @@ def _unpacked(queue: BatchConsumeQueue, base: int, count: int, found: Record) ->
 
 
 def is_also_at(found: Record, place: tuple[str, int, int]) -> bool:
-    """Whether a record names this topic, queue id and queue offset besides its own."""
+    """Whether a record names this topic, queue id and queue offset in addition to its own."""
     places = multi_dispatch.AS_RECORDED.places(
         found.topic, found.queue_id, found.sys_flag, found.properties, found.physical_offset
     )

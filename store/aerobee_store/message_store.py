@@ -1,8 +1,8 @@
-"""The store's face: open, append, wait, read, query, close. It owns the log, what is derived from it, and the services.
+"""The facade of the store: open, append, wait, read, query, close. It owns the log, the derived files and the services.
 
-Threads: everything runs in the event loop's thread, the only writer of the log, but for what may block. One thread
-syncs the log, one makes segments in advance, one writes the pool's buffers if there is one, and one syncs derived files
-and does whatever the broker gives it (`in_disk_thread`): none of them delays a group commit.
+Threads: everything runs in the event loop's thread, the only writer of the log, except for blocking work. One thread
+syncs the log, one preallocates segments, one writes the pool's buffers if there is a pool, and one syncs derived files
+and runs the broker's blocking calls (`in_disk_thread`). None of them delays a group commit.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ T = TypeVar("T")
 
 TIMESTAMP_MAX: Final = (1 << 63) - 1
 
-_NO_FLAGS: Final = RunningFlags.NONE  # looked up once: the members of an enum are no plain attributes
+_NO_FLAGS: Final = RunningFlags.NONE  # looked up once, because access to enum members is slow
 
 
 class Service(Protocol):
-    """What runs as long as the store does."""
+    """A task that runs as long as the store does."""
 
     @property
     def name(self) -> str: ...
@@ -79,11 +79,12 @@ class Replicas(Protocol):
     """The brokers that have copies of the log."""
 
     async def wait(self, end: int) -> None:
-        """Return once enough of them have the log durable before `end`. ReplicaTimeoutError, ReplicaMissingError."""
+        """Return when enough replicas have the log durable before `end`. Raises ReplicaTimeoutError or
+        ReplicaMissingError."""
 
 
 class MessageStore:
-    """A directory of messages, open for one process. Built by `open`."""
+    """A directory of messages, open for one process. Made by `open`."""
 
     def __init__(
         self,
@@ -174,9 +175,9 @@ class MessageStore:
             clock,
         )
         self.follower = LogFollower(config, self._log, self._queues, self._dispatch, self._durability, self.stats)
-        """Appends what another broker's log has; for a store that follows it."""
+        """Appends the bytes of another broker's log, in a store that follows it."""
         self.replicas: Replicas | None = None
-        """Those that a send waits for besides the own disk; None: nobody."""
+        """The replicas that a send waits for in addition to the local disk; None: none."""
         record_size_max = max(config.record_size_max, config.segment_size)
         repair = UnitRepair(self._log, self.running, self.stats, record_size_max=record_size_max)
         self._reader = MessageReader(self._log, self._queues, self._index, self._deleted, repair, self.stats)
@@ -184,14 +185,14 @@ class MessageStore:
 
     @property
     def state(self) -> StoreState:
-        """ "failed" once a write or sync has failed."""
+        """State of the store: "failed" after a failed write or sync."""
         if self._closed:
             return "closed"
         return "open" if self._durability.failure is None else "failed"
 
     @property
     def failure(self) -> BaseException | None:
-        """What has ended the writes of the store, if anything has."""
+        """The error that ended all writes, or None."""
         return self._durability.failure
 
     # --- opening and closing ----------------------------------------------------------------------------------
@@ -206,14 +207,14 @@ class MessageStore:
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
         whole_log: bool = False,
     ) -> MessageStore:
-        """Lock the directory, recover, be ready. Blocking; may run in any thread.
+        """Lock the directory, recover, get ready. Blocking; may run in any thread.
 
-        `is_batch_topic` says which topics have RocketMQ's attribute `queue.type=BatchCQ`: they take inner batches and
-        nothing else. Those that have such queues or records in the store are known without it.
-        `whole_log`: compare every queue with the log from its first record on, whatever the last stop was.
+        `is_batch_topic` tells which topics have RocketMQ's attribute `queue.type=BatchCQ`: they take inner batches
+        only. Topics with such queues or records in the store are recognised without it. `whole_log`: compare every
+        queue with the log from its first record on, even after a clean stop.
 
-        Raises StoreLockedError, StoreDirectoryError for a directory that is no store or not usable, StoreFullError, and
-        OSError for what else the disk says. Nothing is touched before the lock is held.
+        Raises StoreLockedError, StoreDirectoryError for a directory that is not a usable store, StoreFullError, and
+        OSError for other disk errors. Nothing is changed before the lock is held.
         """
         file_system = file_system or DiskFileSystem()
         clock = clock or SystemClock()
@@ -244,7 +245,7 @@ class MessageStore:
         self._index.load()
         if not self._log.files.files and any(queue.max_offset for queue in self._queues.all()):
             raise StoreDirectoryError(
-                f"{self._log.files.run.directory}: no segment of the commit log, but there are queues; is a disk not "
+                f"{self._log.files.run.directory}: the commit log has no segments, but there are queues; is a disk not "
                 f"mounted? If the log is lost for good, move consumequeue and index away"
             )
         parts = RecoveryParts(
@@ -271,14 +272,14 @@ class MessageStore:
         self._dispatch.last_timestamp = self.recovery.last_timestamp
         for file in self._log.files:
             if not clean and file.committed and file.end_offset > self.recovery.begin:
-                file.sync()  # the pages may have been written by the process that died
+                file.sync()  # a process that died may have written these pages
         self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
         self._flush_derived.flush()
         sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
         mark_in_use(self.file_system, self.config.directory)
 
     async def run(self) -> None:
-        """Run the services: group commit, flushes, retention, scrub. Raises what kills one of them."""
+        """Run the services: group commit, flushes, retention, scrub. Raises the error that ends one of them."""
         self._check_open()
         services: list[Service] = [self._durability, self._flush_derived, self._allocation, self.retention, self.scrub]
         self._durability.begin()
@@ -287,16 +288,16 @@ class MessageStore:
                 for service in services:
                     tasks.create_task(service.run(), name=service.name)
         except BaseExceptionGroup as group:
-            # They fail for one reason; it says more than the group around it.
+            # All of them fail for the same reason, which says more than the exception group.
             error = group.exceptions[0]
             raise error from error.__cause__
         finally:
             self._durability.end()
 
     def close(self) -> None:
-        """Make everything durable and mark the stop as orderly. A failed store only lets go of its files.
+        """Make everything durable and mark the stop as clean. A failed store only closes its files.
 
-        The services must not run any more. Raises StoreFailedError if the last sync fails.
+        The services must have ended. Raises StoreFailedError if the last sync fails.
         """
         if self.state == "closed":
             return
@@ -324,13 +325,12 @@ class MessageStore:
         self.file_system.sync_directory(self.config.directory)
 
     def _end_what_has_begun(self) -> None:
-        """Wait for what a service, cancelled or not, has begun in a thread. Raises what it failed with, which the
-        service may not have heard of yet.
-        """
+        """Wait for work that a service, even a cancelled one, has started in a thread. Raises its error, which the
+        service may not have seen."""
         self._durability.end_threads()
         self._disk.submit(lambda: None).result()
         if self._flush_derived.sync_error is not None:
-            raise self._flush_derived.sync_error  # syncing again would succeed, and prove nothing
+            raise self._flush_derived.sync_error  # another sync would succeed but prove nothing
 
     def __enter__(self) -> Self:
         return self
@@ -341,7 +341,8 @@ class MessageStore:
     # --- writing ----------------------------------------------------------------------------------------------
 
     def reconfigure(self, config: StoreConfig) -> None:
-        """Publish a new configuration. Only what Retention reads at every use takes effect before the next opening."""
+        """Publish a new configuration. Only settings that Retention reads on every use take effect before the next
+        opening."""
         self.config = config
         self.retention.reconfigure(config)
 
@@ -353,7 +354,7 @@ class MessageStore:
         split_batch: bool = False,
         essential: bool = False,
     ) -> list[Appended]:
-        """Append messages in this order, all or none. They can be waited for with `wait_stored`.
+        """Append messages in this order, all or none. Wait for them with `wait_stored`.
 
         `drafts`: of each message, by `draft`, for who makes them in several steps of the event loop.
         `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
@@ -361,9 +362,9 @@ class MessageStore:
         messages still takes it. An inner batch (SYS_FLAG_INNER_BATCH) is one message here and takes as many queue
         offsets as its property INNER_NUM says; INNER_BASE is added to it.
 
-        Raises InvalidMessageError, LightQueuesFullError, StoreBusyError (too much waits for the disk already; what is
-        essential has twice the room), StoreFullError, StoreAccessError, StoreFailedError, StoreClosedError; nothing is
-        stored then.
+        Raises InvalidMessageError, LightQueuesFullError, StoreBusyError (too much waits for the disk; internal writes
+        get twice the limit), StoreFullError, StoreAccessError, StoreFailedError or StoreClosedError; nothing is stored
+        then.
         """
         self._check_open()
         if self.running.flags is not _NO_FLAGS:
@@ -387,12 +388,12 @@ class MessageStore:
         return self._writer.append_records(topic, queue_id, batch, born_host)
 
     async def wait_stored(self, end: int, *, durable: bool | None = None) -> None:
-        """Return once the bytes before physical offset `end` are as safe as the flush mode promises.
+        """Return when the bytes before physical offset `end` are as safe as the flush mode promises.
 
-        With sync flush they are on the disk; with async flush in the page cache, where the death of the process cannot
-        harm them. `durable` asks for one or the other whatever the mode, of this disk alone; without it, the bytes are
-        on the disks of as many replicas as `replicas` wants, too. Raises StoreFailedError, or SyncTimeoutError when a
-        disk takes too long (ReplicaTimeoutError, ReplicaMissingError: of a replica). Cancelling only stops the waiting.
+        With sync flush they are on the disk; with async flush in the page cache, where they survive the death of the
+        process. `durable` requests one of these explicitly, for the local disk alone. Without it, as many replicas as
+        `replicas` requires also have the bytes on disk. Raises StoreFailedError, or SyncTimeoutError when a disk takes
+        too long (ReplicaTimeoutError, ReplicaMissingError: a replica). Cancelling only stops the waiting.
         """
         if self.state != "open":
             self._check_open()
@@ -408,23 +409,23 @@ class MessageStore:
         self.stats.stored_seconds.observe(perf_counter() - started)
 
     def request_flush(self) -> None:
-        """Make durable soon what nobody waits for."""
+        """Make appended messages durable soon, even if no sender waits for them."""
         self._durability.request_sync()
 
     def commit(self) -> None:
-        """Move what was appended to the page cache now."""
+        """Move appended bytes to the page cache now."""
         self._check_open()
         self._durability.commit()
         self._check_open()
 
     def dispatch(self) -> None:
-        """Feed queues and index with all that was committed, durable or not. For tools that run no services."""
+        """Feed queues and index with everything committed, durable or not. For tools that run no services."""
         self._dispatch.follow(self._log.committed)
 
     def flush(self) -> None:
         """Make everything durable and dispatched now; blocking. For tools and tests that run no services.
 
-        Beside services it waits for the sync that one of them has begun; if that fails it does not try once more.
+        With services running, it waits for a sync that has begun, and does not retry a failed one.
         """
         self._check_open()
         try:
@@ -449,10 +450,10 @@ class MessageStore:
         max_bytes: int = 4 << 20,
         tags: frozenset[str] | None = None,
     ) -> ReadResult:
-        """Messages of a queue from `queue_offset` on, at most `max_count`, at most `max_bytes` (but always one).
+        """Messages of a queue from `queue_offset` on, at most `max_count` and `max_bytes` (but at least one).
 
-        `tags`: only messages with one of these tags, compared by hash and then by value. Records are checked against
-        their checksums; a damaged or deleted one is left out and counted in `lost`. StoreAccessError.
+        `tags`: only messages with one of these tags, compared by hash and then by value. Checksums of records are
+        verified; damaged or deleted records are skipped and counted in `lost`. Raises StoreAccessError.
         """
         if self.running.flags is not _NO_FLAGS:
             self.running.check_readable()
@@ -477,11 +478,11 @@ class MessageStore:
         tags: Collection[str] | None = None,
         flushed_only: bool = True,
     ) -> RecordRuns:
-        """Records of a queue as they lie in the log, at most `max_bytes` (but always one), before `end_offset`.
+        """Records of a queue as slices of the log, at most `max_bytes` (but at least one), before `end_offset`.
 
-        `tags`: only records with one of these tags, compared by hash alone; a batch consume queue leaves none out.
-        Checksums are not verified; a record that is gone, or begins as it must not, is left out and counted in `lost`.
-        Of an inner batch the whole record comes, also for an offset within it. StoreAccessError.
+        `tags`: only records with one of these tags, compared by hash alone; ignored for a batch consume queue.
+        Checksums are not verified; a record that is gone or has a wrong header is skipped and counted in `lost`. An
+        inner batch is returned as a whole record, even for an offset within it. Raises StoreAccessError.
         """
         self.running.check_readable()
         started = perf_counter()
@@ -502,22 +503,23 @@ class MessageStore:
         return result
 
     def bytes_of(self, record: Record) -> memoryview:
-        """The bytes of a stored record, not copied. RecordNotFoundError."""
+        """The bytes of a stored record, without a copy. RecordNotFoundError."""
         return self._log.bytes_at(record.physical_offset, record.size)
 
     def flushed_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """As `queue_range`, of what is durable. It makes a difference with async flush only."""
+        """As `queue_range`, but only of durable messages. The two differ with async flush only."""
         low, high = self.queue_range(topic, queue_id)
-        if self._log.flushed >= self._dispatch.dispatched:  # nearly always; to look is a read of the queue's file
+        # the usual case; checking further would read the queue's file
+        if self._log.flushed >= self._dispatch.dispatched:
             return low, high
         return low, max(low, self._run_reader.max_offset(topic, queue_id, flushed_only=True))
 
     def flushed_bytes(self, physical_offset: int, size_max: int) -> memoryview:
-        """Durable bytes of the log as they are, of one segment; empty where it has none."""
+        """Durable bytes of the log, within one segment; empty where the log has none."""
         return self._log.flushed_bytes(physical_offset, size_max)
 
     def is_boundary(self, physical_offset: int) -> bool:
-        """Whether a record or a blank begins here, or the durable log ends here, or only zeros follow in a blank."""
+        """Whether a record or a blank begins here, the durable log ends here, or only zeros of a blank follow."""
         return self._log.is_boundary(physical_offset)
 
     @property
@@ -531,11 +533,11 @@ class MessageStore:
         return self._log.min_offset
 
     def record_at(self, physical_offset: int) -> Record:
-        """The record at a physical offset, checked. Raises RecordNotFoundError or CorruptRecordError."""
+        """The verified record at a physical offset. Raises RecordNotFoundError or CorruptRecordError."""
         return self._reader.record_at(physical_offset)
 
     def record_bytes(self, record: Record) -> bytes:
-        """A record that was read, as it lies in the log. Raises RecordNotFoundError if it has expired since."""
+        """The log's bytes of a record that was read. Raises RecordNotFoundError if it has expired since."""
         return self._reader.record_bytes(record)
 
     def query(
@@ -548,11 +550,11 @@ class MessageStore:
         begin: int = 0,
         end: int = TIMESTAMP_MAX,
     ) -> list[Record]:
-        """The newest `max_count` messages of a topic that carry the key (or have it as message id), oldest first.
+        """The newest `max_count` messages of a topic with this key (or message id), oldest first.
 
-        Fewer if their records have more than `max_bytes`, but at least one.
-        `begin` and `end`: store times, inclusive. The key itself is compared, so hash collisions never show; but of
-        a slot of the index at most the newest `index_file.LOOKED_MAX` entries are looked at, whatever their keys.
+        Returns fewer if their records exceed `max_bytes`, but at least one. `begin` and `end`: store times, inclusive.
+        Keys are compared, so hash collisions are harmless; but of each index slot only the newest
+        `index_file.LOOKED_MAX` entries are examined, whatever their keys.
         """
         return self._reader.query(topic, key, max_count=max_count, max_bytes=max_bytes, begin=begin, end=end)
 
@@ -567,11 +569,11 @@ class MessageStore:
     def record_with_key(
         self, topic: str, key: str, physical_offset: int, *, begin: int = 0, end: int = TIMESTAMP_MAX
     ) -> Record | None:
-        """The message there, if `query` would bring it."""
+        """The message at this place, if `query` would return it."""
         return self._reader.record_with_key(topic, key, physical_offset, begin, end)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """(first offset, offset behind the last message); (0, 0) for a queue that does not exist."""
+        """(first offset, offset after the last message); (0, 0) for a queue that does not exist."""
         queue = self._queues.find(topic, queue_id)
         return (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
 
@@ -596,20 +598,20 @@ class MessageStore:
         return self._queues.ids()
 
     def queue_ids(self, topic: str) -> list[int]:
-        """The queue ids of one topic, as `queues` has them, without a look at all others."""
+        """The queue ids of one topic, as in `queues`, without enumerating the others."""
         return self._queues.ids_of(topic)
 
     async def delete_topics(self, topics: Collection[str]) -> None:
-        """Remove the queues of topics; their records stay in the log until they expire, and count no more.
+        """Remove the queues of topics. Their records stay in the log until they expire, but are ignored.
 
-        Their messages cannot be read any more as soon as this is called, before it awaits anything; what is appended
-        later is kept. A topic of that name that comes later goes on at the queue offsets where this one ended; for a
-        light queue the log must still have had messages of that time.
+        Their messages become unreadable at once, before the first await; messages appended later are kept. A new topic
+        of the same name continues at the queue offset where the old one ended; for a light queue only if the log still
+        has messages of that time.
 
-        When it returns that is durable, with all that was appended before. The work is that of one topic and some
-        microseconds for each further one, and the disk's part runs in its thread. Raises StoreFailedError,
-        StoreClosedError, and SyncTimeoutError: the topics may be back after a start then, and can be deleted again.
-        So it is for who cancels.
+        On return the deletion is durable, with everything appended before. The event loop spends the time of one topic
+        plus some microseconds for each further one; disk work runs in the disk thread. Raises StoreFailedError,
+        StoreClosedError or SyncTimeoutError. After a timeout or a cancellation the topics may be back after a start,
+        and can be deleted again.
         """
         self._check_open()
         ended = self._removal.end(topics, self._log.min_offset, self._log.wrote)
@@ -620,11 +622,11 @@ class MessageStore:
                 raise self._fail(error) from error
 
     def delete_topic(self, topic: str) -> None:
-        """The same for one topic, blocking. For tools and tests that run no services."""
+        """Delete one topic, blocking. For tools and tests that run no services."""
         self._check_open()
         if not self._queues.of_topics([topic]):
             return
-        self.flush()  # what waits for dispatch belongs to the topic that goes
+        self.flush()  # messages that wait for dispatch belong to the deleted topic
         ended = self._removal.end([topic], self._log.min_offset, self._log.wrote)
         assert ended is not None, "there are queues"
         try:
@@ -634,12 +636,12 @@ class MessageStore:
 
     @property
     def arrival_listeners(self) -> list[ArrivalListener]:
-        """Called from dispatch with (topic, queue id, new end) when messages can be read."""
+        """Called from dispatch with (topic, queue id, new end) when messages become readable."""
         return self._dispatch.arrival_listeners
 
     @property
     def waiting_count(self) -> int:
-        """Messages that were appended and cannot be read yet."""
+        """Number of appended messages that cannot be read yet."""
         return self._dispatch.waiting_count
 
     def marked_records(self, mark: bytes, begin: int) -> Iterator[Record]:
@@ -649,7 +651,7 @@ class MessageStore:
 
     @property
     def retention_listeners(self) -> list[RetentionListener]:
-        """Asked, one after the other, before segments are removed; see RetentionListener."""
+        """Called one after the other before segments are removed; see RetentionListener."""
         return self.retention.listeners
 
     @property
@@ -658,7 +660,7 @@ class MessageStore:
         return self._log.wrote, self._log.committed, self._log.flushed, self._dispatch.dispatched
 
     def status(self) -> StoreStatus:
-        """Everything at once, for people. Asks the disk for its usage."""
+        """A snapshot for people and metrics. Asks the disk for its usage."""
         log = self._log
         return StoreStatus(
             directory=self.config.directory,
@@ -684,7 +686,7 @@ class MessageStore:
         )
 
     def in_disk_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        """Run what blocks in the disk thread of derived files, one call at a time in the order of the calls."""
+        """Run blocking work in the disk thread of derived files, one call at a time, in order."""
         return asyncio.get_running_loop().run_in_executor(self._disk, lambda: function(*args, **kwargs))
 
     # --- inside -----------------------------------------------------------------------------------------------

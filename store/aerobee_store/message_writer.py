@@ -1,4 +1,4 @@
-"""Appends messages to the log: what is stored of each, its place, and what dispatch needs of it."""
+"""Appends messages to the log: encodes them, assigns offsets, and hands them to dispatch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from aerobee_store.stats import StoreStats
 
 
 class Appended(NamedTuple):
-    """Where a message went."""
+    """Where a message was stored."""
 
     queue_offset: int
     physical_offset: int
@@ -57,13 +57,13 @@ class Appended(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The physical offset behind it, for `MessageStore.wait_stored`."""
+        """The physical offset after the message, for `MessageStore.wait_stored`."""
         return self.physical_offset + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class AppendedBatch:
-    """Where records went that were appended together, with consecutive queue offsets. `count`: of messages."""
+    """Where records were stored that were appended together, with consecutive queue offsets. `count`: messages."""
 
     first_queue_offset: int
     count: int
@@ -72,7 +72,7 @@ class AppendedBatch:
 
 
 class MessageWriter:
-    """The writing half of `MessageStore`, which says what each call promises. Event loop only."""
+    """The writing half of `MessageStore`, which documents the calls. Event loop only."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class MessageWriter:
         split_batch: bool = False,
         essential: bool = False,
     ) -> list[Appended]:
-        """As MessageStore.append, which has looked whether the store may be written to."""
+        """As MessageStore.append, which has checked that the store may be written."""
         config = self._config
         named = False
         for message in messages:
@@ -119,12 +119,12 @@ class MessageWriter:
         for message in messages:
             if len(message.body) > config.body_size_max:
                 raise InvalidMessageError(
-                    f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
+                    f"the body has {len(message.body)} bytes; the limit is {config.body_size_max} (store.body_size_max)"
                 )
             queue = None
             if not message.sys_flag & SYS_FLAG_PREPARED:
                 queue = queues.get((message.topic, message.queue_id))
-                if queue is None:  # refuses a topic of inner batches, with nothing stored
+                if queue is None:  # raises for a batch topic, with nothing stored
                     queue = self._queues.simple_queue(message.topic, message.queue_id)
             places.append(queue)
             if drafts is None:
@@ -171,14 +171,14 @@ class MessageWriter:
         return Draft(message, store_host=self._config.store_host, property_crc=self._config.property_crc)
 
     def _named_queues(self, messages: Sequence[Message]) -> tuple[Sequence[Message], dict[int, dict[QueueKey, int]]]:
-        """The messages, with their offsets in the queues that they name; and these offsets, by number of the message.
+        """The messages with their offsets in the queues that they name; and these offsets, by number of the message.
 
-        Nothing has changed yet but that the queues are in the table. LightQueuesFullError, InvalidMessageError.
+        The only change so far is that the queues are in the table. Raises LightQueuesFullError or InvalidMessageError.
         """
         named = [self._multi_dispatch.named(message) for message in messages]
         queues = self._queues
         queues.make_room({key for keys in named for key in keys if key is not None})
-        taken: Counter[QueueKey] = Counter()  # by the messages before, of this append
+        taken: Counter[QueueKey] = Counter()  # by earlier messages of this append
         changed: list[Message] = []
         others: dict[int, dict[QueueKey, int]] = {}
         for number, (message, keys) in enumerate(zip(messages, named, strict=True)):
@@ -204,22 +204,21 @@ class MessageWriter:
         return found
 
     def _append_inner_batches(self, messages: Sequence[Message]) -> list[Appended]:
-        """They come with their whole content from a store of RocketMQ's, seldom and few: one by one is fast enough."""
+        """Inner batches come complete from a RocketMQ store, rarely and few at a time, so they are appended one by
+        one."""
         config = self._config
         if len(messages) != 1:
-            raise InvalidMessageError("an inner batch is appended alone")
+            raise InvalidMessageError("an inner batch must be the only message of its append")
         (message,) = messages
         if len(message.body) > config.body_size_max:
             raise InvalidMessageError(
-                f"body of {len(message.body)} bytes, the limit is {config.body_size_max} (store.body_size_max)"
+                f"the body has {len(message.body)} bytes; the limit is {config.body_size_max} (store.body_size_max)"
             )
         if message.sys_flag & SYS_FLAG_TRANSACTION:
             raise InvalidMessageError("an inner batch cannot be part of a transaction")
         queue = self._queues.batch_queue_unless_simple(message.topic, message.queue_id)
         if queue is None:
-            raise InvalidMessageError(
-                f"topic {message.topic!r} has no batch consume queues, so it takes no inner batch"
-            )
+            raise InvalidMessageError(f"topic {message.topic!r} is not a batch topic and does not take inner batches")
         message, count = inner_batch.placed(message, queue.next_offset)
         draft = Draft(message, store_host=config.store_host, property_crc=config.property_crc)
         size = draft.size
@@ -238,7 +237,7 @@ class MessageWriter:
     def append_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None = None
     ) -> AppendedBatch:
-        """As MessageStore.append_records, likewise."""
+        """As MessageStore.append_records, which has checked that the store may be written."""
         count = len(batch)
         if not count:
             raise InvalidMessageError(f"no valid record: {batch.stop.reason.value}: {batch.stop.detail}")
@@ -250,7 +249,7 @@ class MessageWriter:
         if np.count_nonzero(wide):
             version = "IPv6" if self._store_host_v6 else "IPv4"
             raise InvalidRecordError(
-                int(wide.argmax()), f"it must have room for a store host of {version}: bit 0x20 of its system flags"
+                int(wide.argmax()), f"it must have space for an {version} store host: bit 0x20 of its system flags"
             )
         if names_queues(batch):
             raise InvalidMessageError(
@@ -266,7 +265,7 @@ class MessageWriter:
         first = 0
         first_queue_offset = queue.next_offset
         while first < count:
-            # What fits into the segment goes in as one copy.
+            # All records that fit into the segment are copied together.
             physical_offset = self._log.next_offset(int(batch.size[first]))
             room = self._log.segment_size - physical_offset % self._log.segment_size - record.BLANK_SIZE_MIN
             last = count
@@ -292,7 +291,7 @@ class MessageWriter:
         begin = int(batch.start[first])
         data = bytearray(batch.buffer[begin : int(batch.start[last - 1] + batch.size[last - 1])])
         part = batch.slice(first, last)
-        part.keep_properties()  # the buffer is the caller's, and dispatch comes later
+        part.keep_properties()  # the caller owns the buffer, and dispatch comes later
         queue_offset = queue.next_offset
         queue.next_offset += last - first
         _, physical_offsets = write_place(
@@ -311,7 +310,7 @@ class MessageWriter:
     def _append_batch_records(
         self, topic: str, queue_id: int, batch: RecordBatch, born_host: Host | None
     ) -> AppendedBatch:
-        """Records that are inner batches: few of them, each with many messages."""
+        """Append records that are inner batches: few records, each with many messages."""
         queue = self._queues.batch_queue_unless_simple(topic, queue_id)
         if queue is None:
             raise InvalidRecordError(
@@ -355,7 +354,7 @@ class MessageWriter:
             raise self._durability.fail(error) from error
 
     def _make_room(self) -> None:
-        """Too much waits for dispatch: without services it is done now, otherwise whoever sends has to wait."""
+        """Handle too much waiting for dispatch: without services dispatch now, otherwise refuse the append."""
         if not self._durability.has_services:
             try:
                 self._durability.flush()
@@ -366,9 +365,8 @@ class MessageWriter:
         self._stats.busy_refusals += 1
         waiting = self._log.wrote - self._dispatch.dispatched
         raise StoreBusyError(
-            f"{self._config.directory}: {self._dispatch.waiting_count} messages of {waiting} bytes wait for the disk, "
-            f"and no more may (store.dispatch_waiting_count_max, store.dispatch_waiting_bytes_max); try again a little "
-            f"later"
+            f"{self._config.directory}: {self._dispatch.waiting_count} messages ({waiting} bytes) wait for the "
+            f"disk, the limit of store.dispatch_waiting_count_max or store.dispatch_waiting_bytes_max; try again later"
         )
 
     def _appended(self, entries: Sequence[Entry] | EntryBatch, now: int, further: int = 0) -> None:
@@ -377,7 +375,7 @@ class MessageWriter:
 
 
 def _first(marks: npt.NDArray[np.int64]) -> int:
-    """The number of the first that is not 0."""
+    """The number of the first value that is not 0."""
     return int((marks != 0).argmax())
 
 
@@ -396,13 +394,15 @@ def _check_queue(batch: RecordBatch, topic: str, queue_id: int) -> None:
 
 
 def _checked_batches(batch: RecordBatch) -> list[tuple[int, int, dict[str, str]]]:
-    """Of each record how many messages it holds, where in it the digits of INNER_BASE begin, and its properties."""
+    """For each record: the number of its messages, the position of INNER_BASE's digits, and its properties."""
     checked = []
     size_left = inner_batch.REQUEST_SIZE_MAX
     for row, sys_flag in enumerate(batch.sys_flag.tolist()):
         try:
             if not sys_flag & SYS_FLAG_INNER_BATCH:
-                raise InvalidMessageError("it is not an inner batch, but other records are")
+                raise InvalidMessageError(
+                    "it is not an inner batch, although other records are; append them separately"
+                )
             raw_properties = bytes(batch.raw_properties(row))
             count = inner_batch.message_count(raw_properties)
             place = int(batch.properties_start[row] - batch.start[row]) + inner_batch.base_position(raw_properties)

@@ -1,7 +1,7 @@
-"""Reads the records of a queue as the log holds them: bytes in as few pieces as possible, found by the queue's units.
+"""Reads the records of a queue as bytes of the log, in as few slices as possible, using the queue's units.
 
-Records that were appended to one queue together lie side by side, so a frame of thousands of records is one slice of a
-segment. Nothing here goes record by record, but for damage. Checksums are for whoever decodes the records.
+Records of one queue that were appended together are adjacent, so thousands of records are one slice of a segment.
+Nothing here works record by record, except for damage. Whoever decodes the records verifies their checksums.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
-# Units looked at by one read: a step of about a millisecond.
+# Units examined by one read: a step of about a millisecond.
 _UNITS_MAX: Final = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRuns:
-    """Records of one queue. `next_offset` is where to read on; `lost` counts messages without a readable record.
+    """Records of one queue. The next read begins at `next_offset`. `lost` counts messages without a readable record.
 
-    `runs` are slices of segments, to be copied before the event loop goes on; `sizes` those of the records in them.
+    `runs` are slices of segments, to be copied before the event loop continues; `sizes` are those of their records.
     """
 
     status: ReadStatus
@@ -54,7 +54,7 @@ class RecordRuns:
 
 
 class RunReader:
-    """The bulk-reading part of `MessageStore`, which says what each call promises."""
+    """The bulk-reading part of `MessageStore`, which documents the calls."""
 
     def __init__(self, log: CommitLog, queues: QueueTable, repair: UnitRepair, stats: StoreStats) -> None:
         self._log = log
@@ -104,7 +104,7 @@ class RunReader:
     def _read_batches(
         self, queue: BatchConsumeQueue, queue_offset: int, stop: int, high: int, max_bytes: int
     ) -> RecordRuns:
-        """The same of records that hold many messages. The first may begin before `queue_offset`."""
+        """The same for records that hold many messages. The first may begin before `queue_offset`."""
         first = queue.number_at(queue_offset)
         units = queue.units(first, _UNITS_MAX)
         base = units["base_offset"].astype(np.int64)
@@ -126,7 +126,7 @@ class RunReader:
         return self._found(position[valid], size[valid], next_offset, queue.min_offset, high, lost, count)
 
     def max_offset(self, topic: str, queue_id: int, *, flushed_only: bool) -> int:
-        """The queue's end; with `flushed_only` that of what is durable."""
+        """The end of the queue; with `flushed_only` the end of its durable part."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
@@ -142,7 +142,7 @@ class RunReader:
     def _valid(
         self, queue: ConsumeQueue | BatchConsumeQueue, position: Integers, size: Integers, queue_offset: Integers
     ) -> Booleans:
-        """Which units have a record in the log that begins as theirs must."""
+        """Which units name a record in the log whose header matches."""
         valid = np.zeros(len(position), np.bool_)
         first = 0
         while first < len(position):
@@ -150,7 +150,7 @@ class RunReader:
             if file is None:
                 first += 1
                 continue
-            # Positions of a sound queue rise; what does not is looked at for itself.
+            # Positions in an intact queue rise. Units that do not are checked one by one.
             rest = position[first:]
             inside = (rest >= file.start_offset) & (rest < file.end_offset)
             last = first + (len(rest) if inside.all() else int(inside.argmin()))
@@ -176,7 +176,7 @@ class RunReader:
         size: Integers,
         valid: Booleans,
     ) -> None:
-        """Find the records of the units that are not valid; what is found is valid from then on."""
+        """Find the records of invalid units. Units whose records are found are valid from then on."""
         for row in (~valid).nonzero()[0].tolist():
             place = self._repair.repair(queue, int(numbers[row]))
             if place is not None:
@@ -184,7 +184,7 @@ class RunReader:
                 valid[row] = True
 
     def _is_also_in(self, queue: ConsumeQueue | BatchConsumeQueue, physical_offset: int, queue_offset: int) -> bool:
-        """Whether a record that was sent to another queue names this place as a further one."""
+        """Whether a record sent to another queue names this place as an additional one."""
         try:
             found = self._log.record_at(physical_offset)
         except (RecordNotFoundError, CorruptRecordError):
@@ -200,7 +200,7 @@ class RunReader:
         self, position: Integers, size: Integers, next_offset: int, low: int, high: int, lost: int, message_count: int
     ) -> RecordRuns:
         runs = []
-        # A segment ends in a blank, so no run goes over its end.
+        # A segment ends in a blank, so no run extends beyond it.
         breaks = np.flatnonzero(position[1:] != position[:-1] + size[:-1]) + 1
         for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(position)], strict=True):
             if last > first:
@@ -215,7 +215,7 @@ _NONE: Final = np.zeros(0, np.int64)
 
 
 def _fitting(size: Integers, max_bytes: int) -> int:
-    """How many of the first records fit into so many bytes: one at least, if there is one."""
+    """How many of the first records fit into so many bytes, but at least one."""
     return min(len(size), max(1, int(np.searchsorted(np.cumsum(size), max_bytes, side="right"))))
 
 

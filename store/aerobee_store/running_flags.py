@@ -1,14 +1,14 @@
-"""What a store may do at the moment: RocketMQ's running flags, with its bits.
+"""The operations that a store refuses at the moment: RocketMQ's running flags, with its bits.
 
 bit  flag                set by
-  1  NOT_READABLE        whoever owns the store
-  2  NOT_WRITEABLE       whoever owns the store; a failed write or sync, for good
-  4  LOGICS_QUEUE_ERROR  a queue that cannot be written, or disagrees with the log, for good; NOT_WRITEABLE as well
-  8  INDEX_FILE_ERROR    an index file that cannot be made or written, for good; NOT_WRITEABLE as well
- 16  DISK_FULL           retention, from the disk's usage, and cleared by it again
- 32  FENCED              whoever owns the store
-128  REPLICAS_MISSING    whoever owns the store: too few brokers have a copy of the log. Not RocketMQ's
- 64  LOGIC_DISK_FULL     nobody here: retention takes the fullest disk and sets DISK_FULL, as RocketMQ does
+  1  NOT_READABLE        the owner of the store
+  2  NOT_WRITEABLE       the owner of the store; a failed write or sync, permanently
+  4  LOGICS_QUEUE_ERROR  a queue that cannot be written, or disagrees with the log, permanently; sets NOT_WRITEABLE too
+  8  INDEX_FILE_ERROR    an index file that cannot be made or written, permanently; sets NOT_WRITEABLE too
+ 16  DISK_FULL           retention, which also clears it, from the disk's usage
+ 32  FENCED              the owner of the store
+128  REPLICAS_MISSING    the owner of the store: too few brokers have a copy of the log. Not in RocketMQ
+ 64  LOGIC_DISK_FULL     not set here: retention takes the fullest disk and sets DISK_FULL, as RocketMQ does
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aerobee_store.errors import StoreAccessError, StoreError, StoreFullError, T
 
 
 class RunningFlags(enum.Flag):
-    """States that forbid something."""
+    """Flags that forbid reads or writes."""
 
     NONE = 0
     NOT_READABLE = 1
@@ -55,7 +55,7 @@ _FORBID_WRITING: Final = (
 
 
 class RunningState:
-    """The flags of one store, and the reason of each."""
+    """The flags of one store and the reason for each."""
 
     __slots__ = ("_reasons", "flags")
 
@@ -64,25 +64,24 @@ class RunningState:
         self._reasons: dict[RunningFlags, str] = {}
 
     def set(self, flag: RunningFlags, reason: str) -> None:
-        """Set one flag. `reason` is for people: what is the matter and what to do."""
+        """Set one flag. `reason` is for people: the cause and the next step."""
         self.flags |= flag
         self._reasons[flag] = reason
 
     def clear(self, flag: RunningFlags) -> None:
-        """Clear one flag; nothing happens if it is not set."""
+        """Clear one flag, if it is set."""
         self.flags &= ~flag
         self._reasons.pop(flag, None)
 
     @property
     def reason(self) -> str:
-        """Why the store takes no messages, or serves none; empty if it does both."""
+        """Why the store refuses messages or reads; empty if it refuses neither."""
         return "; ".join(self._reasons.values())
 
     def check_writable(self, *, essential: bool) -> None:
-        """Raise StoreFullError (TooFewReplicasError) or StoreAccessError if nothing may be appended.
+        """Raise StoreFullError, TooFewReplicasError or StoreAccessError if nothing may be appended.
 
-        `essential`: what consumers need to go on is appended to a full disk and without replicas, too (see
-        `MessageStore.append`).
+        `essential`: internal writes are accepted with a full disk and without replicas (see `MessageStore.append`).
         """
         forbidden = self.flags & (_FORBID_WRITING & ~_ESSENTIAL_PASSES if essential else _FORBID_WRITING)
         if forbidden:

@@ -1,4 +1,4 @@
-"""Counters of a store, as plain numbers: cheap to count on the write path, read by whoever shows them."""
+"""Counters of a store: plain numbers, cheap to update on the write path."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MESSAGES_PER_SYNC_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 
 
 
 class Histogram:
-    """Counts of values up to each bound, the sum and the number of all, and the last one. Not cumulative."""
+    """Counts of values up to each bound, the sum and count of all values, and the last value. Not cumulative."""
 
     __slots__ = ("bounds", "count", "counts", "last", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # the last one: above every bound
+        self.counts = [0] * (len(bounds) + 1)  # the last bucket: values above every bound
         self.sum = 0.0
         self.count = 0
         self.last = 0.0
@@ -35,9 +35,9 @@ class Histogram:
         self.last = value
 
     def quantile(self, share: float) -> float:
-        """The value that this share (0 to 1) of all values is not above, interpolated within its bucket; 0 without any.
+        """The quantile of this share (0 to 1), interpolated within its bucket; 0 without values.
 
-        Above the highest bound nothing is known: that bound is the answer.
+        Values above the highest bound are reported as that bound.
         """
         wanted = share * self.count
         below = 0
@@ -53,41 +53,41 @@ class Histogram:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Since the store was opened. Sizes in bytes, durations in seconds."""
+    """Counters since the store was opened. Sizes in bytes, durations in seconds."""
 
     messages_appended: int = 0
     bytes_appended: int = 0
     messages_dispatched: int = 0
     busy_refusals: int = 0  # appends refused because too much waited for dispatch
     record_sizes: list[int] = field(default_factory=lambda: [0] * 33)
-    """How many appended records have a size of so many bits: of n, from 2**(n-1) to 2**n - 1 bytes. The cheapest way to
-    count them; `record_bytes` is for those who look."""
-    stored_seconds: Histogram = field(default_factory=lambda: Histogram(STORED_SECONDS_BOUNDS))  # of wait_stored
+    """Appended records by the number of bits of their size: n bits cover 2**(n-1) to 2**n - 1 bytes. The cheapest way
+    to count; `record_bytes` converts to a histogram."""
+    stored_seconds: Histogram = field(default_factory=lambda: Histogram(STORED_SECONDS_BOUNDS))  # calls of wait_stored
     messages_read: int = 0
-    bytes_read: int = 0  # of their records
+    bytes_read: int = 0  # bytes of their records
     reads_found: int = 0
-    reads_missed: int = 0  # nothing there, or nothing that a filter wanted
+    reads_missed: int = 0  # reads that found no message, or none that passed the filter
     read_seconds: Histogram = field(default_factory=lambda: Histogram(READ_SECONDS_BOUNDS))
     commits: int = 0
     sync_seconds: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS_BOUNDS))
     messages_per_sync: Histogram = field(default_factory=lambda: Histogram(MESSAGES_PER_SYNC_BOUNDS))
     sync_failures: int = 0
     allocation_seconds: Histogram = field(default_factory=lambda: Histogram(ALLOCATION_SECONDS_BOUNDS))
-    allocation_failures: int = 0  # segments that could not be made in advance
-    segment_locks_refused: int = 0  # warm segments that may not be locked in memory
+    allocation_failures: int = 0  # failed preallocations of segments
+    segment_locks_refused: int = 0  # warm segments that could not be locked in memory
     checksum_failures: int = 0
-    units_repaired: int = 0  # of queues, that named another place than their message's
-    tables_changed: int = 0  # configuration files that were not what had been saved when they were read
+    units_repaired: int = 0  # queue units that named a wrong place
+    tables_changed: int = 0  # configuration files that did not match their checksum
     recovery_seconds: float = 0.0
     recovered_records: int = 0
     recovered_bytes: int = 0
     segments_expired: int = 0  # removed by retention
-    segments_forced: int = 0  # of these: not old enough, but the disk was filling up
-    derived_files_expired: int = 0  # of queues and index
-    retention_failures: int = 0  # removals put off to the next round
+    segments_forced: int = 0  # removed unexpired, because the disk was filling up
+    derived_files_expired: int = 0  # queue and index files removed
+    retention_failures: int = 0  # removals postponed to the next round
     scrubbed_bytes: int = 0
     scrubbed_segments: int = 0
-    scrub_damage: int = 0  # damaged ranges that nobody had known
+    scrub_damage: int = 0  # newly found damaged ranges
 
     @property
     def record_bytes(self) -> Histogram:
@@ -101,7 +101,7 @@ class StoreStats:
 
     def count_sizes(self, sizes: npt.NDArray[np.int64]) -> None:
         """Count the sizes of many records at once, at least one."""
-        if not sizes.strides[0]:  # one value for all
+        if not sizes.strides[0]:  # all sizes are equal
             self.record_sizes[int(sizes[0]).bit_length()] += len(sizes)
             return
         _, bits = np.frexp(sizes)

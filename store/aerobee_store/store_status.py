@@ -1,4 +1,4 @@
-"""A store at a moment, for people and metrics."""
+"""A snapshot of a store, for people and metrics."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class StoreStatus:
     dispatched: int
     segments: int
     segments_prepared: int
-    """Made in advance, and not counted in `segments`."""
+    """Preallocated, not counted in `segments`."""
     pool_buffers_free: int | None
     """None without a pool, see write_modes.py."""
     segment_size: int
     queues: int
     damaged_ranges: int
     unsynced_seconds: float
-    """How long ago the oldest byte was answered that a power cut could take; 0 with sync flush."""
+    """Age of the oldest answered byte that a power failure could lose; 0 with sync flush."""
     disk: DiskUsage
-    """Of the directory."""
+    """Of the partition of the directory."""
     log_disks: Mapping[Path, DiskUsage]
-    """Of each path of the log, those that are only read included; without those that cannot be asked."""
+    """Of each path of the log, read-only ones included; without those that cannot be read."""
     oldest_timestamp: int | None
     running_flags: RunningFlags
     refusal: str
-    """Why no message is taken, or none served; empty if all is well."""
+    """Why messages or reads are refused; empty if neither."""

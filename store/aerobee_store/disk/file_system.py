@@ -1,8 +1,8 @@
-"""The only module that touches `os` and `mmap`: what a store needs of a disk, and the real one.
+"""The only module that touches `os` and `mmap`: the disk as a store uses it, and its real implementation.
 
-The seam exists for two implementations: `DiskFileSystem` here, and `aerobee_store.testing.MemoryFileSystem`, a disk
-that can crash, tear writes and run full. Every call is synchronous; what blocks is called from the store's disk
-threads. Errors are `OSError` as the kernel reports them: deciding what they mean is not this module's business.
+The seam has two implementations: `DiskFileSystem` here, and `aerobee_store.testing.MemoryFileSystem`, which can crash,
+tear writes and run full. Every call is synchronous; blocking calls are made from the store's disk threads. Errors are
+`OSError` as reported by the kernel; callers decide what they mean.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ Buffer = bytes | bytearray | memoryview
 _Result = TypeVar("_Result")
 _P = ParamSpec("_P")
 
-# No room for more bytes: the disk is full, or a quota or the file size limit of the process is reached.
+# Errors that mean no space: a full disk, a quota, or the file size limit of the process.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Of the descriptors that the process may have, what evictable files may take at once; the rest is for segments, tables
-# and connections. What does not fit is opened when it is needed, and another one is closed: 8 us, for each queue that
-# has new messages once a flush, and for each that is read where it was not written lately.
+# The share of the process's descriptors for evictable files; the rest is for segments, tables and connections. Further
+# files are opened when needed, and another one is closed: 8 us for each queue with new messages per flush, and for each
+# read of a queue that was not written recently.
 _OPEN_FILES_SHARE = 0.5
-# From how many files on the whole file system is synced at once. 5,000 files with a few units each took 250 to 1,000 us
-# each one by one, and 20 to 40 us together; with few, what else is to be written there may take longer than they do.
+# From how many files on the whole file system is synced at once. Syncing 5,000 files with a few units each took 250 to
+# 1,000 us per file one by one, and 20 to 40 us together. With few files, other dirty data on the file system may take
+# longer than they do.
 _TOGETHER_MIN = 256
-# File systems whose `syncfs` reports every failed write-back since the descriptor was opened: ext4, XFS, Btrfs; since
-# Linux 5.8. Others, overlays among them, may stay silent.
+# File systems whose `syncfs` reports every failed write-back since the descriptor was opened (since Linux 5.8). Others,
+# including overlays, may report nothing.
 _SYNCFS_REPORTS = frozenset({0xEF53, 0x58465342, 0x9123683E})
 _WRITE_VECTOR_MAX = 1024  # IOV_MAX on Linux
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATFS_SIZE = 256  # struct statfs takes 120 bytes on 64-bit Linux
-# A look at a lock takes the one of the directory for a moment; an attempt to lock it waits that long.
+# `is_locked` holds the lock of the directory for a moment; an attempt to lock it waits that long.
 _LOCK_ATTEMPTS = 5
 _LOCK_PAUSE_SECONDS = 0.05
 _c_library = ctypes.CDLL(None, use_errno=True)
@@ -62,7 +63,7 @@ class InDiskThread(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """Of the partition that holds a path, in bytes. `used` counts what is not available to us."""
+    """Usage of the partition that holds a path, in bytes. `used` includes space that is not available to us."""
 
     total: int
     available: int
@@ -79,8 +80,8 @@ class DiskUsage:
 class File(Protocol):
     """One open file of fixed size.
 
-    `unsynced_levels`: how many of the directories above it, beginning with its own, have entries on the way to it that
-    may not be durable. The next sync of the file syncs them, too.
+    `unsynced_levels`: how many of the directories above it, beginning with its own, have entries on its path that may
+    not be durable. The next sync of the file syncs them too.
     """
 
     path: Path
@@ -90,39 +91,39 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def write(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write all buffers, one after the other, from `position` on."""
+        """Write all buffers one after the other, beginning at `position`."""
 
     def read(self, size: int, position: int) -> bytes:
         """At most `size` bytes; fewer only at the end of the file."""
 
     def map(self, *, writable: bool = False) -> memoryview:
-        """The whole file as shared memory, coherent with `write`. Stays readable after `close` and unlink."""
+        """The whole file as shared memory, coherent with `write`. Readable even after `close` and unlink."""
 
     def reserve(self, position: int, size: int) -> None:
-        """Make sure that these bytes have room on the disk; raises ENOSPC now rather than at the write."""
+        """Allocate disk space for these bytes; raises ENOSPC now rather than on the write."""
 
     def zero(self, position: int, size: int) -> None:
         """Make these bytes read as zeros."""
 
     def data_end(self, position: int) -> int:
-        """The end of the last stretch of data after `position`; all after it is a hole. `position` if there is none."""
+        """The end of the last data after `position`; only a hole follows. `position` if there is no data."""
 
     def sync(self) -> None:
-        """Return when the data is on the disk (`fdatasync`), and the name if that was not sure."""
+        """Return when the data is on the disk (`fdatasync`), and the directory entry if it was not durable."""
 
     def close(self) -> None: ...
 
 
 class Lock(Protocol):
-    """An exclusive lock that dies with the process."""
+    """An exclusive lock that is released when the process dies."""
 
     def release(self) -> None: ...
 
     def sync_together(self, files: Sequence[File]) -> bool:
-        """Sync these files with all else on the file system of the lock, if they are so many that this is faster.
+        """Sync the whole file system of the lock if these files are many enough that this is faster.
 
-        False: it is not, or not sure to report an error, or not all of them are there; nothing was done. OSError is
-        that of any write since the lock was taken, whoever's it was.
+        Returns False, with nothing done, if it is not faster, might not report errors, or not all files are on that
+        file system. OSError may be about any write by any program since the lock was taken.
         """
 
 
@@ -130,10 +131,10 @@ class FileSystem(Protocol):
     """A disk."""
 
     def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
-        """Open a file. The descriptor of an `evictable` one may be closed while it is not in use."""
+        """Open a file. The descriptor of an `evictable` file may be closed while it is not in use."""
 
     def create(self, path: Path, size: int, *, evictable: bool = False) -> File:
-        """Create a file of `size` bytes that read as zeros and have no room on the disk yet."""
+        """Create a sparse file of `size` bytes that read as zeros."""
 
     def list(self, directory: Path) -> list[str]: ...
     def exists(self, path: Path) -> bool: ...
@@ -142,7 +143,7 @@ class FileSystem(Protocol):
     def modified_ms(self, path: Path) -> int: ...
 
     def make_directory(self, path: Path, *, durable: bool = True) -> int:
-        """Make a directory and its parents where they are missing; return how many. `durable`: with their names."""
+        """Make a directory and missing parents; return the number made. `durable`: sync their directory entries."""
 
     def sync_directory(self, path: Path) -> None: ...
     def remove_directory(self, path: Path) -> None: ...
@@ -155,27 +156,27 @@ class FileSystem(Protocol):
     def usage(self, path: Path) -> DiskUsage: ...
 
     def memory(self, size: int) -> memoryview:
-        """Memory of our own, that is no file's. Nobody may count on what is in it at first."""
+        """Anonymous memory with undefined content."""
 
     def lock_memory(self, memory: memoryview) -> None:
-        """Keep this memory, which may be a map of a file, from being swapped out. OSError if that is not allowed."""
+        """Prevent this memory, which may be a mapping of a file, from being swapped out. OSError if not permitted."""
 
     def unlock_memory(self, memory: memoryview) -> None:
-        """Take that back."""
+        """Undo `lock_memory`."""
 
     def will_need(self, memory: memoryview) -> None:
-        """Say that all of a map of a file will be used soon."""
+        """Announce that a whole mapping of a file will be used soon."""
 
     def boot_id(self) -> str:
-        """Names the time since the machine started: while it is the same, no write has been lost. "" if unknown."""
+        """Identifies the time since the machine booted: while it is the same, no write was lost. "" if unknown."""
 
 
 class DiskFile:
     """A file of the machine.
 
-    The descriptor of an evictable file comes and goes (see `DiskFileSystem`), and only the event loop's thread uses it:
-    `sync`, which runs in a disk thread, takes one of its own. A file that is not evictable keeps its one descriptor,
-    because a failed write-back is reported to the descriptors that are open at that time.
+    The descriptor of an evictable file may be closed and reopened (see `DiskFileSystem`) and is used only by the event
+    loop's thread; `sync`, which runs in a disk thread, opens one of its own. Other files keep one descriptor, because a
+    failed write-back is reported only to descriptors that are open at that time.
     """
 
     __slots__ = ("_descriptor", "_disk", "_evictable", "_size", "_writable", "device", "path", "unsynced_levels")
@@ -191,7 +192,7 @@ class DiskFile:
         size: int,
         device: int,
     ) -> None:
-        """`device`: of the file system that it lies on, as `stat` says."""
+        """`device`: the device id of its file system, from `stat`."""
         self.path = path
         self.device = device
         self.unsynced_levels = 0
@@ -222,7 +223,7 @@ class DiskFile:
             while first < len(pending) and written >= len(pending[first]):
                 written -= len(pending[first])
                 first += 1
-            if written:  # a short write; the kernel names the cause on the next call, if there is one
+            if written:  # a short write; the next call reports the kernel's error, if any
                 pending[first] = pending[first][written:]
 
     def read(self, size: int, position: int) -> bytes:
@@ -264,7 +265,8 @@ class DiskFile:
                 os.fdatasync(self._open())
             return
         levels, self.unsynced_levels = self.unsynced_levels, 0
-        with suppress(FileNotFoundError):  # removed meanwhile, with its topic or by retention: nothing could be lost
+        # removed in the meantime, with its topic or by retention: nothing could be lost
+        with suppress(FileNotFoundError):
             descriptor = _open_descriptor(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fdatasync(descriptor)
@@ -278,7 +280,7 @@ class DiskFile:
         self.close_descriptor()
 
     def close_descriptor(self) -> None:
-        """Give the descriptor back; the next use opens the file again."""
+        """Close the descriptor; the next use opens the file again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -294,9 +296,9 @@ class DiskFile:
 
 
 class DiskLock:
-    """A lock on byte 0 of a file, as RocketMQ takes it, and one on the directory of that file.
+    """A lock on byte 0 of a file, as RocketMQ takes it, and one on its directory.
 
-    The file can be removed and made anew while it is locked; the directory cannot, with what it holds.
+    The file can be removed and recreated while it is locked; the directory cannot, because it is not empty.
     """
 
     def __init__(self, descriptor: int, directory: int | None) -> None:
@@ -314,7 +316,7 @@ class DiskLock:
             os.close(descriptor)
 
     def sync_together(self, files: Sequence[File]) -> bool:
-        # The descriptor is older than all that was written: none of the errors can have been reported to others only.
+        # The descriptor is older than every write, so no error was reported only to others.
         if len(files) < _TOGETHER_MIN or not self._reports:
             return False
         if any(not isinstance(file, DiskFile) or file.device != self._device for file in files):
@@ -325,15 +327,16 @@ class DiskLock:
         return True
 
 
-# Locks of this process. The kernel would not tell it of them, and drops them when any descriptor of the file is closed.
+# Locks of this process. The kernel does not report them to it, and drops them when any descriptor of the file is
+# closed.
 _held_locks: set[tuple[int, int]] = set()
 _FLOCK = struct.Struct("@hhqqi")  # struct flock of 64-bit Linux: type, whence, start, length, process id
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process, this one included, holds the lock on this file or on its directory. Creates no file.
+    """Whether a process, including this one, holds the lock on this file or its directory. Creates no file.
 
-    Raises OSError (PermissionError) if the file must not be read.
+    Raises OSError (PermissionError) if the file may not be read.
     """
     if _directory_is_locked(path.parent):
         return True
@@ -357,10 +360,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _lock_directory(path: Path) -> int | None:
-    """Lock a directory with `flock`, which needs no right to write; return the descriptor that holds the lock.
+    """Lock a directory with `flock`, which needs no write permission; return the descriptor that holds the lock.
 
-    None where the file system has no such locks. BlockingIOError if another process holds it for longer than a look
-    (`is_locked`) takes.
+    None where the file system has no such locks. BlockingIOError if another process holds the lock for longer than a
+    check (`is_locked`) takes.
     """
     descriptor = _open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -375,7 +378,7 @@ def _lock_directory(path: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:  # network file systems have their own view of directories
+    except OSError:  # network file systems do not support this for directories
         os.close(descriptor)
     return None
 
@@ -399,10 +402,10 @@ def _directory_is_locked(path: Path) -> bool:
 
 
 def find_bytes(memory: memoryview, wanted: bytes, start: int, end: int) -> int:
-    """Where `wanted` first lies within [start, end) of `memory`, or -1. `memory` is all of a map, or of a bytearray.
+    """The first position of `wanted` within [start, end) of `memory`, or -1. `memory` is a whole mapping or bytearray.
 
-    Searches at memory speed. CPython up to 3.11.2 (Debian 12) looks at one byte behind the stretch that `mmap.find` is
-    given, which at the end of a mapping kills the process; so the last bytes of a mapping are searched in a copy.
+    Searches at memory speed. CPython up to 3.11.2 (Debian 12) reads one byte beyond the range given to `mmap.find`,
+    which kills the process at the end of a mapping; so the last bytes of a mapping are searched in a copy.
     """
     whole = memory.obj
     assert isinstance(whole, (mmap.mmap, bytearray, bytes)), "all of them search at memory speed"
@@ -418,7 +421,7 @@ def find_bytes(memory: memoryview, wanted: bytes, start: int, end: int) -> int:
 class DiskFileSystem:
     """The disk of the machine.
 
-    `open_files_max`: descriptors of evictable files kept open at once; None: a share of the process's limit.
+    `open_files_max`: limit of open descriptors of evictable files; None: a share of the process's limit.
     """
 
     def __init__(self, open_files_max: int | None = None) -> None:
@@ -461,9 +464,9 @@ class DiskFileSystem:
         return file
 
     def remember(self, file: DiskFile) -> None:
-        """Note that a file has opened its descriptor again; close any other one if there are too many.
+        """Note that a file has reopened its descriptor; close another one if there are too many.
 
-        The one unused for longest would be the next to be needed where queues are written in turn.
+        The least recently used file would be the wrong choice where queues are written in turn: it is needed next.
         """
         if len(self._evictable) >= self._open_files_max:
             victim = self._evictable[int(random.random() * len(self._evictable))]  # noqa: S311 - no secret
@@ -473,7 +476,7 @@ class DiskFileSystem:
         self._evictable.append(file)
 
     def forget(self, file: DiskFile) -> None:
-        """The file has no descriptor any more."""
+        """Note that the file has no descriptor."""
         place = self._place.pop(file, None)
         if place is not None:
             last = self._evictable.pop()
@@ -508,7 +511,8 @@ class DiskFileSystem:
             try:
                 self.sync_directory(path.parent)
             except OSError:
-                self.remove_directory(path)  # or a second try would find it, and take its name for durable
+                # otherwise a second attempt would find the file and assume that its directory entry is durable
+                self.remove_directory(path)
                 raise
         return made + 1
 
@@ -520,7 +524,7 @@ class DiskFileSystem:
             os.close(descriptor)
 
     def remove_directory(self, path: Path) -> None:
-        """Remove an empty directory; one that is not empty, or not there, is left as it is."""
+        """Remove a directory if it exists and is empty."""
         with suppress(OSError):
             path.rmdir()
 
@@ -528,7 +532,7 @@ class DiskFileSystem:
         return _with_spare(path.read_bytes)
 
     def write_new(self, path: Path, data: bytes) -> None:
-        """Write a file from the beginning and sync it; an older one of this name is overwritten."""
+        """Write a file from the beginning and sync it; an existing file of this name is overwritten."""
         descriptor = _open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)
@@ -548,9 +552,9 @@ class DiskFileSystem:
         path.unlink()
 
     def lock(self, path: Path, content: bytes) -> Lock:
-        """Take the lock or raise BlockingIOError. `content` is written into a file that is new."""
+        """Take the lock or raise BlockingIOError. `content` is written into a new file."""
         with suppress(FileNotFoundError):
-            if _identity(os.stat(path)) in _held_locks:  # to open and close it would already drop the lock
+            if _identity(os.stat(path)) in _held_locks:  # opening and closing the file would release the lock
                 raise BlockingIOError(errno.EAGAIN, "the lock is held by this process", str(path))
         if _identity(os.stat(path.parent)) in _held_locks:
             raise BlockingIOError(errno.EAGAIN, "the directory is locked by this process", str(path.parent))
@@ -597,10 +601,10 @@ def _open_descriptor(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def _with_spare(call: Callable[[], _Result]) -> _Result:
-    """The result of what needs a descriptor.
+    """Call a function that needs a file descriptor.
 
-    If the process has no more, one above its soft limit is taken, up to the hard limit. Whoever connects gets none of
-    these, so no number of connections can keep the store from its files.
+    If the process has none left, use one above its soft limit, up to the hard limit. Connections never get these, so
+    they cannot keep the store from its files.
     """
     try:
         return call()
@@ -618,24 +622,24 @@ def _with_spare(call: Callable[[], _Result]) -> _Result:
 
 
 def _call(name: str, memory: memoryview) -> None:
-    """One of the C library's functions of an address and a size, which Python does not have."""
+    """A function of the C library that takes an address and a size and that Python does not offer."""
     address = np.frombuffer(memory, np.uint8).ctypes.data
     _check(getattr(_c_library, name)(ctypes.c_void_p(address), ctypes.c_size_t(len(memory))))
 
 
 def _check(result: int) -> None:
-    """Raise the OSError of a function of the C library that has answered something else than 0."""
+    """Raise the OSError of a C library function that did not return 0."""
     if result:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def _syncfs_reports(descriptor: int) -> bool:
-    """Whether `syncfs` on this descriptor is sure to report what could not be written."""
+    """Whether `syncfs` on this descriptor reliably reports failed writes."""
     kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if kernel is None or (int(kernel[1]), int(kernel[2])) < (5, 8):
         return False
     status = ctypes.create_string_buffer(_STATFS_SIZE)
     if _c_library.fstatfs(descriptor, status):
         return False
-    return struct.unpack_from("@l", status)[0] in _SYNCFS_REPORTS  # f_type comes first
+    return struct.unpack_from("@l", status)[0] in _SYNCFS_REPORTS  # f_type is the first field

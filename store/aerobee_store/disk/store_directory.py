@@ -1,4 +1,4 @@
-"""The directory of a store: what it may hold before it is opened, and the lock that keeps it to one process."""
+"""The directory of a store: checks before opening, and the lock for a single process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from aerobee_store.disk.file_system import NO_ROOM, FileSystem, Lock
 from aerobee_store.errors import StoreDirectoryError, StoreError, StoreFullError, StoreLockedError
 
-# A directory with any of these is a store; one with other things and none of these belongs to somebody else.
+# A directory with any of these is a store. One with other entries and none of these belongs to another program.
 _STORE_NAMES: Final = frozenset(
     {
         "commitlog",
@@ -31,14 +31,14 @@ _STORE_NAMES: Final = frozenset(
 
 
 ABORT: Final = "abort"
-"""Is there while a store is in use, and after a stop that was not orderly."""
+"""Exists while a store is in use, and after an unclean stop."""
 REBUILD_OLD: Final = "rebuild.old"
-"""Where a rebuild (tools/rebuild.py) moves what it replaces, until it is done."""
+"""Where a rebuild (tools/rebuild.py) moves the files that it replaces, until it is done."""
 REBUILT_NAMES: Final = ("consumequeue", "batchconsumequeue", "index")
 
 
 def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
-    """Lock the directory of a store, made if it is not there. StoreLockedError, StoreDirectoryError, OSError."""
+    """Lock the directory of a store; create it if needed. StoreLockedError, StoreDirectoryError, OSError."""
     if file_system.exists(directory):
         if not file_system.is_directory(directory):
             raise StoreDirectoryError(f"{directory}: not a directory; name one that is empty or holds a store")
@@ -46,7 +46,7 @@ def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
         if names and not names & _STORE_NAMES:
             example = min(names)
             raise StoreDirectoryError(
-                f"{directory}: holds {example!r} and nothing of a store; name an empty directory, or one with a store"
+                f"{directory}: contains {example!r} but no store; name an empty directory or one with a store"
             )
     else:
         file_system.make_directory(directory)
@@ -59,9 +59,9 @@ def lock_directory(file_system: FileSystem, directory: Path) -> Lock:
 
 
 def put_back(file_system: FileSystem, directory: Path) -> bool:
-    """Put back what a rebuild had moved away and not replaced yet when it was killed; whether there was any. OSError.
+    """Restore files moved by an interrupted rebuild; return whether there were any. OSError.
 
-    Queues of which the log has no message any more know alone where their offsets go on.
+    An empty queue's files are the only record of its next offset.
     """
     moved = [
         name
@@ -77,17 +77,17 @@ def put_back(file_system: FileSystem, directory: Path) -> bool:
 
 
 def mark_in_use(file_system: FileSystem, directory: Path) -> None:
-    """Write the file `abort`, which an orderly stop removes: process id and boot id, a line each. OSError."""
+    """Write the file `abort`, which a clean stop removes: process id and boot id, one per line. OSError."""
     content = f"{os.getpid()}\n{file_system.boot_id()}\n"
     file_system.write_new(directory / ABORT, content.encode())
     file_system.sync_directory(directory)
 
 
 def writes_may_be_lost(file_system: FileSystem, directory: Path) -> bool:
-    """Whether the machine may have stopped since a process left the store in use, and with it writes that were not
-    synced. OSError.
+    """Whether the machine may have stopped since a process left the store in use, so that unsynced writes may be lost.
+    OSError.
 
-    The death of the process alone takes no write. An empty `abort` is a tool's, which has synced what it wrote.
+    The death of the process alone loses no write. An empty `abort` comes from a tool, which synced its writes.
     """
     try:
         lines = file_system.read_bytes(directory / ABORT).decode("ascii", "replace").split()
@@ -97,23 +97,26 @@ def writes_may_be_lost(file_system: FileSystem, directory: Path) -> bool:
 
 
 def sync_names(file_system: FileSystem, directories: Iterable[Path]) -> None:
-    """Make durable what these directories have, and their own names up to the root. OSError.
+    """Make the entries of these directories durable, and their own entries up to the root. OSError.
 
-    A process that died, or a start that was broken off, may have made any of them a moment before.
+    A process that died, or an interrupted start, may have made any of them just before.
     """
     found: dict[Path, None] = {}
     for directory in directories:
         if file_system.exists(directory):
             found |= dict.fromkeys((directory.absolute(), *directory.absolute().parents))
     for directory in found:
-        with suppress(PermissionError):  # of a parent that may not be listed, and was not made by us
+        with suppress(PermissionError):  # a parent that may not be listed was not made by us
             file_system.sync_directory(directory)
 
 
 def open_error(directory: Path, error: OSError) -> StoreError:
-    """What to say of a disk that refused when a store was opened."""
+    """The error for a disk error while a store is opened."""
     if isinstance(error, StoreError):
         return error
     if error.errno in NO_ROOM:
-        return StoreFullError(f"{directory}: no space left on the disk; free some and start again")
-    return StoreDirectoryError(f"{error.filename or directory}: {error.strerror}; the store cannot be opened")
+        return StoreFullError(f"{directory}: no space left on the disk; free some space and start again")
+    return StoreDirectoryError(
+        f"{error.filename or directory}: {error.strerror}; the store cannot be opened, check the path and its "
+        f"permissions"
+    )

@@ -10,11 +10,11 @@
         48     4  crc                   CRC-32 of the 48 bytes before
         52     -  zeros, to 4096 bytes
 
-RocketMQ has zeros from byte 40 on. Times alone cannot say what was synced: many records share a millisecond, and clocks
-are set back. If RocketMQ changes the file, the checksum does not fit any more, and the times count.
+RocketMQ has zeros from byte 40 on. Times alone cannot tell what was synced: many records share a millisecond, and
+clocks are set back. If RocketMQ changes the file, the checksum no longer matches, and the times are used.
 
-Unlike RocketMQ, which stores the time of queue units that it has not synced yet, a time is written here only after the
-sync that makes it true.
+Unlike RocketMQ, which stores the time of queue units that it has not synced yet, this store writes a time only after
+the sync that it describes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAFETY_MS = 3000
 
 
 class Checkpoint:
-    """The file `checkpoint`. Times in Unix milliseconds, 0 for "nothing known"."""
+    """The file `checkpoint`. Times in Unix milliseconds; 0 means unknown."""
 
     def __init__(self, file_system: FileSystem, path: Path) -> None:
         self._file_system = file_system
@@ -50,13 +50,15 @@ class Checkpoint:
         self._saved: bytes | None = None
 
     def load(self) -> None:
-        """Read the file; one that is missing or too short tells nothing, and recovery then looks at everything."""
+        """Read the file. A missing or short file means that nothing is known; recovery then reads everything."""
         try:
             data = self._file_system.read_bytes(self._path)
         except FileNotFoundError:
             return
         except IsADirectoryError as error:
-            raise StoreDirectoryError(f"{self._path}: a directory where the checkpoint file should be") from error
+            raise StoreDirectoryError(
+                f"{self._path}: a directory has the name of the checkpoint file; move it away"
+            ) from error
         if len(data) < _FIELDS.size:
             return
         (
@@ -78,7 +80,7 @@ class Checkpoint:
         return max(0, min(self.physic_timestamp, self.logics_timestamp) - _SAFETY_MS)
 
     def encoded(self) -> bytes:
-        """The values of this moment, to be given to `save` in a disk thread."""
+        """The current values, for `save` in a disk thread."""
         fields = _FIELDS.pack(
             self.physic_timestamp,
             self.logics_timestamp,
@@ -92,7 +94,7 @@ class Checkpoint:
         return fields + crc32(fields).to_bytes(4, "big")
 
     def save(self, encoded: bytes) -> None:
-        """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if that is what the file says."""
+        """Write the file in place, 52 bytes of one sector, and sync it. Does nothing if the content is unchanged."""
         if encoded == self._saved:
             return
         path = self._path

@@ -1,4 +1,4 @@
-"""When the derived files become durable: queues, then index, then the checkpoint that says how far they are."""
+"""Flush of the derived files: queues, then index, then the checkpoint that records their progress."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from aerobee_store.queues.dispatch import Dispatch
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.running_flags import RunningFlags
 
-# Of derived files, what the event loop writes before it turns to others (about a millisecond), and what the disk thread
-# syncs.
+# What the event loop writes to derived files before it runs other tasks (about a millisecond), and what the disk thread
+# syncs at a time.
 _QUEUES_PER_TURN = 64
 _FILES_PER_TURN = 64
 # Writing the units of 20,000 queues takes the loop a fifth of a second, for one message in each or for a hundred. So
-# with many of them in use they are flushed less often: a twentieth of the loop's time is for that. A start after a
-# crash then reads some seconds more of the log, of which it reads a whole segment anyway.
+# with many queues in use flushes are less frequent and take a twentieth of the loop's time. Recovery after a crash then
+# reads some more seconds of the log, of which it reads a whole segment anyway.
 _PAUSE_PER_WRITING = 19
 _INTERVALS_MAX = 5
 
 
 class FlushDerived:
-    """Writes queues, syncs queues and index, and only then lets the checkpoint say so.
+    """Writes queues, syncs queues and index, and only then updates the checkpoint.
 
-    What is written goes to the page cache in the event loop, some queues at a time; what blocks is done in the disk
-    thread, some files at a time or all at once, so that others who need either get their turn.
+    Writes go to the page cache in the event loop, some queues at a time. Blocking work runs in the disk thread, some
+    files at a time or all at once, so that others who need either get their turn.
     """
 
     name = "flush-derived"
@@ -60,13 +60,13 @@ class FlushDerived:
         self._disk = disk
         self._interval_seconds = interval_seconds
         self._durability = durability
-        # What a flush that was cancelled has left undone; the next one begins with it.
+        # The unfinished work of a cancelled flush; the next one begins with it.
         self._unwritten: ChangedQueues = {}
         self._unsynced: list[File] = []
         self.error_flag = RunningFlags.NONE
         """LOGICS_QUEUE_ERROR once a queue could not be written."""
         self.sync_error: OSError | None = None
-        """Of a sync that nobody may have waited for to its end."""
+        """The error of a sync whose caller may have been cancelled."""
 
     async def run(self) -> None:
         """Flush every interval. Ends only when cancelled or failed."""
@@ -93,7 +93,7 @@ class FlushDerived:
                 raise self._durability.fail(error, self.error_flag) from error
 
     def flush(self) -> None:
-        """The same at once and blocking, for opening and closing."""
+        """Flush at once, blocking, for opening and closing."""
         timestamp, offset = self._begin()
         for _ in self._write():
             pass
@@ -103,14 +103,14 @@ class FlushDerived:
         self._checkpoint.save(self._checkpoint.encoded())
 
     def _begin(self) -> tuple[int, int]:
-        """Take what has changed; return up to which store time and physical offset that is all."""
+        """Take the changed files; return the store time and the physical offset up to which they are complete."""
         self._unwritten.update(self._changed_queues)
         self._changed_queues.clear()
         self._unsynced += self._index.take_dirty()
         return self._dispatch.last_timestamp, self._dispatch.dispatched
 
     def _write(self) -> Iterator[float]:
-        """Write the queues, some at each step, which gives the seconds that it took."""
+        """Write the queues, some at each step; each step yields the seconds that it took."""
         while self._unwritten:
             started = time.perf_counter()
             for queue in list(islice(self._unwritten, _QUEUES_PER_TURN)):

@@ -2,24 +2,25 @@
 
     append      puts bytes into write buffers
     commit      moves them to the page cache: they survive the death of the process
-    sync        `fdatasync` in a thread: they survive a power cut
+    sync        `fdatasync` in a thread: they survive a power failure
 
-A commit or sync answers everybody whose bytes it covers, so both are done for batches. Those who come while a sync runs
-share the next one (after LevelDB's writer queue). The order of a sync, with one writer and one sync at a time:
+A commit or sync answers every waiter whose bytes it covers, so both work on batches. Waiters that arrive during a sync
+share the next one (after LevelDB's writer queue). The steps of a sync, with one writer and one sync at a time:
 
-    1. a waiter comes, or the flush interval asks
-    2. if the last batch had several waiters, wait a moment until as many have come again (BatchSize)
-    3. commit all that was appended; note the segments, their positions and the end of the log
-    4. sync these segments in the thread; meanwhile appends and commits go on behind the noted end
-    5. note the end as flushed; answer every waiter before it; dispatch what may now be read
+    1. a waiter arrives, or the flush interval requests a sync
+    2. if the last batch had several waiters, wait briefly until as many have arrived again (BatchSize)
+    3. commit everything appended; note the segments, their positions and the end of the log
+    4. sync these segments in the thread; meanwhile appends and commits continue after the noted end
+    5. set `flushed` to the end; answer every waiter before it; dispatch the messages that may now be read
 
-So `flushed` never passes what was committed before the sync began, and a waiter is answered by the first sync that
+So `flushed` never exceeds what was committed before the sync began, and a waiter is answered by the first sync that
 began after its bytes were committed. A failed write or sync is final. The kernel may have dropped the pages and would
-report success the next time, so nothing is retried: every waiter fails, and the store takes no more writes.
+report success the next time, so nothing is retried: every waiter fails, and the store refuses further writes.
 
-With async flush an answer needs the commit alone, and at a power cut at most the last `flush_interval_seconds` may be
-lost. A sync begins early enough for that: when the oldest unsynced byte is at most half an interval old, sooner if
-syncs take long. If it falls behind nevertheless, on a busy machine or a slow disk, answers wait for the sync.
+With async flush an answer needs only the commit, and a power failure may lose at most the last
+`flush_interval_seconds`. Syncs begin early enough for that: when the oldest unsynced byte is at most half an interval
+old, sooner if syncs are slow. If they fall behind nevertheless, on a busy machine or a slow disk, answers wait for the
+sync.
 """
 
 from __future__ import annotations
@@ -49,34 +50,32 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
 
-# How long a batch may gather: half a millisecond for each waiter that is expected, which is more than a send takes a
-# processor that does nothing else. Waiters that come more slowly would only wait for each other. Beyond 10 ms larger
-# batches save little.
+# How long a batch may gather: half a millisecond per expected waiter, which is more than the CPU time of a send. Slower
+# waiters would only wait for each other. Beyond 10 ms, larger batches save little.
 _GATHER_SECONDS_EACH = 0.0005
 _GATHER_SECONDS_MAX = 0.01
 _BATCHES_BEFORE_GROWTH = 64
 
-# What may be appended before it is committed at once.
+# More appended bytes than this are committed at once.
 _COMMIT_SIZE_MAX: Final = 4 << 20
-# How long what nobody waits for stays out of the page cache.
+# How long appended bytes may stay out of the page cache if no sender waits for them.
 _COMMIT_SECONDS = 0.01
 # How fast the estimate of a sync's duration follows faster syncs.
 _SYNC_SECONDS_DECAY: Final = 0.8
 
 
 class BatchSize:
-    """How many waiters should be answered together, and how long the first may wait for the others.
+    """The target size of a batch of waiters, and how long the first waiter may wait for the others.
 
-    The model: clients keep a number of sends in flight, and each sends again when it is answered. So after a batch of n
-    as many come again within moments, and waiting for them saves syncs. The number is found by trying:
+    The model: clients keep a fixed number of sends in flight and send again when they are answered. So after a batch of
+    n, as many come again within moments, and waiting for them saves syncs. The number is found by probing:
 
-        all expected came           expect one more, to learn whether the number in flight has grown
-        one is missing              it was the one more: expect as many as came, and try again after 64 batches
-        several are missing         the number in flight fell: expect the mean of both, a few batches until it is right
-        a single waiter             expect nobody
+    all expected came: expect one more, to learn whether the number in flight has grown. One is missing: it was the
+    additional one, so expect as many as came, and probe again after 64 batches. Several are missing: the number in
+    flight fell, so expect the mean of both numbers, for a few batches. A single waiter: expect no others.
 
-    `probes`: a single waiter, too, waits now and then for a second one. Without this it takes a batch of several to
-    begin with, which a sync brings about by taking its time, and a commit does not.
+    `probes`: a single waiter also waits for a second one from time to time. Otherwise no batch of several would ever
+    form: a slow sync forms one by itself, a fast commit does not.
     """
 
     def __init__(self, *, probes: bool = False) -> None:
@@ -107,9 +106,9 @@ class BatchSize:
 
 
 class Durability:
-    """Commits and syncs the log, answers who waits for either, and ends the store's writes when one fails.
+    """Commits and syncs the log, wakes those who wait for either, and ends the store's writes when one fails.
 
-    Event loop only, but for what is said to run in a thread. Nobody else commits the log.
+    Event loop only, except for methods documented to run in a thread. Nothing else commits the log.
     """
 
     name = "durability"
@@ -134,15 +133,15 @@ class Durability:
         self._in_threads = config.write_mode == "pool"  # commits
         self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="aerobee-log-disk")
         self._commit_thread = ThreadPoolExecutor(1, thread_name_prefix="aerobee-commit-disk")
-        self._thread_error: OSError | None = None  # of a write or sync that nobody may have waited for to its end
+        self._thread_error: OSError | None = None  # errors of writes and syncs whose callers may have been cancelled
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self.failure: BaseException | None = None
-        """What has ended the writes of the store."""
-        self._error: StoreFailedError | None = None  # the same, as everybody who waits is told
+        """The error that ended all writes."""
+        self._error: StoreFailedError | None = None  # the same error as raised to callers
         self._last_appended_timestamp = 0
         self.flush_listeners: list[Callable[[], None]] = []
-        """Called when more of the log is durable, before those who wait for it are answered."""
+        """Called when more of the log is durable, before the waiters are answered."""
 
         self._sync_wanted = asyncio.Event()
         self._sync_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -150,36 +149,36 @@ class Durability:
         self._sync_batch_full = asyncio.Event()
         self._messages_synced = 0  # of stats.messages_appended
 
-        self._commit_wanted = asyncio.Event()  # of the thread
+        self._commit_wanted = asyncio.Event()  # used by the thread
         self._commit_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._commit_batch = BatchSize(probes=True)
-        self._commit_timer: asyncio.TimerHandle | None = None  # for what nobody waits for
+        self._commit_timer: asyncio.TimerHandle | None = None  # timer for bytes that no sender waits for
         self._batch_timer: asyncio.TimerHandle | None = None
 
         self._syncing = False
-        self._unsynced_since: float | None = None  # when the oldest byte was committed that no sync has covered
-        self._uncovered_since: float | None = None  # ... of those behind the sync that runs
-        self._sync_seconds = 0.0  # how long a sync takes, by the slowest of late
+        self._unsynced_since: float | None = None  # when the oldest byte was committed that no sync covers
+        self._uncovered_since: float | None = None  # the same for bytes after the running sync
+        self._sync_seconds = 0.0  # expected duration of a sync, from the slowest recent ones
 
     # --- life -------------------------------------------------------------------------------------------------
 
     @property
     def has_services(self) -> bool:
-        """Whether `run` runs, or is about to. Otherwise `flush` does all."""
+        """Whether `run` is running or about to. Otherwise `flush` does all the work."""
         return self._loop is not None
 
     def begin(self) -> None:
-        """From now on `run` is about to run, in this event loop."""
+        """Note that `run` is about to start in this event loop."""
         self._loop = asyncio.get_running_loop()
-        if self._log.wrote > self._log.committed:  # appended before
+        if self._log.wrote > self._log.committed:  # appended before the start
             self._request_commit()
 
     def end(self) -> None:
-        """`run` runs no more."""
+        """Note that `run` has ended."""
         self._loop = None
 
     async def run(self) -> None:
-        """Commit and sync by the interval and when asked. Raises StoreFailedError; otherwise ends when cancelled."""
+        """Commit and sync at the interval and on request. Raises StoreFailedError; otherwise ends when cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run_syncs(), name="group-commit")
@@ -187,13 +186,13 @@ class Durability:
                 if self._in_threads:
                     tasks.create_task(self._run_commits(), name="commit-interval")
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from group.exceptions[0].__cause__  # they fail for one reason
+            raise group.exceptions[0] from group.exceptions[0].__cause__  # all of them fail for the same reason
 
     def fail(self, cause: BaseException, flag: RunningFlags = RunningFlags.NONE) -> StoreFailedError:
-        """The store takes no more writes, and everybody who waits learns it. `flag`: what else is wrong with it."""
+        """Refuse further writes and fail every waiter. `flag`: an additional running flag to set."""
         error = StoreFailedError(
-            f"{self._config.directory}: {type(cause).__name__}: {cause}; the store takes no more writes. "
-            f"Look at the disk, then start again: recovery keeps every message that was acknowledged"
+            f"{self._config.directory}: {type(cause).__name__}: {cause}; the store refuses further writes. "
+            f"Check the disk, then restart: recovery keeps every acknowledged message"
         )
         error.__cause__ = cause
         if self.failure is None and not self._closed:
@@ -214,10 +213,10 @@ class Durability:
         return error
 
     def end_threads(self) -> None:
-        """Wait for what was begun in the threads, whether its caller was cancelled or not. Blocking.
+        """Wait for work started in the threads, even if its caller was cancelled. Blocking.
 
-        Raises the OSError that one of them met and that nobody may have heard of: to sync again would succeed, and
-        prove nothing.
+        Raises an OSError that such work met and that no caller may have seen: another sync would succeed but prove
+        nothing.
         """
         for thread in (self._commit_thread, self._sync_thread):
             thread.submit(lambda: None).result()
@@ -225,21 +224,21 @@ class Durability:
             raise self._thread_error
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Nothing is written after this."""
         self._closed = True
         self._commit_thread.shutdown(wait=True)
         self._sync_thread.shutdown(wait=True)
 
     def in_sync_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        """Run what must not run beside a sync of the log, as closing one of its files."""
+        """Run a function that must not run during a sync of the log, such as closing one of its files."""
         return asyncio.get_running_loop().run_in_executor(self._sync_thread, lambda: function(*args, **kwargs))
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
     async def wait_promised(self, end: int) -> None:
-        """Return once the bytes before physical offset `end` may be answered with async flush.
+        """Return when the bytes before physical offset `end` may be answered with async flush.
 
-        They are in the page cache then; and on the disk, while syncs do not keep up with the interval. Raises as
+        They are in the page cache then, and also on the disk while syncs do not keep up with the interval. Raises as
         `wait_committed` and `wait_flushed`.
         """
         await self.wait_committed(end)
@@ -247,10 +246,10 @@ class Durability:
             await self.wait_flushed(end)
 
     async def wait_flushed(self, end: int) -> None:
-        """Return once the log is durable before physical offset `end`.
+        """Return when the log is durable before physical offset `end`.
 
-        Raises StoreFailedError if a sync failed, SyncTimeoutError if it takes too long: the message is in the log and
-        may still become durable. Cancelling only stops the waiting.
+        Raises StoreFailedError if a sync failed, and SyncTimeoutError if it takes too long: the message is in the log
+        and may still become durable. Cancelling only stops the waiting.
         """
         if end <= self._log.flushed:
             return
@@ -264,9 +263,9 @@ class Durability:
         await waiter
 
     async def wait_committed(self, end: int) -> None:
-        """Return once the bytes before physical offset `end` are in the page cache.
+        """Return when the bytes before physical offset `end` are in the page cache.
 
-        StoreFailedError; with write mode "pool", where a thread writes them, SyncTimeoutError as well.
+        Raises StoreFailedError; with write mode "pool", where a thread writes them, also SyncTimeoutError.
         """
         if end <= self._log.committed:
             return
@@ -275,12 +274,12 @@ class Durability:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commit_waiters.append((end, waiter))
         if self._loop is None:
-            self.commit()  # without services nobody else does it
+            self.commit()  # without services, nothing else commits
         elif self._in_threads:
             self._commit_wanted.set()
             await self._committed_in_time(waiter)
         elif len(self._commit_waiters) == self._commit_batch.count:
-            self._loop.call_soon(self._commit_if_running)  # once for all of this tick
+            self._loop.call_soon(self._commit_if_running)  # once for all waiters of this iteration
         elif len(self._commit_waiters) == 1:
             self._batch_timer = self._loop.call_later(self._commit_batch.seconds, self._commit_if_running)
         await waiter
@@ -292,13 +291,13 @@ class Durability:
                 await waiter
         except TimeoutError:
             raise SyncTimeoutError(
-                f"the disk has not taken the message within {seconds:g} s; it is in a buffer and may still be stored"
+                f"the message was not written within {seconds:g} s; it is buffered and may still be stored; retry later"
             ) from None
 
     # --- appending and committing -----------------------------------------------------------------------------
 
     def appended(self, store_timestamp: int) -> None:
-        """To be called after each append: it is committed for those who wait, or else within moments."""
+        """To be called after each append, which is then committed for its waiters, or else within moments."""
         self._last_appended_timestamp = store_timestamp
         if self._loop is None:
             return
@@ -309,11 +308,11 @@ class Durability:
         elif large:
             self.commit()
         elif self._commit_timer is None:
-            # Waiters have it committed before, a batch at once, which costs a system call instead of one each.
+            # Waiters commit earlier, a batch at a time, which saves system calls.
             self._commit_timer = self._loop.call_later(_COMMIT_SECONDS, self._commit_if_running)
 
     def commit(self) -> None:
-        """Move what was appended to the page cache now. What fails, fails the store and is not raised."""
+        """Move appended bytes to the page cache now. An error fails the store and is not raised."""
         try:
             self._log.commit()
         except OSError as error:
@@ -322,7 +321,7 @@ class Durability:
         self._committed()
 
     def free_buffer(self) -> bool:
-        """Write out what fills the pool's buffers: soon, or, without services, now (True). OSError."""
+        """Write full buffers of the pool: soon, or, without services, now (True). OSError."""
         if not self._in_threads:
             return False
         if self._loop is not None:
@@ -333,7 +332,7 @@ class Durability:
 
     def _commit_if_running(self) -> None:
         if self._closed or self._error is not None or self._loop is None:
-            self._commit_timer = None  # the services may run again, and what is appended then needs a new one
+            self._commit_timer = None  # the services may run again, and later appends then need a new one
         else:
             self.commit()
 
@@ -344,7 +343,7 @@ class Durability:
             self._loop.call_soon(self._commit_if_running)
 
     def _committed(self) -> None:
-        """Dispatch what the page cache has, where that is enough, and answer who waits for it. Fails as `commit`."""
+        """Dispatch committed bytes where that is sufficient, and answer their waiters. Fails as `commit`."""
         self._stats.commits += 1
         for timer in (self._commit_timer, self._batch_timer):
             if timer is not None:
@@ -370,11 +369,11 @@ class Durability:
                 waiter.set_result(None)
 
     async def _run_commits(self) -> None:
-        """With write mode "pool": move what is in the pool's buffers to the page cache, in a thread, so that the event
-        loop never waits for a page of the file. After RocketMQ's CommitRealTimeService.
+        """With write mode "pool", move the pool's buffers to the page cache in a thread, so that the event loop never
+        waits for a page of the file. After RocketMQ's CommitRealTimeService.
 
-        It looks every interval, and commits if enough pages wait or the thorough interval has passed since the last
-        commit; and at once if somebody waits for it.
+        It checks at every interval, and commits if enough pages wait or the thorough interval has passed since the last
+        commit. It commits at once if a sender waits.
         """
         config = self._config
         size_min = config.commit_pages_min * PAGE_SIZE
@@ -395,7 +394,7 @@ class Durability:
                 last = time.monotonic()
 
     async def _commit_in_thread(self) -> None:
-        """Return once all that was appended before the call is in the page cache. OSError is final."""
+        """Return when everything appended before the call is in the page cache. OSError is final."""
         log = self._log
         loop = asyncio.get_running_loop()
         wrote = log.wrote
@@ -408,13 +407,12 @@ class Durability:
     # --- syncing ----------------------------------------------------------------------------------------------
 
     def request_sync(self) -> None:
-        """Sync soon what has been appended so far."""
+        """Sync soon everything appended so far."""
         self._sync_wanted.set()
 
     def flush(self) -> None:
-        """Commit, sync and dispatch everything now; blocking. For a store without services, and for closing. OSError,
-        StoreError.
-        """
+        """Commit, sync and dispatch everything now; blocking. For a store without services, and for closing. Raises
+        OSError or StoreError."""
         log = self._log
         log.commit()
         files = log.unsynced_files()
@@ -427,7 +425,7 @@ class Durability:
 
     @property
     def unsynced_seconds(self) -> float:
-        """How long ago the oldest byte was answered that a power cut could take; 0 if there is none."""
+        """Age of the oldest answered byte that a power failure could lose; 0 if there is none."""
         return self._unsynced_age if self._config.flush == "async" else 0.0
 
     @property
@@ -436,7 +434,7 @@ class Durability:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether an answer now might stand for bytes that are not durable within the flush interval."""
+        """Whether an answer now might cover bytes that are not durable within the flush interval."""
         interval = self._config.flush_interval_seconds
         return self._unsynced_age >= interval * 0.75 or self._sync_seconds >= interval * 0.5
 
@@ -449,7 +447,7 @@ class Durability:
             self._uncovered_since = time.monotonic()
 
     async def _run_syncs(self) -> None:
-        """Sync whenever asked to; the steps are those of the module's text."""
+        """Sync when asked to, in the steps of the module's docstring."""
         while True:
             await self._sync_wanted.wait()
             if self._sync_batch.count > 1 and len(self._sync_waiters) < self._sync_batch.count:
@@ -466,12 +464,11 @@ class Durability:
                 self._follow_flushed()
 
     async def _gather(self) -> None:
-        """Let a batch become as large again as the last one, for a moment at the most.
+        """Wait briefly until the batch is as large as the last one.
 
-        A sync costs the processor more than a send does, and answers that leave one by one wake gRPC's threads and the
-        client as often. With many sends in flight, fewer and larger batches raise throughput and, as the processor is
-        what they wait for, lower their latency too. A single sender never waits. After PostgreSQL's `commit_delay` and
-        `commit_siblings`.
+        A sync costs more CPU time than a send, and answers sent one by one wake the client as often. With many sends in
+        flight, fewer and larger batches raise the throughput and, as the CPU is the bottleneck, also lower the latency.
+        A single sender is delayed only by occasional probes. After PostgreSQL's `commit_delay` and `commit_siblings`.
         """
         self._sync_batch_full.clear()
         with suppress(TimeoutError):
@@ -520,9 +517,8 @@ class Durability:
             running.cancel()
 
     async def _watched(self, running: asyncio.Future[T]) -> T:
-        """The result of a write or sync. If it takes too long, whoever waits learns it again and again, but the sync
-        itself has no timeout that could be trusted.
-        """
+        """The result of a write or sync. If it takes too long, its waiters fail with a timeout again and again, but the
+        sync itself cannot be given a reliable timeout."""
         loop = asyncio.get_running_loop()
         seconds = self._config.sync_timeout_seconds
         watch: asyncio.TimerHandle
@@ -550,7 +546,8 @@ class Durability:
                 )
 
     def _noting_errors(self, function: Callable[[A], T], argument: A) -> T:
-        """In a thread: call what writes or syncs, and note its error, for the caller may have been cancelled."""
+        """In a thread: call a function that writes or syncs, and note its error, because the caller may have been
+        cancelled."""
         try:
             return function(argument)
         except OSError as error:
@@ -581,14 +578,14 @@ class Durability:
             raise self.fail(error) from error
 
     async def _run_interval(self) -> None:
-        """Ask for a sync when it is time for what nobody waits for: with async flush that is nearly all.
+        """Request a sync for bytes that no sender waits for: with async flush, nearly all of them.
 
-        A sync begins when enough pages have gathered, as in RocketMQ's FlushRealTimeService; and for whatever has
-        gathered, if the last look found something too. (RocketMQ leaves a few pages for ten seconds.)
+        A sync begins when enough pages have gathered, as in RocketMQ's FlushRealTimeService, or when the last check
+        already found some. (RocketMQ leaves a few pages for ten seconds.)
         """
         log, config = self._log, self._config
         interval = config.flush_interval_seconds
-        seen = 0  # the end of the log at the last look
+        seen = 0  # the end of the log at the last check
         while True:
             await asyncio.sleep(pause_between_looks(interval, self._sync_seconds))
             wrote, flushed = log.wrote, log.flushed
@@ -598,16 +595,16 @@ class Durability:
 
 
 def pause_between_looks(interval_seconds: float, sync_seconds: float) -> float:
-    """How long the flush interval waits between two looks at the log: a quarter of the interval.
+    """The pause between two checks of the log by the flush interval: a quarter of the interval.
 
-    What is found twice is half an interval old at the most, which leaves the other half for the sync. If syncs take
-    longer than that, looks come closer to each other; from half the interval on, syncs follow each other.
+    Bytes found twice are at most half an interval old, which leaves the other half for the sync. If syncs take longer
+    than that, checks become more frequent; from half the interval on, syncs follow each other.
     """
     return max(interval_seconds / 64, min(interval_seconds / 4, (interval_seconds - sync_seconds) / 2))
 
 
 def _sync_all(files: Sequence[MappedFile]) -> float:
-    """Sync files one after the other; return the seconds it took. Runs in a thread."""
+    """Sync files one after the other; return the duration in seconds. Runs in a thread."""
     started = time.perf_counter()
     for file in files:
         file.sync()

@@ -1,6 +1,6 @@
 """What opening a store does, after a clean and after an unclean stop.
 
-The log is the only truth; queues and index are compared with it and completed from it.
+The log is the source of truth; queues and index are compared with it and completed from it.
 
     1. where to begin reading the log        situations.Beginning, one of them
     2. what to do with what is found         situations.Found, each that is met
@@ -40,15 +40,15 @@ _log = logging.getLogger(__name__)
 _SEARCH_STEP = 1 << 20
 
 TORN_TAIL = "torn-tail-"
-"""How the names of files in `quarantine` begin that hold a torn tail: the place in the log follows."""
+"""Prefix of the names of files in `quarantine` that hold a torn tail; the physical offset follows."""
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening found and did. Sizes in bytes, `begin` and `end` are physical offsets.
+    """What opening found and did. Sizes in bytes; `begin` and `end` are physical offsets.
 
-    `torn`: the log ends in something that is no record. `lost`: bytes behind its end that the checkpoint calls synced.
-    `torn_tail`: bytes behind its end, with valid records among them, that were not synced and are set aside.
+    `torn`: the log ends in bytes that are not a record. `lost`: bytes after its end that the checkpoint calls synced.
+    `torn_tail`: bytes after its end, with valid records among them, that were not synced and are quarantined.
     """
 
     clean: bool
@@ -68,7 +68,7 @@ class RecoveryReport:
 
 
 class _LastUnit(NamedTuple):
-    """What the last unit of the queues says of its record, and where the record of the unit before it begins."""
+    """The place and size in the last unit of the queues, and the start of the record of the unit before it."""
 
     end: int
     begin: int
@@ -90,7 +90,7 @@ class RecoveryParts:
 
 
 class Recovery:
-    """One run over a store that nobody writes to yet."""
+    """One recovery of a store that nothing writes to yet."""
 
     def __init__(
         self, parts: RecoveryParts, *, clean: bool, writes_may_be_lost: bool, record_size_max: int, whole_log: bool
@@ -111,7 +111,7 @@ class Recovery:
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
-        self._keeps_tail = False  # what is behind the end holds records, and is set aside
+        self._keeps_tail = False  # the bytes after the end contain records and are quarantined
 
     def run(self) -> RecoveryReport:
         """Bring log, queues and index to one state. Blocking; OSError passes through."""
@@ -121,19 +121,17 @@ class Recovery:
         report.damaged.sort(key=lambda damage: damage.start)
         if report.end < (synced := self._checkpoint.derived_offset or 0):
             report.lost = synced - report.end
-            _log.error(
-                "log ends before what was synced end=%d synced=%d; the records between are lost", report.end, synced
-            )
+            _log.error("log ends before the last sync, records are lost end=%d synced=%d", report.end, synced)
         self._cut_log(report.end)
         if (begin := self._cut_queues(report.end)) < report.end:
-            # What was cut is damage, not the traces of lost records: read what those queues need once more.
+            # The cut units were damaged and are no trace of lost records: read the records of these queues again.
             report.begin, report.records = min(begin, report.begin), 0
             report.damaged.clear()
             self._scan(report.begin)
             report.damaged.sort(key=lambda damage: damage.start)
         self._index.truncate(report.end)
         for queue in self._all_queues():
-            # Of a topic whose deletion was noted and then interrupted, the queues are still there.
+            # The queues of a topic remain if its deletion was recorded and then interrupted.
             queue.correct_min_offset(max(self._log.min_offset, self._deleted.end_of(queue.topic)))
             queue.next_offset = queue.max_offset
         self._log.set_end(report.end)
@@ -163,7 +161,7 @@ class Recovery:
         return self._log.min_offset if self._whole_log else begin
 
     def _check_ends(self, queue: BatchConsumeQueue) -> None:
-        """Compare the first and the last unit with their records: they alone say which offsets the queue has."""
+        """Compare the first and the last unit with their records: only they tell which offsets the queue has."""
         for last in (True, False):
             first, end = queue.unit_numbers
             if first == end:
@@ -171,11 +169,11 @@ class Recovery:
             number = end - 1 if last else first
             units = queue.units(number, 1)
             if int(units[0]["physical_offset"]) >= self._log.min_offset and not self._is_unit(queue, units):
-                _log.warning("queue has a wrong unit number=%d directory=%s", number, queue.directory)
+                _log.warning("queue unit is wrong unit=%d directory=%s", number, queue.directory)
                 queue.cut(number)
 
     def _is_unit(self, queue: BatchConsumeQueue, units: BatchUnits) -> bool:
-        """Whether a record of the log has just this unit."""
+        """Whether a record of the log has exactly this unit."""
         physical_offset = int(units[0]["physical_offset"])
         file = self._walker.find(physical_offset)
         if file is None:
@@ -205,7 +203,7 @@ class Recovery:
         if self._clean:
             self._meet(Beginning.CLEAN_QUEUES_AHEAD)
             _log.warning(
-                "last queue unit names no record of its size offset=%d end=%d; reading the log as after a crash",
+                "last queue unit matches no record, recovering as after a crash offset=%d end=%d",
                 last.begin,
                 last.end,
             )
@@ -263,12 +261,12 @@ class Recovery:
         return found
 
     def _synced_index_end(self) -> int:
-        """A physical offset before which the index is known to be synced; 0 if nothing is known."""
+        """A physical offset before which the index is known to be synced; 0 if unknown."""
         known = self._checkpoint.index_timestamp
         end = 0
         for file in self._index.files:
-            if file.is_empty or file.end_timestamp >= known:  # of one millisecond there may be more than were synced
-                # Entries are dated to the second; what is certainly older than the checkpoint's time is synced.
+            if file.is_empty or file.end_timestamp >= known:  # one millisecond may have more records than were synced
+                # Entries are dated to the second; those certainly older than the checkpoint's time are synced.
                 return max(end, file.synced_before(known))
             end = file.end_offset
         return end
@@ -285,7 +283,7 @@ class Recovery:
     # --- reading the log --------------------------------------------------------------------------------------
 
     def _scan(self, begin: int) -> int:
-        """Read on from `begin`; return where the log ends."""
+        """Read the log from `begin`; return its end."""
         zeros_end = (self._checkpoint.derived_offset or 0) if self._clean else None
         position = begin
         for found in self._walker.walk(begin, zeros_end=zeros_end):
@@ -303,7 +301,7 @@ class Recovery:
                     self._keeps_tail = True
                     return found.start
                 _log.error(
-                    "log is damaged from=%d to=%d reason=%r; the records behind it are kept",
+                    "log is damaged, later records are kept from=%d to=%d reason=%r",
                     found.start,
                     found.end,
                     found.reason,
@@ -324,24 +322,24 @@ class Recovery:
         return self._writes_may_be_lost and synced is not None and damaged.start >= synced
 
     def _is_right(self, last: _LastUnit) -> bool:
-        """Whether the unit has the place and the size of a record, or of damage that an earlier start has reported."""
+        """Whether the unit has the place and size of a record, or of damage that an earlier start reported."""
         if not last.end:
             return True
         record_end = self._record_end(last.begin)
         if record_end is None:
             return self._is_damaged(last)
-        return record_end == last.end or last.begin == last.end  # the place behind filler units is that of no unit
+        return record_end == last.end or last.begin == last.end  # the place after filler units belongs to no unit
 
     def _record_end(self, physical_offset: int) -> int | None:
-        """Where the valid record at this place ends; None if there is none."""
+        """The end of the valid record at this place; None if there is none."""
         file = self._log.files.find(physical_offset)
         header = None if file is None else self._walker.peek(file, physical_offset - file.start_offset)
         return None if header is None or isinstance(header, ScanStop) else physical_offset + header.size
 
     def _is_damaged(self, last: _LastUnit) -> bool:
-        """Whether the log goes on behind what is no record: an earlier start has said so and kept its units.
+        """Whether the log continues after invalid bytes: an earlier start then reported them and kept its units.
 
-        It is read from the record of the unit before, because a wrong place within a valid record looks like damage.
+        Reads from the record of the unit before, because a wrong place within a valid record looks like damage.
         """
         if last.before > last.begin:
             return False  # the units of a queue ascend
@@ -398,7 +396,7 @@ class Recovery:
         units: np.ndarray[tuple[int], np.dtype[np.void]],
         stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
     ) -> None:
-        # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
+        # Runs of consecutive queue offsets; only one, unless records are damaged or missing.
         breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
         for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(units)], strict=True):
             times = None if stored is None else stored[first:last]
@@ -411,7 +409,7 @@ class Recovery:
         units: np.ndarray[tuple[int], np.dtype[np.void]],
         stored: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
     ) -> None:
-        """`stored`: the store times, for a queue whose new units get extended ones."""
+        """`stored`: the store times, for a queue whose new units are extended."""
         first_offset = queue.files[0] if queue.files else queue_offset
         gone = max(0, first_offset - queue_offset)  # their file was removed with the messages of that time
         units, queue_offset = units[gone:], queue_offset + gone
@@ -421,7 +419,7 @@ class Recovery:
                 queue.distrust(queue_offset, present)
             wrong = queue.differing(queue_offset, units[:present])
             for position in wrong:
-                # A tags code that stands in its unit is right in every queue.
+                # A tags code stored in the unit itself is right in every queue.
                 queue.overwrite(queue_offset + position, units[position].tobytes())
             self._report.units_corrected += len(wrong)
             if len(wrong):
@@ -469,10 +467,10 @@ class Recovery:
         if self._keeps_tail:
             target = self._quarantine(file, f"{TORN_TAIL}{file.path.name}")
             self._report.torn_tail += file.file.data_end(0)
-            _log.warning("segment behind a torn tail set aside path=%s target=%s", file.path, target)
+            _log.warning("segment after a torn tail quarantined path=%s target=%s", file.path, target)
         else:
             target = self._quarantine(file, f"commitlog-{file.path.name}")
-            _log.error("segment without a valid record set aside path=%s target=%s", file.path, target)
+            _log.error("segment without a valid record quarantined path=%s target=%s", file.path, target)
         self._log.files.drop([file])
         self._file_system.rename(file.path, target)
         self._file_system.sync_directory(target.parent)
@@ -488,8 +486,7 @@ class Recovery:
         self._report.quarantined.append(target)
         self._report.torn_tail += len(tail)
         _log.warning(
-            "log tail torn by a power cut offset=%d bytes=%d target=%s; it was behind the last confirmed sync, and the "
-            "log goes on in its place",
+            "unsynced log tail is torn, moved to the quarantine offset=%d bytes=%d target=%s",
             file.start_offset + position,
             len(tail),
             target,

@@ -1,19 +1,18 @@
-"""The next segments of the log, made in a thread before they are needed. After RocketMQ's AllocateMappedFileService.
+"""Preallocation of segments in a thread. After RocketMQ's AllocateMappedFileService.
 
-Once a quarter of the segment in use is written, the next `segments_ahead` are made, nearest first: created under their
-final names, durable with name and size, with all their room on the disk, and with `warm_segments` really written with
-zeros, synced, and locked in memory. So the first byte of a segment costs no more than any other. A segment that holds
-little takes nothing in advance: a small store is not larger than what is in it.
+Once a quarter of the current segment is written, the next `segments_ahead` segments are made, nearest first: created
+under their final names, with name and size durable and disk space allocated. With `warm_segments` they are also filled
+with zeros, synced, and locked in memory. So the first byte of a segment costs no more than any other. A small store,
+whose current segment holds little, preallocates nothing.
 
-An append that needs a segment which is just being made lets the thread finish what it does at this moment and waits for
-that, `_WAIT_SECONDS_MAX` at the most: the event loop stands still meanwhile. Then it is refused (StoreBusyError), and
-the next one is not made to wait again. What went wrong in the thread is logged and counted, and no more than that: when
-the segment is needed it is made then and there, with no more room than is needed, and only if that fails too is the
-append refused, or the store failed.
+An append that needs a segment in preparation waits for the current step of the thread, `_WAIT_SECONDS_MAX` at most,
+while the event loop stands still. Then it is refused (StoreBusyError), and later appends do not wait again. Errors in
+the thread are only logged and counted. When the segment is needed, it is made on demand with the minimum of space; only
+if that fails too is the append refused, or the store failed.
 
-Segments in advance are for convenience. None is made if the disk would then be fuller than `disk_clean_ratio`; when it
-gets as full as that by other means, retention has them given back before it removes a message. An orderly stop removes
-them. After any other, recovery finds files of zeros behind the log's end, as RocketMQ's do, and uses them.
+Preallocation is optional. No segment is preallocated if the disk would then be fuller than `disk_clean_ratio`. When the
+disk becomes that full by other means, retention removes preallocated segments before any message. A clean stop removes
+them too. After a crash, recovery finds files of zeros after the log's end, as RocketMQ's recovery does, and uses them.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
-_BEGIN_SHARE: Final = 4  # 1/4 of a segment: at 1 GB/s there is most of a second left for making the next one
+_BEGIN_SHARE: Final = 4  # a quarter of a segment: at 1 GB/s most of a second is left for making the next one
 _WAIT_SECONDS_MAX: Final = 1.0
 _RETRY_SECONDS: Final = 5.0
 _RESERVE_STEP: Final = 64 << 20
 _WARM_STEP: Final = 1 << 20
-_WARM_SYNC_SIZE: Final = 16 << 20  # RocketMQ's flushLeastPagesWhenWarmMapedFile: the disk is not flooded
+_WARM_SYNC_SIZE: Final = 16 << 20  # RocketMQ's flushLeastPagesWhenWarmMapedFile: avoids flooding the disk
 
 
 class SegmentAllocation:
-    """Makes segments in advance. Event loop only, but for the making itself."""
+    """Preallocates segments. Event loop only, except for the making itself."""
 
     name: Final = "segment-allocation"
 
@@ -61,8 +60,8 @@ class SegmentAllocation:
         self._config = config
         self._wake = asyncio.Event()
         self._making: tuple[int, Future[MappedFile | None]] | None = None
-        self._needed = threading.Event()  # somebody waits for the one that is being made, or nobody wants it any more
-        self._waited = False  # ... and has waited for it for long
+        self._needed = threading.Event()  # an append waits for the segment in preparation, or it is no longer wanted
+        self._waited = False  # an append has waited for it and timed out
         self._giving_back: tuple[list[MappedFile], Future[None]] | None = None
         self._locked: list[MappedFile] = []
         self._begin_at = 0
@@ -73,13 +72,13 @@ class SegmentAllocation:
 
     @property
     def prepared(self) -> int:
-        """Segments that lie ready."""
+        """Preallocated segments."""
         return len(self._log.unused_files())
 
     def look(self) -> None:
-        """Called after what was appended was committed: is it time for the next segments?"""
+        """Called after each commit: start making the next segments if it is time."""
         if self._log.wrote >= self._begin_at and self._config.segments_ahead:
-            self._begin_at = 1 << 63  # until they are there
+            self._begin_at = 1 << 63  # until they exist
             self._wake.set()
 
     async def run(self) -> None:
@@ -90,7 +89,7 @@ class SegmentAllocation:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                await self._made()  # that of a run which was cancelled
+                await self._made()  # the future of a cancelled run
                 while (start := self._next()) is not None:
                     if not await self._make(start):
                         await asyncio.sleep(_RETRY_SECONDS)
@@ -100,9 +99,8 @@ class SegmentAllocation:
             self._needed.set()
 
     async def give_back(self) -> int:
-        """Remove the segments that nobody has written to; return how many. What cannot be removed is logged, and stays
-        in the log.
-        """
+        """Remove unused preallocated segments; return their number. A file that cannot be removed is logged and stays
+        in the log."""
         self._needed.set()
         await self._made()
         unused = self._log.take_unused()
@@ -115,9 +113,9 @@ class SegmentAllocation:
         return sum(file not in self._log.files.files for file in unused)
 
     def close(self, *, orderly: bool) -> None:
-        """End what is under way, blocking; after an orderly stop remove what was not used.
+        """Finish running work, blocking; after a clean stop remove unused segments.
 
-        Tools, which never run, leave all as they found it.
+        Tools, which never run the service, change nothing.
         """
         self._ended = True
         self._needed.set()
@@ -128,12 +126,12 @@ class SegmentAllocation:
             try:
                 self._log.files.discard(unused)
             except OSError as error:  # the next start finds them, as after a crash
-                _log.error("segments made in advance could not be removed cause=%s", error)
+                _log.error("preallocated segments not removed cause=%s", error)
 
     # --- one segment ------------------------------------------------------------------------------------------
 
     def _next(self) -> int | None:
-        """Where the next segment in advance begins; None if all are there, or none is wanted."""
+        """The start of the next segment to preallocate; None if all exist or none is wanted."""
         active = self._log.active
         if active is None or self._ended or active.wrote < active.size // _BEGIN_SHARE:
             return None
@@ -144,15 +142,15 @@ class SegmentAllocation:
         return None
 
     def _next_begin(self) -> int:
-        """From which end of the log on there is something to do again."""
+        """The end of the log at which there is work again."""
         active = self._log.active
         if active is None:
-            return 1  # the store is empty: somebody may look although nothing was appended
+            return 1  # the store is empty: this may be called although nothing was appended
         begin = active.start_offset + active.size // _BEGIN_SHARE
         return begin if self._log.wrote < begin else begin + active.size
 
     async def _make(self, start: int) -> bool:
-        """Make one in the thread; False if that was not possible."""
+        """Make one segment in the thread; False if that was not possible."""
         self._needed.clear()
         self._waited = False
         self._making = start, self._disk.submit(self._make_file, start)
@@ -160,15 +158,15 @@ class SegmentAllocation:
         return self._log.files.find(start) is not None
 
     async def _made(self) -> None:
-        """Wait for what is under way, and take it over."""
+        """Wait for running work, and take over its segment."""
         if self._making is not None:
             with suppress(OSError):
-                # Several may wait for it: one that is cancelled leaves it to the others.
+                # Several callers may wait for it; a cancelled one must not end it for the others.
                 await asyncio.shield(asyncio.wrap_future(self._making[1]))
             self._collect()
 
     def _collect(self) -> MappedFile | None:
-        """Take over what the thread has made, once. None if that was nothing."""
+        """Take over the thread's segment, once. None if there is none."""
         if self._making is None:
             return None
         (start, future), self._making = self._making, None
@@ -177,13 +175,13 @@ class SegmentAllocation:
         error = future.exception()
         if error is not None:
             self._stats.allocation_failures += 1
-            _log.error("segment could not be made in advance start=%d cause=%s", start, error)
+            _log.error("segment not preallocated start=%d cause=%s", start, error)
             return None
         file = future.result()
         if file is None:
             if not self._no_room_said:
                 self._no_room_said = True
-                _log.warning("no room on the disk for a segment in advance start=%d", start)
+                _log.warning("no disk space to preallocate a segment start=%d", start)
             return None
         self._no_room_said = False
         if file.is_locked:
@@ -207,13 +205,13 @@ class SegmentAllocation:
         return self._log.files.append_new(start)
 
     def _given_back(self) -> None:
-        """Take back what the thread could not remove, once."""
+        """Take back the segments that the thread could not remove, once."""
         if self._giving_back is None:
             return
         (files, future), self._giving_back = self._giving_back, None
         if future.cancelled() or future.exception() is not None:
             if not future.cancelled():
-                _log.error("segments made in advance could not be removed cause=%s", future.exception())
+                _log.error("preallocated segments not removed cause=%s", future.exception())
             for file in files:
                 if self._log.files.run.file_system.exists(file.path):
                     self._log.files.add(file)
@@ -223,20 +221,20 @@ class SegmentAllocation:
         if not future.done():
             self._waited = True
             raise StoreBusyError(
-                f"the disk of {self._log.files.run.directory} has not made the next segment of the log within "
-                f"{_WAIT_SECONDS_MAX:g} s; try again in a moment"
+                f"the next segment of the log in {self._log.files.run.directory} was not allocated within "
+                f"{_WAIT_SECONDS_MAX:g} s; try again later"
             )
         self._waited = False
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
     def _make_file(self, start: int) -> MappedFile | None:
-        """None: the disk is too full for segments in advance."""
+        """None: the disk is too full to preallocate."""
         started = time.perf_counter()
         files = self._log.files
         run = files.run
         directory = run.path(start).parent
-        run.file_system.make_directory(directory)  # there may be none yet, which has no usage
+        run.file_system.make_directory(directory)  # the directory may not exist yet and has no usage
         usage = run.file_system.usage(directory)
         left = usage.available - run.file_size
         if left < self._config.disk_headroom or usage.total - left > self._config.disk_clean_ratio * usage.total:
@@ -254,7 +252,7 @@ class SegmentAllocation:
         return file
 
     def _fit_out(self, file: MappedFile) -> None:
-        """Room on the disk, and warmth. As soon as it is needed it has had enough."""
+        """Allocate disk space and warm the segment, unless an append already needs it."""
         for end in range(_RESERVE_STEP, file.size + _RESERVE_STEP, _RESERVE_STEP):
             if self._needed.is_set():
                 return
@@ -269,21 +267,21 @@ class SegmentAllocation:
             if self._config.flush == "sync" and position - synced >= _WARM_SYNC_SIZE:
                 file.sync()
                 synced = position
-        file.sync()  # or the first sync of a message would have to write the zeros
+        file.sync()  # otherwise the first sync of a message would write the zeros
         try:
             file.lock_in_memory()
         except OSError as error:
             if not self._stats.segment_locks_refused:
                 _log.warning(
-                    "warm segments are not locked in memory cause=%s; raise the limit (ulimit -l, LimitMEMLOCK) to at "
-                    "least %d bytes to lock them",
+                    "preallocated segments are not locked in memory cause=%s; raise ulimit -l (LimitMEMLOCK) to at "
+                    "least %d bytes",
                     error,
                     (self._config.segments_ahead + 1) * file.size,
                 )
             self._stats.segment_locks_refused += 1
 
     async def _unlock_full(self) -> None:
-        """Those that are full: nobody writes to them. What was closed meanwhile is not locked any more."""
+        """Unlock full segments, which are not written any more. A closed segment is unlocked already."""
         full = [file for file in self._locked if file.committed == file.size]
         self._locked = [file for file in self._locked if file.is_locked and file not in full]
         if full:

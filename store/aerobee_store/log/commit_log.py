@@ -1,6 +1,6 @@
 """The single sequence of all messages: append, commit, read at a physical offset.
 
-A record is appended only where 8 bytes stay free behind it; otherwise a blank fills the segment and the record goes to
+A record is appended only if 8 bytes remain free after it; otherwise a blank fills the segment and the record goes to
 the next one. So a full segment ends in a blank of at least 8 bytes, and no record crosses a segment.
 """
 
@@ -20,7 +20,7 @@ from aerobee_store.records.record import BLANK_SIZE_MIN, Record
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Bytes of the log, [start, end), that hold no valid record although records follow them."""
+    """Bytes of the log, [start, end), that are no valid record although records follow them."""
 
     start: int
     end: int
@@ -29,7 +29,7 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class _FullDisk:
-    """There is too little room for `file`, which is in use or comes next; None: for making the next one."""
+    """The disk lacks space for `file`, the current segment or the next one; None: for making the next one."""
 
     file: MappedFile | None
     directory: Path
@@ -55,14 +55,14 @@ class CommitLog:
 
     @property
     def active(self) -> MappedFile | None:
-        """The segment that is written to."""
+        """The current segment."""
         return self._active
 
     def release(self, files: Sequence[MappedFile]) -> None:
-        """Forget segments whose files are gone, and what is known of damage in front of what is left.
+        """Forget segments whose files are gone, and damage known before the remaining ones.
 
-        Whoever still reads one keeps its bytes until the last view is gone. They have yet to be closed, in the thread
-        that syncs the log: closed in the middle of a sync, a descriptor fails it, or becomes that of another file.
+        Readers keep the bytes until the last view is gone. The segments must still be closed, in the thread that syncs
+        the log: a descriptor closed during a sync makes it fail, or becomes that of another file.
         """
         self.files.release(files)
         self.damaged = [damage for damage in self.damaged if damage.end > self.min_offset]
@@ -72,21 +72,21 @@ class CommitLog:
         return self.files.run.file_size
 
     def unused_files(self) -> list[MappedFile]:
-        """The segments behind the one that is written to."""
+        """The segments after the current one."""
         active = self._active
         if active is None:
             return []
         return [file for file in self.files.files if file.start_offset > active.start_offset]
 
     def take_unused(self) -> list[MappedFile]:
-        """The same, and they are no part of the log any more."""
+        """Remove the unused segments from the log and return them."""
         unused = self.unused_files()
         for file in unused:
             self.files.files.remove(file)
         return unused
 
     def set_end(self, end: int) -> None:
-        """Say where the log ends; all before it is durable. Segments behind it are empty and will be used."""
+        """Set the end of the log. Everything before it is durable. Segments after it are empty and will be used."""
         self._active = None
         for file in self.files:
             if file.end_offset <= end:
@@ -104,21 +104,21 @@ class CommitLog:
         self.wrote = self.committed = self.flushed = end
 
     def fits(self, size: int) -> bool:
-        """Whether this many bytes of records fit into the segment that is written to."""
+        """Whether records of this many bytes fit into the current segment."""
         active = self._active
         return active is not None and size + BLANK_SIZE_MIN <= active.size - active.wrote
 
     def prepare(self, sizes: Sequence[int], *, essential: bool = False) -> None:
-        """Make room for records of these sizes, to be appended in this order. After this no append of them can fail.
+        """Allocate space for records of these sizes, to be appended in this order. Their appends then cannot fail.
 
-        If the disk of the segment in use is full and the next one has room on another, it ends here with its blank.
-        `essential` ones may use half of the room that is kept for queues, index and tables.
-        Raises StoreFullError and StoreBusyError, with nothing changed but files prepared for later; InvalidMessageError
-        for a record that fits into no segment.
+        If the disk of the current segment is full and the next one can be on another disk, the current one ends here
+        with a blank. `essential` (internal) writes may use half of the space reserved for queues, index and tables.
+        Raises StoreFullError or StoreBusyError, with nothing changed except files prepared for later, and
+        InvalidMessageError for a record larger than a segment.
         """
         active = self._active
         if active is not None and active.wrote + sum(sizes) + BLANK_SIZE_MIN <= active.reserved:
-            return  # nearly always
+            return  # the usual case
         position = self.segment_size if active is None else active.wrote
         ends_here = False
         while (full := self._without_room(sizes, position, essential=essential)) is not None:
@@ -127,13 +127,13 @@ class CommitLog:
                 position = self.segment_size
             elif full.file in (active, None) or not self._make_elsewhere(full.directory):
                 raise StoreFullError(
-                    f"no space left on the disk of {full.directory}; free some, or let old messages expire"
+                    f"no space left on the disk of {full.directory}; free some space or shorten the retention"
                 ) from full.error
         if ends_here:
             self._roll()
 
     def _without_room(self, sizes: Sequence[int], position: int, *, essential: bool) -> _FullDisk | None:
-        """Take the room behind `position` in the segment in use, and in those that follow. None: it is there."""
+        """Allocate the space after `position` in the current segment and in those that follow. None: success."""
         headroom = self._disk_headroom // 2 if essential else self._disk_headroom
         segment_size = self.segment_size
         run = self.files.run
@@ -145,21 +145,21 @@ class CommitLog:
                 if size + BLANK_SIZE_MIN > segment_size - position:
                     if size + BLANK_SIZE_MIN > segment_size:
                         raise InvalidMessageError(
-                            f"a record of {size} bytes does not fit into a segment of {segment_size}; "
-                            f"send less or set a larger store.segment_size"
+                            f"a record of {size} bytes does not fit into a segment of {segment_size} bytes; "
+                            f"send a smaller message or raise store.segment_size"
                         )
                     if file is not None and position < segment_size:
                         self._reserve(file, position + BLANK_SIZE_MIN, headroom)
                     directory = run.path(self._start_behind(file)).parent
                     asking = None
                     file = asking = self._following(file)
-                    # One append that fills several segments cannot wait for a buffer that only its own end gives back.
+                    # An append that fills several segments must not wait for a buffer that only its own end returns.
                     file.begin_writing(wait=is_next and not essential)
                     is_next = False
                     position = 0
                 position += size
             if file is not None and sizes:
-                # With the room of a blank, so that the segment can end here when the disk is full.
+                # Including a blank, so that the segment can end here when the disk is full.
                 self._reserve(file, position + BLANK_SIZE_MIN, headroom)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -168,14 +168,15 @@ class CommitLog:
         return None
 
     def next_offset(self, size: int) -> int:
-        """The physical offset at which a record of `size` bytes will lie; fills up the segment if it does not fit."""
+        """The physical offset for a record of `size` bytes; ends the current segment if it does not fit."""
         active = self._active
         if active is None or size + BLANK_SIZE_MIN > active.size - active.wrote:
             active = self._roll()
         return active.start_offset + active.wrote
 
     def append(self, data: Buffer) -> None:
-        """Append one placed record, or several that fit into the segment together, at the offset of `next_offset`."""
+        """Append one encoded record, or several that fit into the segment together, at the offset from
+        `next_offset`."""
         active = self._active
         assert active is not None
         active.append(data)
@@ -184,15 +185,15 @@ class CommitLog:
         self.wrote += len(data)
 
     def begin_at(self, physical_offset: int) -> None:
-        """Let a log without segments begin at this offset, which begins a segment."""
+        """Start a log without segments at this offset, the start of a segment."""
         assert not self.files.files, "the log has begun"
         assert physical_offset % self.segment_size == 0, "a log begins with a segment"
         self.wrote = self.committed = self.flushed = physical_offset
 
     def append_copied(self, data: Buffer) -> None:
-        """Append bytes of another log as they are: records, or a part of the blank that ends a segment.
+        """Append bytes of another log unchanged: records, or a part of the blank that ends a segment.
 
-        They must not cross the end of a segment. StoreBusyError and OSError (ENOSPC): nothing has changed then.
+        They must not cross the end of a segment. StoreBusyError and OSError (ENOSPC): nothing has changed.
         """
         active = self._active
         if active is None or active.wrote == active.size:
@@ -203,7 +204,7 @@ class CommitLog:
         self.append(data)
 
     def commit(self) -> None:
-        """Move all that was appended to the page cache. OSError is final: what is in the file then is not known."""
+        """Move appended bytes to the page cache. OSError is final: the content of the file is then unknown."""
         for file in self._uncommitted:
             file.commit(zero_ahead=self._zero_ahead)
             if file.committed == file.size:
@@ -212,11 +213,11 @@ class CommitLog:
         self.committed = self.wrote
 
     def begin_commit(self) -> tuple[list[tuple[MappedFile, int]], int]:
-        """The same in parts, so that a thread can do the writing: segments and up to where in each, and where all of it
-        ends in the log.
+        """Commit in steps, so that a thread can write: return the segments with their positions, and the end in the
+        log.
 
-        Then come `commit_in_thread`, in one thread, and `end_commit`. What no thread may write is committed at once,
-        but never before what comes before it in the log: that is for the next round.
+        `commit_in_thread` follows, in one thread, and then `end_commit`. Segments that no thread may write are
+        committed at once, but never before earlier parts of the log, which wait for the next round.
         """
         parts = []
         end = self.committed
@@ -231,12 +232,12 @@ class CommitLog:
         return parts, end
 
     def commit_in_thread(self, parts: Sequence[tuple[MappedFile, int]]) -> None:
-        """Write these parts to their files; in a thread. OSError is final."""
+        """Write these parts to their files, in a thread. OSError is final."""
         for file, position in parts:
             file.commit_in_thread(position, zero_ahead=self._zero_ahead)
 
     def end_commit(self, end: int) -> None:
-        """Note that all before physical offset `end`, of `begin_commit`, is in the page cache."""
+        """Note that everything before physical offset `end`, from `begin_commit`, is in the page cache."""
         uncommitted = []
         for file in self._uncommitted:
             if file.committed < file.wrote:
@@ -244,7 +245,7 @@ class CommitLog:
             elif file.committed == file.size:
                 file.end_writing()
         self._uncommitted = uncommitted
-        # With nothing left it is all of it, also what was written for somebody who did not wait to the end.
+        # With nothing left, all of it is committed, including writes whose caller was cancelled.
         self.committed = max(self.committed, end) if uncommitted else self.wrote
 
     def unsynced_files(self) -> list[MappedFile]:
@@ -258,27 +259,27 @@ class CommitLog:
         return found[::-1]
 
     def set_flushed(self, files: Sequence[MappedFile], positions: Sequence[int], end: int) -> None:
-        """Note that these segments are synced up to these positions, and so the log up to `end`."""
+        """Note that these segments are synced up to these positions, and the log up to `end`."""
         for file, position in zip(files, positions, strict=True):
             file.flushed = max(file.flushed, position)
         self.flushed = max(self.flushed, end)
 
     def record_at(self, physical_offset: int) -> Record:
-        """The record that begins here, every checksum of it verified.
+        """The verified record at this offset.
 
-        Raises RecordNotFoundError where the log has nothing (deleted, or not written yet), CorruptRecordError where it
-        has something else.
+        Raises RecordNotFoundError where the log has nothing (deleted, or not written yet), and CorruptRecordError where
+        it has other bytes.
         """
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.committed:
             raise RecordNotFoundError(
-                f"the log has nothing at physical offset {physical_offset}; it has {self.min_offset}..{self.committed}"
+                f"no record at physical offset {physical_offset}; the log has {self.min_offset}..{self.committed}"
             )
         position = physical_offset - file.start_offset
         return record.decode(file.view, position, file.committed, physical_offset=physical_offset)
 
     def store_timestamp_at(self, physical_offset: int) -> int | None:
-        """The store time of the record that begins here, or None if there is none. Looks at its first bytes only."""
+        """The store time of the record at this offset, or None if there is none. Reads only its first bytes."""
         file = self.files.find(physical_offset)
         if file is None or physical_offset >= self.committed:
             return None
@@ -287,7 +288,7 @@ class CommitLog:
         return None if isinstance(header, record.ScanStop) else header.store_timestamp
 
     def bytes_at(self, physical_offset: int, size: int) -> memoryview:
-        """Committed bytes of one segment, as they are."""
+        """Committed bytes of one segment."""
         file = self.files.find(physical_offset)
         if file is None or physical_offset + size > file.start_offset + file.committed:
             raise RecordNotFoundError(f"the log does not hold {size} bytes at physical offset {physical_offset}")
@@ -295,7 +296,7 @@ class CommitLog:
         return file.view[position : position + size]
 
     def flushed_bytes(self, physical_offset: int, size_max: int) -> memoryview:
-        """At most so many durable bytes from this offset on, of one segment; empty if there are none."""
+        """At most `size_max` durable bytes from this offset on, of one segment; empty if there are none."""
         file = self.files.find(physical_offset)
         if file is None:
             return memoryview(b"")
@@ -304,7 +305,8 @@ class CommitLog:
         return file.view[begin : max(begin, end)]
 
     def is_boundary(self, physical_offset: int) -> bool:
-        """Whether a record or a blank begins at this offset, the durable log ends there, or zeros of a blank follow."""
+        """Whether a record or a blank begins at this offset, the durable log ends there, or only zeros of a blank
+        follow."""
         if physical_offset == self.flushed:
             return True
         file = self.files.find(physical_offset)
@@ -317,7 +319,7 @@ class CommitLog:
         return file.flushed == file.size and not any(file.view[position:])
 
     def _reserve(self, file: MappedFile, end: int, headroom: int) -> None:
-        # Messages give way first: queues, index and tables still need room when no message is taken any more.
+        # Messages are refused first: queues, index and tables still need space when no message is accepted.
         needed = end - file.reserved
         if needed > 0:
             usage = self.files.run.file_system.usage(file.path.parent)
@@ -326,13 +328,14 @@ class CommitLog:
             file.reserve(end)
 
     def _can_end_here(self, active: MappedFile) -> bool:
-        """Whether the segment in use can end, because the next one is there, or can be made on another disk."""
+        """Whether the current segment can end, because the next one exists or can be made on another disk."""
         if active.size - active.wrote > record.SIZE_MAX:
             return False  # no blank is as large as that
         if self.files.find(active.end_offset) is None and not self.files.run.leave_out(active.path.parent):
             return False
         try:
-            active.reserve_all(active.wrote + BLANK_SIZE_MIN)  # the last append took it, but not one before a restart
+            # the last append reserved it, but not one before a restart
+            active.reserve_all(active.wrote + BLANK_SIZE_MIN)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -340,7 +343,7 @@ class CommitLog:
         return True
 
     def _make_elsewhere(self, directory: Path) -> bool:
-        """The disk of a segment that nobody writes to yet is full: make it on another disk, if there is one."""
+        """Move an unused segment from a full disk to another one, if there is another."""
         if not self.files.run.leave_out(directory):
             return False
         if unused := self.take_unused():
@@ -368,7 +371,7 @@ class CommitLog:
         return active
 
     def _following(self, file: MappedFile | None) -> MappedFile:
-        """The segment after `file`: prepared already, or created now."""
+        """The segment after `file`: preallocated, or created now."""
         start = self._start_behind(file)
         following = self.files.find(start)
         return following if following is not None else self.make_segment(start)

@@ -1,16 +1,16 @@
-"""The directories of the commit log, of which there may be several: after RocketMQ's MultiPathMappedFileQueue.
+"""The directories of the commit log. After RocketMQ's MultiPathMappedFileQueue.
 
-The segment that begins at k * segment_size lies in the (k mod n)-th of the n writable paths, in the order of their
-names; those that are full are left out, unless all are. Read-only paths are read, expire like the others, and get no
-new segment. Where a segment lies is found out at the start by looking, so paths may be added, and files be moved from
-one to another while no broker runs.
+The segment that begins at k * segment_size is in the (k mod n)-th of the n writable paths, in the order of their
+names; full paths are skipped, unless all are full. Segments in read-only paths are read and expire like the others;
+new ones are not made there. A start searches all paths for segments, so paths may be added, and files may be moved
+between them while no broker runs.
 
-A path that is forgotten in the configuration, or whose disk is not mounted, would look like messages that never were.
-So the store writes down its paths in its own directory, if there are others than <directory>/commitlog:
+If a path is missing in the configuration, or its disk is not mounted, its messages would seem never to have existed.
+So the store records its paths in its own directory, if there are others than <directory>/commitlog:
 
     commitlog.paths    {"paths": [...], "readOnly": [...], "used": [...]}   "used": paths that have segments
 
-The tools find the segments by it. RocketMQ does not look at it.
+The tools find the segments by this file. RocketMQ ignores it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE_NAME: Final = "commitlog.paths"
 
 @dataclass(frozen=True, slots=True)
 class KnownPaths:
-    """What a store wrote down of its paths."""
+    """The log paths recorded by a store."""
 
     paths: tuple[Path, ...]
     read_only: tuple[Path, ...]
@@ -46,7 +46,7 @@ class KnownPaths:
 
 
 def known_paths(file_system: FileSystem, directory: Path) -> KnownPaths:
-    """The paths of the log of the store in `directory`. StoreDirectoryError if what was written down is unreadable."""
+    """The log paths of the store in `directory`. StoreDirectoryError if the file is unreadable."""
     path = directory / FILE_NAME
     try:
         content = json.loads(file_system.read_bytes(path))
@@ -55,13 +55,13 @@ def known_paths(file_system: FileSystem, directory: Path) -> KnownPaths:
         return KnownPaths((directory / "commitlog",), (), frozenset())
     except (ValueError, KeyError, TypeError) as error:
         raise StoreDirectoryError(
-            f"{path}: unreadable ({error}); remove it, and start once with all paths of the log configured"
+            f"{path}: unreadable ({error}); remove the file, and start once with all paths of the log configured"
         ) from error
     return KnownPaths(paths, read_only, frozenset(used))
 
 
 class LogPaths(FileRun):
-    """The segments of the log, wherever they are."""
+    """The segments of the log in all its directories."""
 
     def __init__(self, file_system: FileSystem, config: StoreConfig) -> None:
         default = (config.directory / "commitlog").absolute()
@@ -73,8 +73,8 @@ class LogPaths(FileRun):
         self._is_default = self.paths == (default,) and not self.read_only
         self._where: dict[int, Path] = {}
         self._known: KnownPaths | None = None
-        self._not_written_down: dict[int, Path] = {}  # segments that are no part of the log
-        self._mutex = threading.Lock()  # segments are made in a thread, and removed in another
+        self._not_written_down: dict[int, Path] = {}  # segments that are not part of the log
+        self._mutex = threading.Lock()  # segments are made in one thread and removed in another
         self._writing = threading.Lock()
         super().__init__(file_system, self._sorted[0], config.segment_size)
 
@@ -87,25 +87,27 @@ class LogPaths(FileRun):
         return list(dict.fromkeys((*self.paths, *self.read_only)))
 
     def load(self) -> list[int]:
-        """As a run of one directory. StoreDirectoryError, too, for a path that is missing or not configured."""
+        """Load all directories as one run. Also raises StoreDirectoryError for a path that is missing or not
+        configured."""
         known = known_paths(self.file_system, self._file.parent)
         configured = set(self.directories)
         for path in known.all:
             if path.absolute() not in configured and self.file_system.list(path):
                 raise StoreDirectoryError(
-                    f"{path}: has segments of this store's log, and is neither in store.commit_log_paths nor in "
+                    f"{path}: contains segments of this store's log, but is neither in store.commit_log_paths nor in "
                     f"store.read_only_commit_log_paths; add it to one of them"
                 )
         starts = super().load()
         for path in known.used:
             if path in self.directories and path not in self._where.values():
                 raise StoreDirectoryError(
-                    f"{path}: had segments of this store's log, and has none; is its disk not mounted? If they are "
+                    f"{path}: contained segments of this store's log, but has none now; is its disk mounted? If "
+                    f"they are "
                     f'lost for good, take the path out of "used" in {self._file}'
                 )
         if starts and self._where[starts[-1]] in self.read_only:
             raise StoreDirectoryError(
-                f"{self.path(starts[-1])}: the log goes on in this segment, and its path is read-only; move this one "
+                f"{self.path(starts[-1])}: the log continues in this segment, but its path is read-only; move this "
                 f"file to a path of store.commit_log_paths"
             )
         self._known = known
@@ -113,7 +115,7 @@ class LogPaths(FileRun):
         return starts
 
     def disks(self) -> dict[Path, DiskUsage]:
-        """How full the disk of each path is, read-only ones included; without those that cannot be asked."""
+        """The disk usage of each path, including read-only ones; without paths that cannot be read."""
         usages = {}
         for path in self.directories:
             with suppress(OSError):
@@ -121,7 +123,7 @@ class LogPaths(FileRun):
         return usages
 
     def _disk_of(self, path: Path) -> DiskUsage:
-        """Of a path that may not be there yet."""
+        """The usage of a path that may not exist yet."""
         while not self.file_system.exists(path) and path != path.parent:
             path = path.parent
         return self.file_system.usage(path)
@@ -133,17 +135,18 @@ class LogPaths(FileRun):
         return (self._where.get(start_offset) or self.place(start_offset)) / file_name(start_offset)
 
     def place(self, start_offset: int) -> Path:
-        """The path in which a new segment is made."""
+        """The path for a new segment."""
         usable = [path for path in self._sorted if path not in self.full] or self._sorted
         return usable[start_offset // self.file_size % len(usable)]
 
     def leave_out(self, path: Path) -> bool:
-        """Make no segment in this path until retention has looked at the disks again. False if there is no other."""
+        """Make no segment in this path until retention has checked the disks again. False if there is no other path."""
         full = self.full | {path}
         if full.issuperset(self.paths):
             if len(self.paths) == 1 or not self.full.issuperset(self.paths):
                 return False
-            full = frozenset({path})  # retention has left all of them out, so none was tried yet: others may have room
+            # retention has excluded all paths, so none was tried yet: another one may have space
+            full = frozenset({path})
         self.full = full
         return True
 
@@ -159,10 +162,10 @@ class LogPaths(FileRun):
             self.forget([start_offset])
             raise
         try:
-            self._remember()  # not before: a path that is said to have segments must have some
+            self._remember()  # not earlier: a path recorded as used must have segments
         except OSError:
             file.close()
-            # What was written down may speak of it all the same, so it goes with the next try and not before.
+            # The recorded paths may already name it, so it is recorded again with the next attempt.
             self._not_written_down[start_offset] = self.path(start_offset)
             raise
         return file
@@ -176,8 +179,8 @@ class LogPaths(FileRun):
                 self._where.pop(start, None)
 
     def _remember(self, *, without: Collection[int] = ()) -> None:
-        """Write the paths down, if that is new. Blocking; OSError."""
-        with self._writing:  # or two threads would write into one another, and the older content could be the last
+        """Record the paths if they have changed. Blocking; OSError."""
+        with self._writing:  # otherwise two threads could interleave, and the older content could be last
             self._write_down(without)
 
     def _write_down(self, without: Collection[int]) -> None:
@@ -186,7 +189,7 @@ class LogPaths(FileRun):
         known = KnownPaths(self.paths, self.read_only, used)
         exists = self.file_system.exists(self._file)
         if self._is_default and exists:
-            self.file_system.unlink(self._file)  # all is where it is looked for without it
+            self.file_system.unlink(self._file)  # without the file, the log is looked for in its default directory
         elif not self._is_default and (known != self._known or not exists):
             content = {
                 "paths": [str(path) for path in known.paths],
@@ -194,7 +197,7 @@ class LogPaths(FileRun):
                 "used": sorted(map(str, used)),
             }
             new = self._file.with_name(f"{FILE_NAME}.tmp")
-            with suppress(FileNotFoundError):  # of a try whose sync failed: another sync of it would prove nothing
+            with suppress(FileNotFoundError):  # left by an attempt whose sync failed: another sync would prove nothing
                 self.file_system.unlink(new)
             self.file_system.write_new(new, json.dumps(content, indent=1).encode())
             self.file_system.rename(new, self._file)

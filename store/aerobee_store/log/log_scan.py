@@ -1,14 +1,14 @@
-"""Reading the log from a place to its end, stepping over damage: for recovery, and for the tools that only look.
+"""Reads the log from an offset to its end and skips damage: for recovery, and for read-only tools.
 
 A walk yields, in the order of the log,
 
-    RecordBatch     valid records, one after the other without a gap
-    DamagedRange    bytes that are no record, with a valid record at their end
-    LogEnd          once, at last
+    RecordBatch     consecutive valid records
+    DamagedRange    bytes that are no record, followed by a valid record
+    LogEnd          once, at the end
 
-A blank that reaches the end of its segment is the normal way to the next one and is not told. Behind anything else that
-is no record the rest of the segment, and then every later one, is searched for the next place that is one: four bytes
-before a record's magic, with its own physical offset in it and all checksums right.
+A blank that reaches the end of its segment leads to the next one and is not reported. After anything else that is no
+record, the rest of the segment and then every later one are searched for the next record: a magic, preceded by four
+bytes, with the right physical offset and all checksums correct.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aerobee_store.records import record
 from aerobee_store.records.record import Record, ScanStop, StopReason
 from aerobee_store.records.record_batch import RecordBatch
 
-# Records parsed at once: enough that numpy's fixed costs vanish, few enough to stay in the processor's cache.
+# Records parsed at once: enough to amortise numpy's fixed costs, few enough for the CPU cache.
 _BATCH_RECORDS: Final = 4096
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 
@@ -35,14 +35,14 @@ SEGMENT_MISSING: Final = "the segment is missing"
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where the log ends, and what `stop` found there; None if it ends with its last segment."""
+    """The end of the log, and what stopped the scan there; None if the log ends with its last segment."""
 
     position: int
     stop: ScanStop | None = None
 
 
 class LogScan:
-    """The segments of a log, oldest first. Never writes. Whoever owns them may add segments between two walks."""
+    """The segments of a log, oldest first. Read-only. The owner may add segments between two walks."""
 
     def __init__(self, segments: Sequence[MappedFile], *, record_size_max: int) -> None:
         self._segments = segments
@@ -51,9 +51,9 @@ class LogScan:
     def walk(self, begin: int, *, zeros_end: int | None) -> Iterator[RecordBatch | DamagedRange | LogEnd]:
         """Everything from physical offset `begin` on.
 
-        `zeros_end`: zeros at or behind this offset, with no used segment behind them, are taken for the end of the log
-        without searching what lies behind them, as may be after an orderly stop. Zeros before it are damage: a crash
-        before that stop has left them.
+        `zeros_end`: zeros at or after this offset, with no used segment after them, are taken for the end of the log
+        without searching further, as after a clean stop. Zeros before it are damage: a crash before that stop left
+        them.
         """
         position = begin
         while True:
@@ -74,7 +74,7 @@ class LogScan:
             if stop.reason is StopReason.TRUNCATED:
                 found_here = self.peek(file, position - file.start_offset)
                 if not isinstance(found_here, ScanStop):
-                    # Its last bytes are zeros for which there is no block; or another process was just writing it.
+                    # Its last bytes are zeros without a block; or another process was just writing it.
                     batch = self._parse(file, position - file.start_offset, end=found_here.position + found_here.size)
                     if len(batch):
                         yield batch
@@ -91,7 +91,7 @@ class LogScan:
                 continue
             if stop.reason is StopReason.END_OF_DATA and position == file.end_offset:
                 continue
-            # Zeros after an orderly stop are the end. Anything else may be damage with records behind it.
+            # Zeros after a clean stop are the end. Anything else may be damage followed by records.
             may_end = stop.reason is StopReason.END_OF_DATA and zeros_end is not None and position >= zeros_end
             if may_end and not self._has_used_file_after(file):
                 yield LogEnd(position, stop)
@@ -106,9 +106,8 @@ class LogScan:
             position = found
 
     def _parse(self, file: MappedFile, begin: int, *, end: int | None = None) -> RecordBatch:
-        """As many records as one batch takes. Nothing behind the file's last data is looked at, unless `end` is: on a
-        file system in memory a look at a hole takes a page, and where there is none left, ends the process.
-        """
+        """As many records as one batch takes. Reads nothing after the file's last data unless `end` is: on a file
+        system in memory, reading a hole allocates a page, and with no memory left that kills the process."""
         return RecordBatch.parse(
             file.view,
             base_physical_offset=file.start_offset,
@@ -120,22 +119,22 @@ class LogScan:
         )
 
     def find(self, physical_offset: int) -> MappedFile | None:
-        """The segment that holds this offset."""
+        """The segment that contains this offset."""
         number = bisect_right(self._segments, physical_offset, key=lambda segment: segment.start_offset)
         file = self._segments[number - 1] if number else None
         return file if file is not None and physical_offset < file.end_offset else None
 
     def first_record(self, physical_offset: int) -> int | None:
-        """Where the first valid record at or behind an offset begins, in the segment that holds the offset.
+        """The start of the first valid record at or after an offset, within the segment that contains the offset.
 
-        For readers of a part of a segment. A body may contain a record with just this place in it, if somebody guessed
-        the place: compare the answer with where the records before it end.
+        For readers of a part of a segment. A body may contain a record with exactly this offset, if its author guessed
+        it: compare the result with the end of the records before it.
         """
         file = self.find(physical_offset)
         return None if file is None else self._search(file, physical_offset - file.start_offset)
 
     def peek(self, file: MappedFile, position: int) -> record.RecordHeader | ScanStop:
-        """What lies at a position of a segment; every checksum is verified."""
+        """The record or other content at a position of a segment; every checksum is verified."""
         return record.peek(
             file.view,
             position,
@@ -145,7 +144,7 @@ class LogScan:
         )
 
     def _find_record(self, position: int, file: MappedFile | None, *, stepping: int = 0) -> int | None:
-        """The first valid record behind `position`, in this segment or a later one."""
+        """The first valid record after `position`, in this segment or a later one."""
         while file is not None:
             begin = max(position - file.start_offset, 0)
             if stepping:

@@ -5,9 +5,9 @@
 
 A segment of the commit log is a `MappedFile`: bytes are appended to a write buffer (*wrote*), moved to the page cache
 by one gathered `pwritev` (*committed*), and made durable by `fdatasync` (*flushed*). Readers use one shared read-only
-mapping, which is coherent with the page cache, up to *committed*. Measured with one 300-byte record per sync, this way
-gives 10.4k syncs/s against 7.4k for a mapping that is written and flushed, and 3 times as many at 64 KiB. Other ways to
-move the bytes are in write_modes.py.
+mapping, which is coherent with the page cache, up to *committed*. Measured with one 300-byte record per sync, this
+gives 10.4k syncs/s against 7.4k for a mapping that is written and flushed, and 3 times as many at 64 KiB. Other write
+modes are in write_modes.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Protocol
 from aerobee_store.disk.file_system import NO_ROOM, Buffer, File, FileSystem
 from aerobee_store.errors import StoreDirectoryError
 
-# What a small append writes ahead of itself as zeros: the blocks then exist when their own data comes, and a sync of
-# that data need not commit file-system metadata as well. One sync in about 3,500 pays for it instead of every one.
+# A small append writes this many zeros after itself: the blocks of later data then exist, and their syncs need not
+# commit file-system metadata. One sync in about 3,500 pays for it instead of every one.
 _ZERO_AHEAD_SIZE = 1 << 20
-# Larger than this is not small: the zeros would cost more than the metadata (measured with 200 KiB a commit: 85 ns a
-# record of 315).
+# Appends above this size write no zeros, which would cost more than the metadata (measured with 200 KiB per commit: 85
+# ns per record of 315).
 _ZERO_AHEAD_BELOW = 64 << 10
-# Room taken on the disk at once (fallocate), so that a full disk is met by the append and never by a write of stored
-# bytes.
+# Disk space is allocated in steps of this size (fallocate), so that a full disk fails the append and never a write of
+# stored bytes.
 _RESERVE_SIZE = 16 << 20
 
 
@@ -79,7 +79,7 @@ class MappedFile:
 
     @property
     def reserved(self) -> int:
-        """Up to which position there is room on the disk."""
+        """The position up to which disk space is allocated."""
         return self._reserved
 
     @property
@@ -96,13 +96,13 @@ class MappedFile:
         return self._view
 
     def set_position(self, position: int) -> None:
-        """Say that everything before `position` is in the file and durable, and that nothing behind it counts."""
+        """Declare everything before `position` written and durable, and everything after it unused."""
         self.wrote = self.committed = self.flushed = position
         self._pending.clear()
         self._reserved = self._zeroed_ahead = position
 
     def reserve(self, end: int) -> None:
-        """Make room on the disk for the bytes before `end`. Raises OSError (ENOSPC); nothing has changed then."""
+        """Allocate disk space for the bytes before `end`. Raises OSError (ENOSPC); nothing has changed then."""
         if end > self._reserved:
             target = min(self.size, max(end, self._reserved + _RESERVE_SIZE))
             try:
@@ -110,18 +110,19 @@ class MappedFile:
             except OSError as error:
                 if target == end or error.errno not in NO_ROOM:
                     raise
-                target = end  # the disk may still have room for just this
+                target = end  # the disk may still have space for exactly this
                 self.file.reserve(self._reserved, target - self._reserved)
             self._reserved = target
 
     def reserve_all(self, end: int) -> None:
-        """Make room for the bytes before `end` and no more; for a segment that nobody writes to yet. OSError."""
+        """Allocate the minimum of disk space for the bytes before `end`, in a segment that is not written yet.
+        OSError."""
         if end > self._reserved:
             self.file.reserve(self._reserved, end - self._reserved)
             self._reserved = end
 
     def warm(self, end: int) -> None:
-        """Really write zeros up to `end`, so that blocks and pages exist; likewise. OSError."""
+        """Write zeros up to `end`, in a segment that is not written yet, so that blocks and pages exist. OSError."""
         assert self.wrote == 0
         assert end <= self._reserved
         self.file.zero(self._zeroed_ahead, end - self._zeroed_ahead)
@@ -133,25 +134,25 @@ class MappedFile:
         return self._locked is not None
 
     def lock_in_memory(self) -> None:
-        """Keep the pages of the file from being swapped out. OSError if that is not allowed."""
+        """Prevent the pages of the file from being swapped out. OSError if not permitted."""
         self._file_system.will_need(self.view)
         self._file_system.lock_memory(self.view)
         self._locked = self.view
 
     def unlock_in_memory(self) -> None:
-        """Take that back."""
+        """Undo `lock_in_memory`."""
         locked, self._locked = self._locked, None
         if locked is not None:
             self._file_system.unlock_memory(locked)
 
     def begin_writing(self, *, wait: bool = True) -> None:
-        """Get ready for `append`; called again it does nothing. Nothing is needed for gathered writes.
+        """Prepare for `append`; repeated calls do nothing. Gathered writes need no preparation.
 
-        OSError; StoreBusyError, unless `wait` is false, for what other ways may have to wait for.
+        Raises OSError, and StoreBusyError, unless `wait` is false, for resources that other modes may have to wait for.
         """
 
     def end_writing(self) -> None:
-        """Give back what `begin_writing` took: the segment is full and committed, or closed."""
+        """Release the resources of `begin_writing`: the segment is full and committed, or closed."""
 
     def append(self, data: Buffer) -> None:
         """Put bytes into the write buffer; they must fit (see `reserve`)."""
@@ -160,7 +161,7 @@ class MappedFile:
         self.wrote += len(data)
 
     def fill_up(self, blank: Buffer) -> None:
-        """Append the blank that ends a full segment; what is behind it stays as it is."""
+        """Append the blank that ends a full segment; bytes after it stay unchanged."""
         self.append(blank)
         self.wrote = self.size
 
@@ -176,15 +177,15 @@ class MappedFile:
         self._pending = []
 
     def commit_in_thread(self, position: int, *, zero_ahead: bool) -> None:
-        """Move what is before `position` to the page cache; in a thread, while the loop appends. See write_modes.py."""
+        """Move bytes before `position` to the page cache, in a thread, while the loop appends. See write_modes.py."""
 
     @property
     def commits_in_thread(self) -> bool:
-        """Whether `commit_in_thread` is how this segment is committed."""
+        """Whether this segment is committed by `commit_in_thread`."""
         return False
 
     def _zeros_ahead(self, position: int) -> bytes:
-        """The zeros to write behind what is to be committed up to `position`, if it is small and there are none yet."""
+        """The zeros to write after a small commit up to `position`, unless zeros are there already."""
         ahead = b""
         if position > self._zeroed_ahead and position - self.committed < _ZERO_AHEAD_BELOW:
             ahead = bytes(max(0, min(_ZERO_AHEAD_SIZE, self._reserved - position)))
@@ -192,7 +193,7 @@ class MappedFile:
         return ahead
 
     def sync(self) -> None:
-        """Make the committed bytes durable; runs in the disk thread. The caller moves `flushed`."""
+        """Make the committed bytes durable, in the disk thread. The caller moves `flushed`."""
         self.file.sync()
 
     def close(self) -> None:
@@ -204,7 +205,7 @@ class MappedFile:
 
 
 class MakeSegment(Protocol):
-    """Makes a segment of one way to write: a class of segments, or what knows more."""
+    """Makes a segment of one write mode: a class of segments, or a factory."""
 
     def __call__(
         self, file_system: FileSystem, path: Path, start_offset: int, size: int, file: File | None = None
@@ -212,7 +213,7 @@ class MakeSegment(Protocol):
 
 
 class FileRun:
-    """The names of a run of files: `directory`, the size of each, and where each begins, in order."""
+    """The names of a run of files: the directory, the size of each file, and their start offsets in order."""
 
     def __init__(self, file_system: FileSystem, directory: Path, file_size: int) -> None:
         self.file_system = file_system
@@ -220,14 +221,14 @@ class FileRun:
         self.file_size = file_size
         self.had_empty = False  # the last file was empty when they were loaded
         self.full: frozenset[Path] = frozenset()
-        """Writable directories that get no new file while there is another."""
+        """Writable directories that get no new file while there is another one."""
 
     def load(self) -> list[int]:
-        """The start offsets of the files present, in order. An empty last file, left by a crash while it was made, is
+        """The start offsets of the existing files, in order. An empty last file, left by a crash while it was made, is
         removed.
 
-        Raises StoreDirectoryError for a file whose name or size cannot be: the directory then belongs to something
-        else, or the size in the configuration is not the one it was written with.
+        Raises StoreDirectoryError for a file with an invalid name or size: the directory belongs to another program, or
+        the configured size is wrong.
         """
         starts = []
         for directory in self.directories:
@@ -244,40 +245,41 @@ class FileRun:
             size = self.file_system.size(self.path(start))
             if size != self.file_size:
                 raise StoreDirectoryError(
-                    f"{self.path(start)}: {size} bytes, but the configuration says {self.file_size} a file; "
-                    f"set the size that the store was written with"
+                    f"{self.path(start)}: {size} bytes, but the configured file size is {self.file_size}; "
+                    f"configure the size with which the store was written"
                 )
             if start % self.file_size:
                 raise StoreDirectoryError(
-                    f"{self.path(start)}: begins at no multiple of the file size {self.file_size}"
+                    f"{self.path(start)}: its start is not a multiple of the file size {self.file_size}; move it away"
                 )
         return starts
 
     @property
     def directories(self) -> Sequence[Path]:
-        """Where files are looked for."""
+        """The directories to search for files."""
         return (self.directory,)
 
     @property
     def writable_directories(self) -> Sequence[Path]:
-        """Where files are made."""
+        """The directories for new files."""
         return (self.directory,)
 
     def is_read_only(self, start_offset: int) -> bool:
-        """Whether this file is only read."""
+        """Whether this file is in a read-only directory."""
         return False
 
     def path(self, start_offset: int) -> Path:
-        """Where the file lies, or would be made."""
+        """The path of the file, existing or to be made."""
         return self.directory / file_name(start_offset)
 
     def create(self, start_offset: int, *, evictable: bool = False) -> File:
-        """Create the file that begins at `start_offset`, durable with its name and size. OSError: there is none."""
+        """Create the file that begins at `start_offset`, durable with name and size. OSError: it does not exist."""
         path = self.path(start_offset)
         self.file_system.make_directory(path.parent)
         file = self.file_system.create(path, self.file_size, evictable=evictable)
         try:
-            # Or a crash could leave two files without their size, of which only the last can be told from damage.
+            # Otherwise a crash could leave two files without their size, of which only the last can be told from
+            # damage.
             file.sync()
             self.file_system.sync_directory(path.parent)
         except OSError:
@@ -288,9 +290,9 @@ class FileRun:
         return file
 
     def create_unsynced(self, start_offset: int) -> File:
-        """Create an evictable file, durable with its name and size once it is synced. OSError: there is none.
+        """Create an evictable file, durable with name and size once it is synced. OSError: it does not exist.
 
-        The one before it must be durable: of two without their size only the last can be told from damage.
+        The file before it must be durable: of two files without their size, only the last can be told from damage.
         """
         path = self.path(start_offset)
         made = self.file_system.make_directory(path.parent, durable=False)
@@ -299,7 +301,7 @@ class FileRun:
         return file
 
     def remove(self, starts: Sequence[int]) -> None:
-        """Remove files, last first, so that a crash in between leaves no hole."""
+        """Remove files, last first, so that a crash in between leaves no gap."""
         self.before_removal(starts)
         gone: dict[int, Path] = {}
         try:
@@ -313,10 +315,10 @@ class FileRun:
             self.forget(gone)
 
     def before_removal(self, starts: Collection[int]) -> None:
-        """To be called before files are removed by others; blocking. OSError."""
+        """To be called before others remove files; blocking. OSError."""
 
     def leave_out(self, path: Path) -> bool:
-        """Make no file in this directory for a while. False if there is no other."""
+        """Make no file in this directory for a while. False if there is no other directory."""
         return False
 
     def forget(self, starts: Collection[int]) -> None:
@@ -349,10 +351,10 @@ class MappedFileQueue:
         return self.files[0].start_offset if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds `offset`, or None: it was deleted, lies in a hole, or does not exist yet."""
+        """The file that contains `offset`, or None: deleted, in a gap, or not created yet."""
         if not self.files:
             return None
-        # The usual case, no file missing between the first and this one, needs one division.
+        # The usual case, with no file missing in between, needs one division.
         index = (offset - self.files[0].start_offset) // self.run.file_size
         if 0 <= index < len(self.files):
             file = self.files[index]
@@ -370,29 +372,29 @@ class MappedFileQueue:
         return file
 
     def make(self, start_offset: int) -> MappedFile:
-        """Create a file that is not among the others yet (see `add`); in any thread. OSError: there is none then."""
+        """Create a file without adding it to the run (see `add`); in any thread. OSError: it does not exist."""
         file = self._mapped(start_offset, self.run.create(start_offset))
         file.set_position(0)
         return file
 
     def add(self, file: MappedFile) -> None:
-        """Put a file among the others."""
+        """Add a file to the run."""
         insort(self.files, file, key=lambda other: other.start_offset)
 
     def discard(self, files: Sequence[MappedFile]) -> None:
-        """Close and unlink files that are not among the others; in any thread. OSError."""
+        """Close and unlink files that are not in the run; in any thread. OSError."""
         for file in files:
             file.close()
         self.run.remove([file.start_offset for file in files])
 
     def release(self, files: Sequence[MappedFile]) -> None:
-        """Forget files without closing them: a thread may still use a descriptor."""
+        """Forget files without closing them, because a thread may still use a descriptor."""
         for file in files:
             self.files.remove(file)
         self.run.forget([file.start_offset for file in files])
 
     def drop(self, files: Sequence[MappedFile]) -> None:
-        """Close files and forget them. Whoever still reads one keeps its bytes until the last view is gone."""
+        """Close files and forget them. Readers keep the bytes until the last view is gone."""
         self.release(files)
         for file in files:
             file.close()

@@ -1,18 +1,17 @@
-"""Ways to move appended bytes to the page cache, besides the gathered write of mapped_file.py.
+"""Write modes: how appended bytes reach the page cache. The default mode is in mapped_file.py.
 
-    gathered   `MappedFile`      what has gathered goes in one pwritev, with the sync or the group of those who wait
-                                 that it answers (the default)
+    gathered   `MappedFile`      one pwritev for all appended bytes of a sync, or of a group of waiters (the default)
     mapped     `SharedSegment`   records are stored into a shared mapping of the file: no system call, but page faults
     pool       `PooledSegment`   records are copied to a locked buffer, which a thread writes to the file: the event
                                  loop never waits for a page of the file. RocketMQ's TransientStorePool
 
-In every way a sync is `fdatasync` on the descriptor: it covers what was stored through a mapping, and unlike a flush of
-the mapping it lets other threads run. What is readable, answered and dispatched follows the log's committed position in
-all of them, so that none promises less than another.
+In every mode a sync is `fdatasync` on the descriptor: it covers stores through a mapping, and unlike a flush of the
+mapping it lets other threads run. Reads, answers and dispatch follow the log's committed position in every mode, so
+all modes give the same guarantees.
 
-A shared mapping may only be written where the file has blocks (`MappedFile.reserve`): on a full disk the kernel could
-only kill the process. A file system that moves blocks when they are written again (btrfs, ZFS) can do so nevertheless;
-there the other two ways are the safe ones.
+A shared mapping may only be written where the file has blocks (`MappedFile.reserve`): on a full disk the kernel would
+kill the process. A file system that moves blocks on every write (btrfs, ZFS) can still run out of space; use another
+mode there.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class SharedSegment(MappedFile):
             self._view = self._target.toreadonly()
 
     def end_writing(self) -> None:
-        self._target = None  # the mapping goes on as the view
+        self._target = None  # the mapping remains as the view
 
     def append(self, data: Buffer) -> None:
         position = self.wrote
@@ -61,21 +60,21 @@ class SharedSegment(MappedFile):
         self.wrote = self.committed = self.size
 
     def commit(self, *, zero_ahead: bool) -> None:
-        """Only what is written ahead: zeros behind the records, where the mapping was not written yet.
+        """Write only the zeros after the records, where the mapping was not written yet.
 
-        Also behind large commits, unlike gathered writes: a store into a page that is not there yet costs more than its
-        zeros. Measured with 150 KiB a commit and sync: 340 microseconds of processor time with, 470 without; above
-        1 MiB there is no difference.
+        Unlike gathered writes, also after large commits: storing into a page that does not exist yet costs more than
+        writing its zeros. Measured with 150 KiB per commit and sync: 340 microseconds of CPU time with zeros, 470
+        without; above 1 MiB there is no difference.
         """
         if zero_ahead and (ahead := self._zeros_ahead(self.wrote)):
             self.file.write([ahead], self.wrote)
 
 
 class BufferPool:
-    """Buffers of a segment's size, locked in memory where that is permitted. One lies under each segment in use.
+    """Buffers of a segment's size, locked in memory where permitted. Each segment in use has one.
 
-    A buffer is given back when all of it is in the page cache. With none left, `borrow` answers None, and the segment
-    is written as in mode "gathered"; with `fast_failure` it raises StoreBusyError, and the sender may try again.
+    A buffer is returned when all of it is in the page cache. With none left, `borrow` returns None, and the segment is
+    written as in mode "gathered"; with `fast_failure` it raises StoreBusyError, and the sender may retry.
     """
 
     def __init__(self, file_system: FileSystem, buffer_size: int, count: int, *, fast_failure: bool) -> None:
@@ -91,8 +90,8 @@ class BufferPool:
                 except OSError as error:
                     self.locked = False
                     _log.warning(
-                        "write buffers are not locked in memory and may be swapped out cause=%s; raise the limit "
-                        "(ulimit -l, LimitMEMLOCK) above %d bytes to lock them",
+                        "write buffers are not locked in memory and may be swapped out cause=%s; raise ulimit -l "
+                        "(LimitMEMLOCK) above %d bytes",
                         error,
                         count * buffer_size,
                     )
@@ -107,7 +106,7 @@ class BufferPool:
 
     @property
     def free(self) -> int:
-        """How many nobody has borrowed."""
+        """Number of free buffers."""
         return len(self._free)
 
     def borrow(self, *, wait: bool) -> memoryview | None:
@@ -115,8 +114,8 @@ class BufferPool:
             return self._free.pop()
         if self._fast_failure and wait:
             raise StoreBusyError(
-                f"all {self.count} write buffers (store.pool_buffer_count) are in use; the disk does not keep up, "
-                f"try again in a moment"
+                f"all {self.count} write buffers (store.pool_buffer_count) are in use because the disk is too slow; "
+                f"try again later"
             )
         return None
 
@@ -141,7 +140,7 @@ class PooledSegment(MappedFile):
         super().__init__(file_system, path, start_offset, size, file)
         self._pool = pool
         self._buffer: memoryview | None = None
-        self._data_end = 0  # behind it the buffer holds what an earlier segment left there
+        self._data_end = 0  # the rest of the buffer has the content of an earlier segment
         self._writing = threading.Lock()
 
     @property
@@ -149,7 +148,7 @@ class PooledSegment(MappedFile):
         return self._buffer is not None
 
     def begin_writing(self, *, wait: bool = True) -> None:
-        # Not in the middle of a tick: what waits for a gathered write goes before anything in a buffer.
+        # Not within an iteration of the loop: gathered writes that wait go before anything in a buffer.
         if self._buffer is None and not self._pending and self.committed < self.size:
             self._buffer = self._pool.borrow(wait=wait)
 
@@ -168,7 +167,7 @@ class PooledSegment(MappedFile):
         end = position + len(data)
         assert end <= self._reserved
         buffer[position:end] = data
-        self.wrote = self._data_end = end  # after the bytes: the thread may look at any moment
+        self.wrote = self._data_end = end  # after the bytes, because the thread may read it at any moment
 
     def commit(self, *, zero_ahead: bool) -> None:
         if self._buffer is None:
@@ -190,7 +189,7 @@ class PooledSegment(MappedFile):
 
 
 def segments_of(config: StoreConfig, pool: BufferPool | None) -> MakeSegment:
-    """What makes segments that are written as `config.write_mode` says."""
+    """The factory of segments for `config.write_mode`."""
     if pool is None:
         return SharedSegment if config.write_mode == "mapped" else MappedFile
 

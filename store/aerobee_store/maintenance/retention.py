@@ -62,17 +62,18 @@ from aerobee_store.stats import StoreStats
 _log = logging.getLogger(__name__)
 
 RetentionListener = Callable[[int], Awaitable[int]]
-"""Called with a physical offset before everything in front of it goes; returns the offset from which the log must be
-kept, which may be the same. If it raises StoreError or OSError nothing goes, and it is asked again the next round."""
+"""Called with a physical offset before everything in front of it is removed; returns the offset from which the log must
+be kept, possibly the same. If it raises StoreError or OSError, nothing is removed, and it is called again in the next
+round."""
 
 Space = Literal["enough", "short", "force"]
 
-# As RocketMQ: a minute after the start, then every ten seconds. Whoever started with a wrong clock or setting has time
-# to see it.
+# As RocketMQ: a minute after the start, then every ten seconds. An operator who started with a wrong clock or setting
+# has time to notice.
 _ROUNDS_BEFORE_FIRST: Final = 6
-# Queues looked at between two turns of the event loop: each costs at least one small read.
+# Queues checked between two iterations of the event loop: each costs at least one small read.
 _QUEUES_PER_TURN: Final = 32
-# Read before a record is looked at through the mapping, where a page that is not in memory would stop every thread.
+# Read a record before examining it through the mapping, where a page that is not in memory would stop every thread.
 _WARM_SIZE: Final = 64 << 10
 
 
@@ -94,7 +95,7 @@ class RetentionParts:
 
 
 class Retention:
-    """The service that removes old files. Event loop only, but for the removal itself."""
+    """The service that removes old files. Event loop only, except for the removal itself."""
 
     name: Final = "retention"
 
@@ -113,9 +114,9 @@ class Retention:
         self._in_log_thread = parts.in_log_thread
         self._allocation = parts.allocation
         self.listeners: list[RetentionListener] = []
-        self._first_timestamps: dict[int, int] = {}  # of segments, by their start
-        self._cleaned_offset = -1  # queues and index have nothing before it that could go
-        self._left_over: dict[Path, list[Path]] = {}  # directory -> files that nobody uses any more, oldest first
+        self._first_timestamps: dict[int, int] = {}  # start of a segment -> time of its last record
+        self._cleaned_offset = -1  # queues and index have nothing removable before it
+        self._left_over: dict[Path, list[Path]] = {}  # directory -> files that are not used any more, oldest first
         self._is_stuck = False
 
     def reconfigure(self, config: StoreConfig) -> None:
@@ -123,7 +124,7 @@ class Retention:
         self._config = config
 
     async def run(self) -> None:
-        """Look at disk and files every interval. Ends only when cancelled."""
+        """Check disk and files every interval. Ends only when cancelled."""
         interval = self._config.retention_interval_seconds
         first_removal = self._clock.monotonic() + _ROUNDS_BEFORE_FIRST * interval
         while True:
@@ -136,7 +137,7 @@ class Retention:
     # --- the disk ---------------------------------------------------------------------------------------------
 
     async def look_at_disk(self) -> Space:
-        """Set or clear DISK_FULL; say how short of space the disk is."""
+        """Set or clear DISK_FULL; return how short of space the disk is."""
         config = self._config
         try:
             ratio, _ = await self._usage()
@@ -145,7 +146,7 @@ class Retention:
             return "short"
         if ratio > config.disk_full_ratio:
             if not self._running.flags & RunningFlags.DISK_FULL:
-                _log.error("disk is full, sends are refused directory=%s used=%.1f%%", config.directory, 100 * ratio)
+                _log.error("disk is full, sends refused directory=%s used=%.1f%%", config.directory, 100 * ratio)
             self._running.set(
                 RunningFlags.DISK_FULL,
                 f"no space left on the disk of {config.directory}: {100 * ratio:.1f} % are used, and above "
@@ -153,16 +154,17 @@ class Retention:
                 f"most {100 * config.disk_force_clean_ratio:g} % are used (store.disk_force_clean_ratio)",
             )
         elif ratio <= config.disk_force_clean_ratio and self._running.flags & RunningFlags.DISK_FULL:
-            _log.warning("sends are accepted again directory=%s used=%.1f%%", config.directory, 100 * ratio)
+            _log.warning("disk has space again, sends accepted directory=%s used=%.1f%%", config.directory, 100 * ratio)
             self._running.clear(RunningFlags.DISK_FULL)
         if ratio > min(config.disk_force_clean_ratio, config.disk_full_ratio):
             return "force"
         return "short" if ratio > config.disk_clean_ratio else "enough"
 
     async def _usage(self) -> tuple[float, int]:
-        """How full the fuller disk of log and queues is, and how many bytes of it are above disk_force_clean_ratio.
+        """The usage of the fuller disk of log and queues, and its bytes above disk_force_clean_ratio.
 
-        Of several disks of the log the emptiest counts; those above disk_force_clean_ratio get no new segment. OSError.
+        Of several disks of the log the emptiest counts; those above disk_force_clean_ratio get no new segments.
+        OSError.
         """
         directory = self._config.directory
         limit = self._config.disk_force_clean_ratio
@@ -179,7 +181,7 @@ class Retention:
 
         log, queues, full = await self._in_disk_thread(ask)
         if full != run.full and len(run.writable_directories) > 1:
-            _log.warning("paths get no new segments because their disks are full paths=%s", sorted(map(str, full)))
+            _log.warning("no new segments in paths whose disks are full paths=%s", sorted(map(str, full)))
         run.full = full
         fuller = max(log, queues, key=lambda usage: usage.ratio)
         return fuller.ratio, fuller.used - int(limit * fuller.total)
@@ -187,7 +189,7 @@ class Retention:
     # --- one round --------------------------------------------------------------------------------------------
 
     async def clean(self) -> None:
-        """One round: look at the disk, remove what may go, look again if something went."""
+        """One round: check the disk, remove files, and check again if any were removed."""
         space = await self.look_at_disk()
         if space != "enough" and await self._allocation.give_back():
             space = await self.look_at_disk()
@@ -195,17 +197,17 @@ class Retention:
             removed = await self._clean_log(force=space == "force" and self._config.clean_forcibly)
             stuck = space == "force" and not removed
             if stuck and not self._is_stuck:
-                _log.error("disk fills up and no segment can be removed directory=%s", self._config.directory)
+                _log.error("disk is filling up, but no segment can be removed directory=%s", self._config.directory)
             self._is_stuck = stuck
         await self._clean_derived()
 
     def _is_delete_hour(self) -> bool:
-        # In local time, as RocketMQ and as people think of a quiet hour.
+        # In local time, as in RocketMQ, because operators think of quiet hours in local time.
         hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).astimezone().hour
         return hour in self._config.delete_when_hours
 
     async def _clean_log(self, *, force: bool) -> int:
-        """Remove segments; return how many."""
+        """Remove segments; return their number."""
         going = await self._going(force=force)
         if not going:
             return 0
@@ -215,16 +217,16 @@ class Retention:
                 keep_from = min(keep_from, await listener(keep_from))
             except (StoreError, OSError) as error:
                 self._stats.retention_failures += 1
-                _log.error("segments kept because data that depends on them could not be saved cause=%r", error)
+                _log.error("segments not removed because dependent data was not saved cause=%r", error)
                 return 0
         going = [file for file in going if file.end_offset <= keep_from]
         for file in going:
-            _ = file.view  # mapped while it has a name: readers need no descriptor then
+            _ = file.view  # mapped while it has a name: readers then need no descriptor
         try:
             await self._in_disk_thread(self._log.files.run.before_removal, [file.start_offset for file in going])
         except OSError as error:
             self._stats.retention_failures += 1
-            _log.error("segments kept because the log paths could not be saved cause=%s", error)
+            _log.error("segments not removed because the log paths were not saved cause=%s", error)
             return 0
         gone = going[: await self._remove([file.path for file in going])]
         if not gone:
@@ -244,10 +246,10 @@ class Retention:
         return len(gone)
 
     async def _going(self, *, force: bool) -> list[MappedFile]:
-        """The segments that go in this round, oldest first."""
+        """The segments to remove in this round, oldest first."""
         count_max = self._config.retention_batch_max
         if force:
-            # Unexpired messages go for no other reason than space: no more of them than are needed.
+            # Unexpired messages are removed only for space, and no more of them than needed.
             with suppress(OSError):
                 count_max = min(count_max, max(1, -(-(await self._usage())[1] // self._log.segment_size)))
         end = min(self._log.flushed, self._dispatch.dispatched)
@@ -266,7 +268,7 @@ class Retention:
             timestamp = await self._last_timestamp(file, following)
         except OSError as error:
             self._stats.retention_failures += 1
-            _log.error("segment kept because its age is unknown path=%s cause=%s", file.path, error)
+            _log.error("segment not removed because its age is unknown path=%s cause=%s", file.path, error)
             return False
         now_ms = min(self._clock.now_ms(), self._steady.now_ms())  # a clock that jumped ahead expires nothing
         return timestamp + self._config.retention_hours * 3_600_000 <= now_ms
@@ -278,7 +280,7 @@ class Retention:
         return max(ended, await self._first_timestamp(file) or 0)  # a clock may have been set back in between
 
     async def _first_timestamp(self, file: MappedFile) -> int | None:
-        """The store time of a segment's first record; None if there is no valid one."""
+        """The store time of a segment's first record; None if it is not valid."""
         found = self._first_timestamps.get(file.start_offset)
         if found is None and file.committed:
             header = await self._in_disk_thread(_read_first, file, file.view)
@@ -294,7 +296,7 @@ class Retention:
                 await asyncio.sleep(0)
 
     async def _clean_derived(self) -> None:
-        """Remove files of queues and index that speak of nothing that is left."""
+        """Remove files of queues and index that refer only to removed messages."""
         for directory in list(self._left_over):
             await self._remove_left_over(directory)
         min_offset = self._log.min_offset
@@ -312,7 +314,7 @@ class Retention:
             await self._give_up(self._config.directory / "index", [file.path for file in expired])
         finally:
             for file in expired:
-                file.close()  # not before: a sync that was under way may still use it
+                file.close()  # not earlier: a running sync may still use it
         self._cleaned_offset = min_offset
 
     async def _give_up(self, directory: Path, paths: Sequence[Path]) -> None:
@@ -329,12 +331,12 @@ class Retention:
             del self._left_over[directory]
 
     async def _remove(self, paths: Sequence[Path]) -> int:
-        """Remove files one after the other, up to the first that cannot be removed; return how many are gone."""
+        """Remove files one after the other, up to the first that cannot be removed; return the number removed."""
         removed, error = await self._in_disk_thread(_remove_files, self._file_system, list(paths))
         if error is not None:
             self._stats.retention_failures += 1
             _log.error(
-                "file could not be removed path=%s cause=%s next_try_seconds=%g",
+                "file not removed path=%s cause=%s next_try_seconds=%g",
                 paths[removed],
                 error,
                 self._config.retention_interval_seconds,
@@ -350,7 +352,7 @@ def _close_files(files: Sequence[MappedFile]) -> None:
 def _remove_files(file_system: FileSystem, paths: Sequence[Path]) -> tuple[int, OSError | None]:
     for number, path in enumerate(paths):
         try:
-            # Gone already, with its topic or by an earlier try, is as good.
+            # A file that is gone already, with its topic or by an earlier attempt, counts as removed.
             with suppress(FileNotFoundError):
                 file_system.unlink(path)
             with suppress(FileNotFoundError):

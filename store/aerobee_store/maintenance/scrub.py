@@ -27,22 +27,23 @@ from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
-# About a thousand records of the usual size: one to two milliseconds of work, of which the interpreter gives up some.
+# About a thousand records of the usual size: one to two milliseconds of work, which partly releases the interpreter
+# lock.
 _SLICE_SIZE: Final = 256 << 10
-# When nothing is due, and before the first look: a start has better things to do.
+# The pause when nothing is due, and before the first check, so that it does not compete with the start.
 _REST_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What was read: `end` is where to go on, as a position in the segment."""
+    """The result of one read: `end` is where to continue, as a position in the segment."""
 
     end: int
     damage: DamagedRange | None = None
 
 
 class Scrub:
-    """The service that re-reads old segments."""
+    """The service that rereads old segments."""
 
     name: Final = "scrub"
 
@@ -66,10 +67,10 @@ class Scrub:
         self._bytes_per_second = bytes_per_second
         self._interval_seconds = interval_seconds
         self._record_size_max = record_size_max
-        self._read_at: dict[int, float] = {}  # start of a segment -> when its turn ended
+        self._read_at: dict[int, float] = {}  # start of a segment -> when it was last checked
 
     async def run(self) -> None:
-        """Read what is due, then wait. Ends only when cancelled, or at once if it is switched off."""
+        """Read the due segments, then wait. Ends when cancelled, or at once if the scrub is switched off."""
         if not self._bytes_per_second:
             return
         while True:
@@ -77,7 +78,7 @@ class Scrub:
             await self.read_due()
 
     async def read_due(self) -> None:
-        """Read every segment whose turn it is."""
+        """Read every due segment."""
         while (segment := self._next()) is not None:
             await self._read(segment)
             self._read_at[segment.start_offset] = self._clock.monotonic()
@@ -104,7 +105,7 @@ class Scrub:
             try:
                 view = segment.view
             except FileNotFoundError:
-                return  # retention has unlinked it just now, and forgets it soon
+                return  # retention has just unlinked it, and is about to forget it
             step = await self._in_disk_thread(self._check, segment, view, position)
             if segment not in self._log.files.files:
                 return  # removed by retention
@@ -116,7 +117,7 @@ class Scrub:
         self._stats.scrubbed_segments += 1
 
     def _known_end(self, physical_offset: int) -> int | None:
-        """Where the known damage ends that this place is in."""
+        """The end of the known damage that contains this place."""
         for damage in self._log.damaged:
             if damage.start <= physical_offset < damage.end:
                 return damage.end
@@ -124,7 +125,7 @@ class Scrub:
 
     def _tell(self, damage: DamagedRange) -> None:
         _log.error(
-            "log is damaged from=%d to=%d reason=%r; found by reading it again, nothing was changed",
+            "scrub found damage in the log, nothing was changed from=%d to=%d reason=%r",
             damage.start,
             damage.end,
             damage.reason,
@@ -136,7 +137,7 @@ class Scrub:
     # --- in the disk thread -----------------------------------------------------------------------------------
 
     def _check(self, segment: MappedFile, _mapped: memoryview, position: int) -> _Step:
-        """Check the records that begin in the next slice. The mapping is there already: only damage needs it."""
+        """Check the records that begin in the next slice. Uses the existing mapping only after damage."""
         left = segment.size - position
         for size in (min(_SLICE_SIZE, left), min(max(_SLICE_SIZE, self._record_size_max), left)):
             try:
@@ -144,7 +145,7 @@ class Scrub:
             except FileNotFoundError:
                 return _Step(segment.size)
             except OSError as error:
-                # Where the next record begins nobody knows without these bytes.
+                # The start of the next record is unknown without these bytes.
                 start = segment.start_offset + position
                 return _Step(segment.size, DamagedRange(start, segment.end_offset, f"cannot be read: {error}"))
             batch = RecordBatch.parse(
@@ -159,7 +160,7 @@ class Scrub:
             if stop.reason is StopReason.BLANK and stop.size == left:
                 return _Step(segment.size)
             if stop.reason is not StopReason.TRUNCATED:
-                break  # else a record that is longer than the slice: once more, with the longest
+                break  # otherwise a record longer than the slice: read again, with the largest size
         return self._step_over(segment, position)
 
     def _read_slice(self, segment: MappedFile, position: int, size: int) -> bytes:
@@ -170,7 +171,7 @@ class Scrub:
             file.close()
 
     def _step_over(self, segment: MappedFile, position: int) -> _Step:
-        """Find the next valid record behind what is none."""
+        """Find the next valid record after damage."""
         scan = LogScan([segment], record_size_max=max(self._record_size_max, segment.size))
         start = segment.start_offset + position
         found = next(scan.walk(start, zeros_end=None))
@@ -181,5 +182,5 @@ class Scrub:
                 return _Step(segment.size)
             reason = "no valid record" if found.stop is None else f"{found.stop.reason.value}: {found.stop.detail}"
             return _Step(segment.size, DamagedRange(found.position, segment.end_offset, reason))
-        _log.warning("bytes were not the same when read again path=%s position=%d", segment.path, position)
+        _log.warning("two reads of a segment returned different bytes path=%s position=%d", segment.path, position)
         return _Step(found.end)

@@ -33,16 +33,16 @@ from aerobee_store.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 
-# What one search reads of the log: about a tenth of a second.
+# How much of the log one search reads: about a tenth of a second.
 _SEARCH_SIZE_MAX: Final = 32 << 20
-# How far away a right unit is looked for: a rotten sector has 26 units, a rotten page 205.
+# The distance to search for a right unit: a bad sector has 26 units, a bad page 205.
 _NEIGHBOUR_DISTANCE_MAX: Final = 1024
 _NOT_FOUND_MAX: Final = 4096
 _OFFSET_BITS: Final = 48
 
 
 class RecordPlace(NamedTuple):
-    """Where a record lies in the log, and its size."""
+    """The place of a record in the log, and its size."""
 
     physical_offset: int
     size: int
@@ -50,13 +50,13 @@ class RecordPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """The units of one queue that the records of a stretch of the log must have; what the last search has found."""
+    """The units of one queue for the records of a part of the log: the result of the last search."""
 
     queue: AnyQueue
     begin: int
     end: int
     numbers: Integers
-    """Queue offsets, of a batch queue those of the first messages."""
+    """Queue offsets; for a batch queue, those of the first messages."""
     units: Units
 
 
@@ -68,20 +68,21 @@ class UnitRepair:
         self._running = running
         self._stats = stats
         self._record_size_max = record_size_max
-        self._not_found: dict[tuple[str, int, int], None] = {}  # so that nobody searches for them again
+        # records without a place, so that they are searched for only once
+        self._not_found: dict[tuple[str, int, int], None] = {}
         self._searched: _Searched | None = None
 
     def repair(self, queue: AnyQueue, number: int) -> RecordPlace | None:
-        """The place of the record that unit `number` of a queue should name; the unit names it afterwards.
+        """The place of the record for unit `number` of a queue; the unit is corrected.
 
-        `number`: the queue offset; of a batch queue the number of the unit. None if the log is not known to have it.
+        `number`: the queue offset; for a batch queue, the number of the unit. None if the record was not found.
         """
         key = queue.topic, queue.queue_id, number
         if key in self._not_found:
             return None
         named = int(queue.units(number, 1)[0]["physical_offset"])
         unit = self._one_bit_away(queue, number, named)
-        if unit is None and named >= self._log.min_offset:  # what was in front of it has expired
+        if unit is None and named >= self._log.min_offset:  # everything before it has expired
             unit = self._by_neighbours(queue, number)
         if unit is None:
             if len(self._not_found) >= _NOT_FOUND_MAX:
@@ -91,7 +92,7 @@ class UnitRepair:
         place = RecordPlace(int(unit[0]["physical_offset"]), int(unit[0]["size"]))
         self._stats.units_repaired += 1
         _log.warning(
-            "queue unit named another place and is put right topic=%s queue=%d unit=%d named=%d physical_offset=%d",
+            "queue unit with a wrong physical offset corrected topic=%s queue=%d unit=%d wrong=%d physical_offset=%d",
             queue.topic,
             queue.queue_id,
             number,
@@ -102,26 +103,26 @@ class UnitRepair:
             try:
                 queue.overwrite(number, unit.tobytes())
             except OSError as error:
-                _log.error("queue unit could not be written directory=%s cause=%s", queue.directory, error)
+                _log.error("queue unit not corrected directory=%s cause=%s", queue.directory, error)
         return place
 
     def _one_bit_away(self, queue: AnyQueue, number: int, named: int) -> Units | None:
         for bit in range(_OFFSET_BITS):
             if (unit := self._unit_at(queue, number, named ^ 1 << bit)) is not None:
                 return unit
-        return self._unit_at(queue, number, named)  # its size may be what is wrong
+        return self._unit_at(queue, number, named)  # its size may be wrong too
 
     def _by_neighbours(self, queue: AnyQueue, number: int) -> Units | None:
         begin = self._neighbour(queue, number, -1, self._log.min_offset)
         end = self._neighbour(queue, number, 1, self._log.committed)
         if end - begin <= _SEARCH_SIZE_MAX:
             return self._search(queue, number, begin, end)
-        half = _SEARCH_SIZE_MAX // 2  # near one of them, more likely than not
+        half = _SEARCH_SIZE_MAX // 2  # most likely close to one of them
         near = self._search(queue, number, begin, begin + half)
         return near if near is not None else self._search(queue, number, end - half, end)
 
     def _neighbour(self, queue: AnyQueue, number: int, step: int, default: int) -> int:
-        """The physical offset of a right unit before (`step` -1) or behind this one, from near to far."""
+        """The physical offset of a right unit before (`step` -1) or after this one, from near to far."""
         first, end = queue.unit_numbers
         distance = 1
         while distance <= _NEIGHBOUR_DISTANCE_MAX and first <= (other := number + step * distance) < end:
@@ -129,11 +130,12 @@ class UnitRepair:
             place = int(unit["physical_offset"])
             if int(unit["size"]) != FILLER_SIZE and self._unit_at(queue, other, place) is not None:
                 return place
-            distance += 1 if distance < 8 else distance  # near ones first, then in larger and larger steps
+            distance += 1 if distance < 8 else distance  # near ones first, then in growing steps
         return default
 
     def _search(self, queue: AnyQueue, number: int, begin: int, end: int) -> Units | None:
-        """The unit of this number, of a record in [begin, end). What was read once is not read again for the next."""
+        """The unit of this number, of a record in [begin, end). Bytes once read are not read again for the next
+        search."""
         searched = self._searched
         if searched is None or searched.queue is not queue or not searched.begin <= begin <= end <= searched.end:
             searched = self._searched = self._read(queue, begin, end)
@@ -155,7 +157,7 @@ class UnitRepair:
         return _Searched(queue, begin, end, np.concatenate(numbers), np.concatenate(units, dtype=dtype))
 
     def _unit_at(self, queue: AnyQueue, number: int, physical_offset: int) -> Units | None:
-        """The unit that the record there must have, if it is the one of this number."""
+        """The unit of the record there, if it has this number."""
         file = self._log.files.find(physical_offset)
         if file is None or physical_offset >= self._log.committed:
             return None
@@ -176,12 +178,12 @@ class UnitRepair:
 
 
 def _key(queue: AnyQueue, number: int) -> int:
-    """What tells the unit of this number among those of the queue."""
+    """What identifies the unit of this number among those of the queue."""
     return int(queue.units(number, 1)[0]["base_offset"]) if isinstance(queue, BatchConsumeQueue) else number
 
 
 def _units_in(batch: RecordBatch, queue: AnyQueue) -> Iterator[tuple[Integers, Units]]:
-    """The units of the queue that these records must have, and what tells them (see `_key`)."""
+    """The units of the queue for these records, and what identifies them (see `_key`)."""
     if isinstance(queue, BatchConsumeQueue):
         for topic, queue_id, units in batch_queue_units(batch):
             if (topic, queue_id) == (queue.topic, queue.queue_id):

@@ -55,7 +55,7 @@ _CHUNK: Final = 4096
 
 
 class BatchConsumeQueue:
-    """One queue of inner batches. Messages `min_offset <= n < max_offset` can be served, but for those in gaps."""
+    """One queue of inner batches. Messages `min_offset <= n < max_offset` can be served, except in gaps."""
 
     __slots__ = ("_units", "max_offset", "min_offset", "next_offset")
 
@@ -69,7 +69,7 @@ class BatchConsumeQueue:
         *,
         changed: ChangedQueues | None = None,
     ) -> None:
-        # Its "queue offsets" are the numbers of units.
+        # Its "queue offsets" are numbers of units.
         self._units = ConsumeQueue(
             file_system, directory, topic, queue_id, file_size, changed=changed, dtype=BATCH_UNIT_DTYPE
         )
@@ -83,7 +83,7 @@ class BatchConsumeQueue:
 
     @property
     def extends(self) -> bool:
-        """As ConsumeQueue's; its units have room for all they need."""
+        """As ConsumeQueue's; its units never need an extended unit."""
         return False
 
     def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
@@ -100,7 +100,7 @@ class BatchConsumeQueue:
 
     @property
     def torn(self) -> bool:
-        """Whether units are known to be missing at the end, which only the log can give back."""
+        """Whether units are known to be missing at the end; only the log can restore them."""
         return self._units.torn
 
     @property
@@ -115,13 +115,13 @@ class BatchConsumeQueue:
 
     @property
     def unit_numbers(self) -> tuple[int, int]:
-        """The number of the first unit whose record the log has, and that behind the last."""
+        """The number of the first unit whose record the log has, and the number after the last."""
         return self._units.min_offset, self._units.max_offset
 
     def load(self, *, suspect: bool) -> None:
-        """Find out where the queue begins and ends.
+        """Find the beginning and the end of the queue.
 
-        It ends before the first of the last units that cannot be. `suspect`: the process died.
+        The end is before the first invalid unit of the last file. `suspect`: the process died.
         """
         units = self._units
         units.load(suspect=suspect)
@@ -134,48 +134,49 @@ class BatchConsumeQueue:
         self.next_offset = self.max_offset
 
     def units(self, first: int, count: int) -> BatchUnits:
-        """The units from number `first` on, up to `count` of them and up to the end of the queue."""
+        """At most `count` units from number `first` on, up to the end of the queue."""
         return self._units.units(first, count)
 
     def overwrite(self, number: int, units: bytes) -> None:
-        """Put the right units in the place of wrong ones; they hold the same messages."""
+        """Replace wrong units by right ones that hold the same messages."""
         self._units.overwrite(number, units)
 
     def number_at(self, queue_offset: int) -> int:
-        """The number of the unit that holds this message; in a gap of the one behind; at the end the end's."""
+        """The number of the unit that holds this message; in a gap, that of the next unit; at the end, the end's."""
         number = bisect_right(self._numbers, queue_offset, key=self._base_offset) + self._units.min_offset
         if number > self._units.min_offset and queue_offset < self._end_offset(number - 1):
             number -= 1
         return number
 
     def physical_offset_at(self, queue_offset: int) -> int | None:
-        """Where the record begins that holds this message, or None if no unit names one."""
+        """The start of the record that holds this message, or None if no unit names one."""
         unit = self._units.units(self.number_at(queue_offset), 1)
         return int(unit[0]["physical_offset"]) if len(unit) and int(unit[0]["base_offset"]) <= queue_offset else None
 
     def number_behind(self, end: int) -> int:
-        """The number of the first unit whose record ends behind physical offset `end`; that of the end without one."""
+        """The number of the first unit whose record ends after physical offset `end`; the end's without one."""
         return self._units.offset_behind(end)
 
     def put(self, queue_offset: int, units: bytes) -> None:
-        """Append units; the first begins at `queue_offset`. QueueMisalignedError if the queue has gone beyond it."""
+        """Append units; the first begins at `queue_offset`. QueueMisalignedError if the queue is already beyond it."""
         if queue_offset < self.max_offset and self._has_units:
             raise QueueMisalignedError(
-                f"{self.directory}: offset {queue_offset} is already there, the queue ends at {self.max_offset}"
+                f"{self.directory}: offset {queue_offset} exists already; the queue ends at {self.max_offset}"
             )
         self._units.put(self._units.max_offset, units)
         self._moved()
         self.next_offset = max(self.next_offset, self.max_offset)
 
     def complete(self, units: BatchUnits, *, distrust: bool) -> tuple[int, int]:
-        """Make the queue hold these units of the log's records, which are in its order and followed by all later ones.
+        """Make the queue contain these units of the log's records, which are in log order and followed by all later
+        ones.
 
-        What it holds instead of them, and behind that, goes: it comes again with the records that follow.
-        `distrust`: what is right may not be synced. Returns how many units were added and how many wrong ones dropped.
+        Other units in their place, and all later ones, are dropped: they are added again with the records that follow.
+        `distrust`: right units may not be synced. Returns the number of added units and of dropped wrong ones.
         """
         added = dropped = 0
         base, count = units["base_offset"].astype(np.int64), units["count"].astype(np.int64)
-        # Offsets that go back are those of a topic that was deleted and made again.
+        # Decreasing offsets belong to a topic that was deleted and created again.
         for run in np.split(units, np.flatnonzero(base[1:] < base[:-1] + count[:-1]) + 1):
             number = self.number_at(int(run[0]["base_offset"]))
             there = self._units.units(number, len(run))
@@ -192,12 +193,13 @@ class BatchConsumeQueue:
         return added, dropped
 
     def cut(self, number: int) -> None:
-        """Forget the units from this number on: the log has other records in their places, and gives them back."""
+        """Drop the units from this number on; they are derived again from the log, which has other records in their
+        places."""
         self._units.torn = True
         self._truncate(number)
 
     def drop_behind(self, end: int) -> int:
-        """Forget the units of records that end behind physical offset `end`; return how many there were."""
+        """Drop the units of records that end after physical offset `end`; return their number."""
         units = self._units
         stop = units.max_offset
         while stop > units.min_offset:
@@ -227,7 +229,7 @@ class BatchConsumeQueue:
         return int(unit["physical_offset"]), int(unit["size"])
 
     def last_record_end(self) -> int:
-        """The physical offset behind the record of the last unit; 0 if there is none."""
+        """The physical offset after the record of the last unit; 0 if there is none."""
         return sum(self.last_unit())
 
     def offset_by_time(self, timestamp: int, boundary: Literal["lower", "upper"]) -> int:
@@ -246,7 +248,7 @@ class BatchConsumeQueue:
         return self._units.expired_files(min_physical_offset)
 
     def release_files(self, first_units: list[int]) -> list[Path]:
-        """Let go of the leading files; return their paths, oldest first, for the caller to remove."""
+        """Close the leading files; return their paths, oldest first, for the caller to remove."""
         released = self._units.release_files(first_units)
         self._moved()
         return released
@@ -256,7 +258,7 @@ class BatchConsumeQueue:
         return self._units.take_dirty()
 
     def end_messages(self) -> None:
-        """As ConsumeQueue's; but what is not dispatched yet is served until its files go."""
+        """As ConsumeQueue's; but messages that are not dispatched yet are served until their files are removed."""
         self._units.min_offset = self._units.max_offset
         self._moved()
 
@@ -276,7 +278,7 @@ class BatchConsumeQueue:
         self.begin_at(0)
 
     def begin_at(self, queue_offset: int) -> None:
-        """Say where a queue without files goes on."""
+        """Set where a queue without files continues."""
         self._units.begin_at(0)
         self.min_offset = self.max_offset = self.next_offset = queue_offset
 
@@ -289,7 +291,7 @@ class BatchConsumeQueue:
 
     @property
     def _has_units(self) -> bool:
-        """Also of records that are gone from the log."""
+        """Includes units of records that are gone from the log."""
         files = self._units.files
         return bool(files) and self._units.max_offset > files[0]
 
@@ -300,7 +302,7 @@ class BatchConsumeQueue:
         self.next_offset = self.max_offset
 
     def _moved(self) -> None:
-        """The units have another first or last one: the offsets follow."""
+        """Update the offsets after a change of the first or last unit."""
         if self._has_units:
             self.max_offset = self._end_offset(self._units.max_offset - 1)
         self.min_offset = self._base_offset(self._units.min_offset) if self._numbers else self.max_offset
@@ -323,7 +325,7 @@ AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 def _first_wrong(units: BatchUnits) -> int:
-    """The first of these units that cannot be, or does not follow the one before it; their number if all are right."""
+    """The first of these units that is invalid or does not follow the one before it; their number if all are right."""
     base, count = units["base_offset"].astype(np.int64), units["count"].astype(np.int64)
     places = units["physical_offset"].astype(np.int64)
     right = (base >= 0) & (count > 0) & (units["size"] > 0) & (places >= 0)

@@ -50,7 +50,7 @@ Units = npt.NDArray[np.void]
 """Units as a structured array of UNIT_DTYPE."""
 
 ChangedQueues = dict["ConsumeQueue", None]
-"""Queues that have something to be written or synced, in the order in which it came."""
+"""Queues with changes to be written or synced, in the order of the changes."""
 
 
 class QueueMisalignedError(StoreError):
@@ -91,7 +91,7 @@ class ConsumeQueue:
         dtype: np.dtype[np.void] = UNIT_DTYPE,
         extension: ConsumeQueueExt | None = None,
     ) -> None:
-        """`changed`: where it notes that it has something to be written or synced; None: whoever made it knows.
+        """`changed`: where the queue registers changes to be written or synced; None: the creator keeps track.
 
         `dtype`: of a unit, which begins with the fields of UNIT_DTYPE. `extension`: its extended units, if any.
         """
@@ -105,7 +105,8 @@ class ConsumeQueue:
         self._dirty: set[int] = set()
         self._changed = changed if changed is not None else {}
         self._waiting = b""  # the last units, which are in no file yet
-        self._doubtful = False  # the process that made the files may have died before their names were durable
+        # the process that made the files may have died before their directory entries were durable
+        self._doubtful = False
         self.extension = extension
         self.min_offset = 0
         self.max_offset = 0
@@ -123,7 +124,7 @@ class ConsumeQueue:
 
     @property
     def unit_numbers(self) -> tuple[int, int]:
-        """The first queue offset that can be served, and the one behind the last."""
+        """The first queue offset that can be served, and the one after the last."""
         return self.min_offset, self.max_offset
 
     @property
@@ -136,22 +137,22 @@ class ConsumeQueue:
         return self._run.file_size // self._unit_size
 
     def load(self, *, suspect: bool) -> None:
-        """Find out where the queue begins and ends.
+        """Find the beginning and the end of the queue.
 
-        The end is where the valid units do. `suspect`: the process died, so every unit of the last files is looked at;
-        otherwise they are known to be one run, and its end is found by bisection. Either way `torn` says whether more
-        came behind it: units are then missing, which only the log can give back.
+        The queue ends with its valid units. `suspect`: the process died, so every unit of the last files is checked;
+        otherwise they are known to be contiguous, and the end is found by bisection. Either way `torn` tells whether
+        more units followed: units are then missing, and only the log can restore them.
         """
         self._doubtful = suspect
         self._starts = self._run.load()
-        self.torn |= self._run.had_empty  # a file that was just made, or one that has lost its content
-        if self._starts:  # otherwise it goes on where `begin_at` said
+        self.torn |= self._run.had_empty  # a file that was just made, or has lost its content
+        if self._starts:  # otherwise it continues where `begin_at` said
             self.min_offset = self.max_offset = self._starts[0] // self._unit_size
         while self._starts:
             start = self._starts[-1]
             count = self._count_linear(start) if suspect else self._count_bisected(start)
             self.torn |= self._clear(start, count * self._unit_size)
-            # A whole file of zeros was prepared and never used: the queue ends in the one before it.
+            # A whole file of zeros was preallocated and never used: the queue ends in the file before it.
             if count or len(self._starts) == 1:
                 self.max_offset = start // self._unit_size + count
                 break
@@ -164,7 +165,7 @@ class ConsumeQueue:
         self.next_offset = self.max_offset
 
     def units(self, queue_offset: int, count: int) -> Units:
-        """The units from `queue_offset` on, up to `count` of them and up to the end of the queue."""
+        """At most `count` units from `queue_offset` on, up to the end of the queue."""
         end = min(queue_offset + count, self.max_offset)
         parts = []
         position, stop = queue_offset * self._unit_size, end * self._unit_size
@@ -193,9 +194,9 @@ class ConsumeQueue:
                 yield found.tags_code if found is not None else None
 
     def differing(self, queue_offset: int, units: Units) -> list[int]:
-        """Which of these units, by their number, are not those of the queue from `queue_offset` on.
+        """The numbers of those units that differ from the queue's units from `queue_offset` on.
 
-        One that has its tags code in an extended unit is the same.
+        A unit whose tags code is in an extended unit counts as equal.
         """
         there = self.units(queue_offset, len(units))
         same = there == units
@@ -209,7 +210,7 @@ class ConsumeQueue:
 
     @property
     def extends(self) -> bool:
-        """Whether new units get extended ones."""
+        """Whether new units get extended units."""
         return self.extension is not None and self.extension.is_fed
 
     def extended(self, units: bytes, store_timestamps: Sequence[int]) -> bytes:
@@ -223,17 +224,17 @@ class ConsumeQueue:
         """Append units; the first is that of `queue_offset`.
 
         A gap before it (the messages in between are damaged or deleted) is filled with filler units. The first unit of
-        a queue may have any offset. Raises QueueMisalignedError for an offset that is already taken.
+        a queue may have any offset. Raises QueueMisalignedError for an offset that exists already.
         """
         if queue_offset < self.max_offset:
             raise QueueMisalignedError(
-                f"{self._run.directory}: unit {queue_offset} is already there, the queue ends at {self.max_offset}"
+                f"{self._run.directory}: unit {queue_offset} exists already; the queue ends at {self.max_offset}"
             )
         first = self.max_offset
         if not self._starts:
             # The first unit of a queue: fill its file from the beginning, as RocketMQ does.
             first = queue_offset - queue_offset % self.units_per_file
-            self.min_offset = max(self.min_offset, queue_offset)  # higher where all so far was deleted
+            self.min_offset = max(self.min_offset, queue_offset)  # higher if all earlier messages were deleted
             self._create(first * self._unit_size)
         if first < queue_offset:
             units = FILLER_UNIT * (queue_offset - first) + units
@@ -247,13 +248,13 @@ class ConsumeQueue:
             self._write_waiting()
 
     def overwrite(self, queue_offset: int, units: bytes) -> None:
-        """Put the right units in the place of wrong ones, below the end of the queue: recovery's business."""
+        """Replace wrong units below the end of the queue by right ones; for recovery."""
         assert queue_offset * self._unit_size + len(units) <= self.max_offset * self._unit_size
         self._write_waiting()
         self._write(queue_offset * self._unit_size, units)
 
     def truncate(self, end: int) -> None:
-        """Forget every unit from queue offset `end` on; their bytes are zeroed, so that no later start finds them."""
+        """Drop every unit from queue offset `end` on and zero its bytes, so that no later start finds it."""
         if end >= self.max_offset:
             return
         self._write_waiting()
@@ -286,13 +287,12 @@ class ConsumeQueue:
         self.min_offset = max(self.min_offset, min(offset, self.max_offset))
 
     def end_messages(self) -> None:
-        """Serve nothing of what was appended so far: its topic is deleted. What is not dispatched yet is above the end,
-        and below the minimum, until it is.
-        """
+        """Stop serving everything appended so far, because its topic is deleted. Messages that are not dispatched yet
+        are beyond the end and below the minimum until they are."""
         self.min_offset = self.next_offset
 
     def last_record_end(self) -> int:
-        """The physical offset behind the record of the last unit that is no filler; 0 if there is none."""
+        """The physical offset after the record of the last unit that is no filler; 0 if there is none."""
         end = self.max_offset
         while end > self.min_offset:
             begin = max(self.min_offset, end - 512)
@@ -308,13 +308,12 @@ class ConsumeQueue:
         self, timestamp: int, boundary: Literal["lower", "upper"], store_timestamp_at: Callable[[int], int | None]
     ) -> int:
         """The first message stored at or after `timestamp` ("lower"; none: the end), or the last one stored at or
-        before it ("upper"; none: the beginning). A queue without messages answers its end.
-        """
+        before it ("upper"; none: the beginning). A queue without messages returns its end."""
         if self.min_offset >= self.max_offset:
             return self.max_offset
 
         def stored_at(offset: int) -> int:
-            # A unit without a readable record has no time: look at the ones after it.
+            # A unit without a readable record has no time: check the following ones.
             for following in range(offset, self.max_offset):
                 unit = self.units(following, 1)
                 if len(unit) and int(unit[0]["size"]) != FILLER_SIZE:
@@ -329,14 +328,14 @@ class ConsumeQueue:
         return self.min_offset + max(0, bisect_right(offsets, timestamp, key=stored_at) - 1)
 
     def offset_behind(self, end: int) -> int:
-        """The first queue offset whose record ends behind physical offset `end`; the queue's end if there is none."""
+        """The first queue offset whose record ends after physical offset `end`; the queue's end if there is none."""
 
         def ends_behind(offset: int) -> bool:
             unit = self.units(offset, 1)[0]
             return int(unit["size"]) != FILLER_SIZE and int(unit["physical_offset"]) + int(unit["size"]) > end
 
         offsets = range(self.min_offset, self.max_offset)
-        # Nearly always it is one of the last few.
+        # It is nearly always one of the last few.
         units = self.units(max(self.min_offset, self.max_offset - _CHUNK), _CHUNK)
         if len(units) and int(units[0]["physical_offset"]) + int(units[0]["size"]) <= end:
             behind = (units["physical_offset"] + units["size"] > end) & (units["size"] != FILLER_SIZE)
@@ -353,7 +352,7 @@ class ConsumeQueue:
         return expired
 
     def release_files(self, first_offsets: list[int]) -> list[Path]:
-        """Let go of the leading files; return their paths, oldest first, for the caller to remove."""
+        """Close the leading files; return their paths, oldest first, for the caller to remove."""
         released = []
         for offset in first_offsets:
             start = offset * self._unit_size
@@ -364,9 +363,8 @@ class ConsumeQueue:
         return released
 
     def release_extension_files(self) -> list[Path]:
-        """Let go of the files whose extended units no unit of the queue names any more; return their paths, oldest
-        first, for the caller to remove.
-        """
+        """Close the extension files that no unit of the queue refers to; return their paths, oldest first, for the
+        caller to remove."""
         if self.extension is None or len(self.extension.files) < 2:
             return []
         for begin in range(self.min_offset, self.max_offset, _CHUNK):
@@ -377,7 +375,7 @@ class ConsumeQueue:
         return []
 
     def distrust(self, queue_offset: int, count: int) -> None:
-        """Have the files of these units synced again: whoever wrote them may have died before that."""
+        """Mark the files of these units as unsynced: the process that wrote them may have died before a sync."""
         if self.extension is not None:
             codes = self.units(queue_offset, count)["tags_code"]
             addresses = codes[codes <= ADDRESS_MAX]
@@ -388,7 +386,7 @@ class ConsumeQueue:
         self._changed[self] = None
 
     def take_dirty(self) -> list[File]:
-        """Write what waits; return the files written since the last call, to be synced in a disk thread. OSError."""
+        """Write waiting units; return the files written since the last call, to be synced in a disk thread. OSError."""
         self._write_waiting()
         self._changed.pop(self, None)
         files = self.extension.take_dirty() if self.extension is not None else []
@@ -399,7 +397,7 @@ class ConsumeQueue:
         return files
 
     def ends_before(self, physical_offset: int) -> bool:
-        """Whether every unit in its files, served or not, is of a record before this one."""
+        """Whether every unit in its files, served or not, belongs to an earlier record."""
         begin = self._starts[0] // self._unit_size if self._starts else self.max_offset
         end = self.max_offset
         while end > begin:
@@ -412,7 +410,7 @@ class ConsumeQueue:
         return True
 
     def give_up_files(self) -> list[Path]:
-        """Let go of all files; return their paths, in the order in which the caller has to remove them."""
+        """Close all files; return their paths, in the order in which the caller must remove them."""
         self._waiting = b""
         paths = [self._run.path(start) for start in sorted(self._starts, reverse=True)]
         for start in self._starts.copy():
@@ -432,12 +430,12 @@ class ConsumeQueue:
         self.begin_at(0)
 
     def begin_at(self, queue_offset: int) -> None:
-        """Say where a queue without files goes on."""
+        """Set where a queue without files continues."""
         assert not self._starts
         self.min_offset = self.max_offset = self.next_offset = queue_offset
 
     def close(self) -> None:
-        """What waits to be written is given up."""
+        """Close the queue. Waiting units are dropped."""
         self._waiting = b""
         for file in self._files.values():
             file.close()
@@ -446,7 +444,7 @@ class ConsumeQueue:
             self.extension.close()
 
     def _end_extension(self) -> None:
-        """Cut the extended units behind the last that a unit names. They rise in the queue, so its end tells."""
+        """Cut the extended units after the last one that a unit refers to. Their addresses rise in the queue."""
         extension = self.extension
         assert extension is not None
         self._changed[self] = None
@@ -493,7 +491,7 @@ class ConsumeQueue:
 
     @property
     def _written(self) -> int:
-        """Before which byte of the queue the units are in its files; all behind waits."""
+        """The byte of the queue up to which its units are in files; later units wait."""
         return self.max_offset * self._unit_size - len(self._waiting)
 
     def _write_waiting(self) -> None:
@@ -528,9 +526,9 @@ class ConsumeQueue:
         self._dirty.discard(start)
 
     def _last_physical_offset(self, first_offset: int) -> int:
-        """Of the last unit of a full file that is no filler; -1 if all are."""
+        """The physical offset of the last unit of a full file that is no filler; -1 if all are fillers."""
         end = first_offset + self.units_per_file
-        count = 1  # the last unit nearly always is a message's
+        count = 1  # the last unit nearly always belongs to a message
         while end > first_offset:
             begin = max(first_offset, end - count)
             units = self.units(begin, end - begin)
@@ -562,10 +560,10 @@ class ConsumeQueue:
         return int(invalid[0]) if len(invalid) else len(units)
 
     def _clear(self, start: int, used: int) -> bool:
-        """Make a file read as zeros behind its first `used` bytes; answer whether it did not.
+        """Zero a file after its first `used` bytes; return whether it had other content there.
 
-        Of units that were not synced a crash may leave the later ones; once the earlier ones are there again, these
-        would count.
+        A crash may leave the later ones of several unsynced units; they would count as soon as the earlier ones are
+        back.
         """
         file = self._file(start)
         assert file is not None
@@ -578,9 +576,7 @@ class ConsumeQueue:
         return False
 
     def _check_earlier_files(self) -> None:
-        """After a crash an earlier file may have lost units that were not synced: the queue ends at the first such
-        place.
-        """
+        """After a crash an earlier file may have lost unsynced units: the queue ends at the first such place."""
         for start in self._starts[-3:-1]:
             count = self._count_linear(start)
             if count < self.units_per_file:

@@ -35,11 +35,11 @@ EXTENSION_UNIT_SIZE_MIN: Final = 20
 assert EXTENSION_UNIT.size == EXTENSION_UNIT_SIZE_MIN, "the table above and the struct must agree"
 EXTENSION_UNIT_SIZE_MAX: Final = 0x7FFF
 TAIL_SIZE: Final = 4
-"""Bytes behind the last unit of a file that no unit may take."""
+"""Bytes at the end of a file that no unit may use."""
 TAIL_MARK: Final = b"\xff\xff"
 
 ADDRESS_MAX: Final = -(1 << 31) - 1
-"""What is at or below this is an address, and above it a tags code."""
+"""Values up to this are addresses, values above it tags codes."""
 _ADDRESS_ZERO: Final = -(1 << 63)
 _OFFSET_MAX: Final = ADDRESS_MAX - _ADDRESS_ZERO
 
@@ -47,7 +47,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class ExtensionUnit(NamedTuple):
-    """One unit. `size`: bytes that it takes."""
+    """One unit. `size`: its bytes."""
 
     size: int
     tags_code: int
@@ -56,17 +56,17 @@ class ExtensionUnit(NamedTuple):
 
 
 def is_address(code: int) -> bool:
-    """Whether what a queue's unit has for a tags code is the address of an extended unit."""
+    """Whether the tags code of a queue's unit is the address of an extended unit."""
     return code <= ADDRESS_MAX
 
 
 class ConsumeQueueExt:
-    """The extended units of one queue. `end`: the offset where the next one goes, if it fits."""
+    """The extended units of one queue. `end`: the offset of the next one, if it fits there."""
 
     __slots__ = ("_dirty", "_files", "_run", "_starts", "end", "is_fed")
 
     def __init__(self, file_system: FileSystem, directory: Path, file_size: int, *, is_fed: bool) -> None:
-        """`is_fed`: whether new units of the queue get an extended one; otherwise those that are there are read."""
+        """`is_fed`: whether new units of the queue get an extended unit; otherwise existing ones are only read."""
         self.is_fed = is_fed
         self._run = FileRun(file_system, directory, file_size)
         self._starts: list[int] = []
@@ -84,14 +84,13 @@ class ConsumeQueueExt:
         return self._starts.copy()
 
     def load(self) -> None:
-        """Find the files. Until `truncate` has said where they end, all of them count."""
+        """Find the files. All of them count until `truncate` sets the end."""
         self._starts = self._run.load()
         self.end = self._starts[-1] + self._run.file_size if self._starts else 0
 
     def put(self, codes: Sequence[int], store_timestamps: Sequence[int]) -> list[int]:
-        """Append units without bitmaps; return the address of each. A tags code for which no address is left stands
-        for itself.
-        """
+        """Append units without bitmaps; return the address of each, or the tags code itself if no address is left for
+        it."""
         addresses = []
         parts: list[bytes] = []
         position = self.end
@@ -115,7 +114,7 @@ class ConsumeQueueExt:
         return addresses
 
     def get(self, address: int) -> ExtensionUnit | None:
-        """The unit at an address, or None if there is none that can be."""
+        """The unit at an address, or None if there is no valid one."""
         offset = address - _ADDRESS_ZERO
         if not is_address(address) or offset >= self.end:
             return None
@@ -135,10 +134,10 @@ class ConsumeQueueExt:
         return ExtensionUnit(size, code, store_timestamp, bitmap)
 
     def truncate(self, last_address: int | None, *, beyond: int | None = None) -> None:
-        """Say which unit is the last, None for none. What lies behind it is removed, or zeroed.
+        """Set the last unit (None: none). Later ones are removed or zeroed.
 
-        `beyond`: an address that the queue still has, though its unit is lost. It is not given again: the next unit
-        goes to the next file behind it.
+        `beyond`: an address that the queue still has although its unit is lost. It is not used again: the next unit
+        goes to the following file.
         """
         end = 0
         if last_address is not None:
@@ -164,17 +163,15 @@ class ConsumeQueueExt:
         self.end = end
 
     def begin_behind(self, unit_count: int) -> None:
-        """Say how many units the queue has had, where no file is left: no address that they may have is given again.
-        A unit and the tail in front of it are shorter than 128 KiB.
-        """
+        """Set how many units the queue has had, if no file is left: their possible addresses are not used again. A unit
+        and the tail before it are shorter than 128 KiB."""
         assert not self._starts
         size = self._run.file_size
         self.end = -(-unit_count * (1 << 17) // size) * size
 
     def release_before(self, lowest_address: int) -> list[Path]:
-        """Let go of the files that have no unit from this address on; return their paths, oldest first, for the caller
-        to remove. Never the last file.
-        """
+        """Close the files that have no unit from this address on; return their paths, oldest first, for the caller to
+        remove. Never the last file."""
         offset = lowest_address - _ADDRESS_ZERO
         released = []
         for start in self._starts[:-1]:
@@ -193,7 +190,7 @@ class ConsumeQueueExt:
         return files
 
     def distrust(self, lowest_address: int) -> None:
-        """Have the files from this address on synced again: whoever wrote them may have died before that."""
+        """Mark the files from this address on as unsynced: the process that wrote them may have died before a sync."""
         offset = lowest_address - _ADDRESS_ZERO
         self._dirty.update(start for start in self._starts if start + self._run.file_size > offset)
 
@@ -220,7 +217,7 @@ class ConsumeQueueExt:
         self._files.clear()
 
     def _write(self, offset: int, parts: list[bytes]) -> None:
-        """Write bytes that lie in one file, which is made if it is not there."""
+        """Write bytes that fit into one file, which is made if it does not exist."""
         position = offset % self._run.file_size
         start = offset - position
         file = self._file(start)

@@ -49,10 +49,10 @@ ArrivalListener = Callable[[str, int, int], None]
 
 
 class Entry(NamedTuple):
-    """What the queue and the index need of one record. `queue` is None for types that are in no queue.
+    """The data of one record for queue and index. `queue` is None for records that are in no queue.
 
-    `message_count` is that of an inner batch, whose queue is a batch consume queue. `others`: the further queues that
-    it is in (multi_dispatch.py), each with its queue offset there.
+    `message_count` is that of an inner batch, whose queue is a batch consume queue. `others`: additional queues of the
+    record (multi_dispatch.py), each with its queue offset there.
     """
 
     queue: AnyQueue | None
@@ -69,9 +69,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntryBatch:
-    """The same for many records of one queue that were appended together, one behind another.
+    """The same for many records of one queue that were appended together.
 
-    `records` are as they came, and their buffer may hold something else by now: only sizes, tags and keys are used.
+    The buffer of `records` may have other content by now: only sizes, tags and keys are used.
     """
 
     queue: ConsumeQueue
@@ -85,7 +85,7 @@ class EntryBatch:
         return len(self.physical_offsets)
 
     def units(self) -> bytes:
-        """The queue units of all, as bytes."""
+        """The queue units of all records, as bytes."""
         units = np.empty(self.count, UNIT_DTYPE)
         units["physical_offset"] = self.physical_offsets
         units["size"] = self.records.size
@@ -99,7 +99,7 @@ class EntryBatch:
 
 
 class ReceivedUnits(NamedTuple):
-    """Consecutive units of one queue. `stored`: the store times, for a queue that has extended units."""
+    """Consecutive units of one queue. `stored`: the store times, for a queue with extended units."""
 
     queue: ConsumeQueue
     queue_offset: int
@@ -109,7 +109,7 @@ class ReceivedUnits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRecords:
-    """Records of any queues that another broker has given their places: its log is copied.
+    """Records of any queues whose places another broker has assigned, because its log is copied.
 
     `hashes`, `key_offsets` and `key_timestamps`: the entries for the index, in its order.
     """
@@ -125,24 +125,23 @@ class ReceivedRecords:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRoom:
-    """What may wait for dispatch. `count`: of messages, each further queue of one counting as one, a batch in store
-    layout as one, too; `size`: bytes of the log.
-    """
+    """The limits of what waits for dispatch. `count`: messages, where each additional queue of a message counts as one,
+    and a batch in store layout as one; `size`: bytes of the log."""
 
     count: int
     size: int
 
 
 class Dispatcher(Protocol):
-    """What follows the log. Errors are final: the store fails with them. Neither method may wait for anything.
+    """A follower of the log. Errors are final and fail the store. The methods must not block.
 
-    `error_flag`: the running flag that an error of it sets, besides NOT_WRITEABLE; NONE for none.
+    `error_flag`: the running flag that its errors set besides NOT_WRITEABLE; NONE for none.
     """
 
     error_flag: RunningFlags
 
     def put_entries(self, entries: Sequence[Entry]) -> None:
-        """Take records that were appended one by one, in the order of the log."""
+        """Take records that were appended one by one, in log order."""
 
     def put_batch(self, batch: EntryBatch) -> None:
         """Take records of one queue that were appended together."""
@@ -152,7 +151,7 @@ class Dispatcher(Protocol):
 
 
 class QueueDispatcher:
-    """Feeds the consume queues of every kind. `grown`: those that have new messages since it was last cleared."""
+    """Feeds the consume queues of every kind. `grown`: queues with new messages since it was last cleared."""
 
     error_flag = RunningFlags.LOGICS_QUEUE_ERROR
 
@@ -212,8 +211,8 @@ class QueueDispatcher:
     def put_received(self, records: ReceivedRecords) -> None:
         for queue, queue_offset, units, stored in records.units:
             if queue_offset < queue.max_offset:
-                # The other broker has deleted the topic and made it again: its offsets begin anew.
-                _log.warning("queue begins again offset=%d directory=%s", queue_offset, queue.directory)
+                # The other broker has deleted the topic and created it again: its offsets restart.
+                _log.warning("queue restarts at a lower offset offset=%d directory=%s", queue_offset, queue.directory)
                 queue.truncate(queue_offset)
                 gone = max(0, queue.max_offset - queue_offset)
                 queue_offset, units, stored = queue_offset + gone, units[gone * UNIT.size :], stored[gone:]
@@ -258,7 +257,7 @@ class IndexDispatcher:
 
 
 class Dispatch:
-    """Single-threaded: the event loop's, or recovery's before there is one."""
+    """Single-threaded: used by the event loop, or by recovery before there is one."""
 
     def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, room: DispatchRoom) -> None:
         self._stats = stats
@@ -268,16 +267,16 @@ class Dispatch:
         self.arrival_listeners: list[ArrivalListener] = []
         self._at_work: Dispatcher | None = None
         self.dispatched = 0  # physical offset up to which queues and index are complete
-        self.last_timestamp = 0  # store time of the last record that was dispatched
+        self.last_timestamp = 0  # store time of the last dispatched record
         self._failure: OSError | StoreError | None = None
         self._waiting: deque[tuple[int, Sequence[Entry] | EntryBatch | ReceivedRecords, int]] = deque()
-        self._waiting_items = 0  # what of it takes memory one by one
-        self.waiting_count = 0  # messages that were appended and not dispatched
+        self._waiting_items = 0  # waiting items that take memory individually
+        self.waiting_count = 0  # messages appended but not dispatched
 
     def add(self, end: int, entries: Sequence[Entry] | EntryBatch | ReceivedRecords, further: int = 0) -> None:
-        """Note what lies in the log before physical offset `end` and behind what was added before.
+        """Add entries that end in the log before physical offset `end` and follow those added before.
 
-        `further`: how many queues the entries are in besides their own.
+        `further`: number of additional queues of the entries.
         """
         if isinstance(entries, EntryBatch | ReceivedRecords):
             self.waiting_count += entries.count
@@ -289,20 +288,22 @@ class Dispatch:
         self._waiting_items += items
 
     def has_room(self, wrote: int, *, essential: bool) -> bool:
-        """Whether another append may wait here, with a log that ends at `wrote`. Essential ones have twice the room."""
+        """Whether another append may wait here, with a log that ends at `wrote`. Internal writes get twice the
+        limit."""
         factor = 2 if essential else 1
         room = self._room
         return self._waiting_items < factor * room.count and wrote - self.dispatched < factor * room.size
 
     @property
     def error_flag(self) -> RunningFlags:
-        """Of the dispatcher that an error came from; NONE if there was none."""
+        """The flag of the dispatcher that raised an error; NONE without an error."""
         return self._at_work.error_flag if self._at_work is not None else RunningFlags.NONE
 
     def follow(self, confirm_offset: int) -> None:
-        """Dispatch all that the log is sure of. OSError and StoreError are final: every later call raises it, too."""
+        """Dispatch everything before the confirm offset. OSError and StoreError are final: every later call raises them
+        again."""
         if self._failure is not None:
-            raise self._failure  # what comes now would leave a gap behind what is lost
+            raise self._failure  # later entries would leave a gap after the lost ones
         try:
             self._put_until(confirm_offset)
         except (OSError, StoreError) as error:

@@ -77,7 +77,8 @@ class IndexFile:
         self.slot_count = slot_count
         self.entry_count = entry_count
         self._entries_position = HEADER_SIZE + SLOT_SIZE * slot_count
-        self._reserved = 1 if new else 0  # entries that have room on the disk; 0: not even the slots may have it
+        # entries with allocated disk space; 0: not even the slots are certain to have it
+        self._reserved = 1 if new else 0
         if new:
             file.reserve(0, self._entries_position)
         self._view = file.map(writable=True)
@@ -110,7 +111,7 @@ class IndexFile:
         self._store_header()
 
     def put(self, key_hashes: Integers, physical_offsets: Integers, timestamps: Integers) -> int:
-        """Add entries, as many as fit; return how many. Hashes 0..2^31-1, offsets rising, times in ms."""
+        """Add as many entries as fit; return their number. Hashes 0..2^31-1, offsets rising, times in ms."""
         count = min(len(key_hashes), self.entry_count - self.next_entry)
         if count <= 0:
             return 0
@@ -134,8 +135,8 @@ class IndexFile:
         Looks at up to `looked_max` entries, and returns at how many it has looked. Yields None after each
         LOOKED_PER_STEP of them. Entries may be added meanwhile, and the file closed: then it has no more.
 
-        Other keys may have the same hash: whoever asks compares the key. The times are exact to a second, and two more
-        for the file whose first entry is dated by its predecessor; so nothing that lies in the range is left out.
+        Other keys may have the same hash: the caller compares the keys. Times are precise to a second, with a tolerance
+        of two more for the file whose first entry is dated by its predecessor; so nothing within the range is omitted.
         """
         if self.is_empty or end < self.begin_timestamp - 2000 or begin > self.end_timestamp + 1000:
             return 0
@@ -153,7 +154,7 @@ class IndexFile:
                 if begin - 1000 <= stored <= end + 2000 or seconds == 0:
                     yield physical_offset
             if previous >= number:
-                return looked + 1  # damaged: a chain leads back
+                return looked + 1  # damaged: the chain has a loop
             number = previous
         return looked_max
 
@@ -162,16 +163,16 @@ class IndexFile:
         entries = self._entries[1 : self.next_entry]
         if not len(entries) or self.begin_timestamp > timestamp:
             return 0
-        # Times are whole seconds, cut off, so the entry may be a second younger than it says.
+        # Times are truncated to seconds, so the entry may be up to a second younger.
         young = self.begin_timestamp + entries["seconds"].astype(np.int64) * 1000 + 1000 > timestamp
         return int(entries["physical_offset"][int(young.argmax())]) if young.any() else self.end_offset
 
     def last_before(self, end: int) -> tuple[int, bool]:
-        """The physical offset of the last entry of a record before `end`, -1 if there is none, and whether it is sound:
-        whether no entry of such a record is missing behind it.
+        """The physical offset of the last entry of a record before `end`, -1 if there is none; and whether no later
+        entry of such a record is missing.
 
-        Entries before `end` must have been synced together with a header that counts them. If one that is counted is
-        out of order, or one that is not counted lies there, something was lost.
+        Entries before `end` were synced together with a header that counts them. If a counted entry is out of order, or
+        an uncounted one follows, something was lost.
         """
         entries = self._entries[1 : self.next_entry]
         count = self._count_before(end)
@@ -182,11 +183,11 @@ class IndexFile:
         offset = int(following["physical_offset"])
         if count < len(entries):
             return last, offset >= end
-        # What a killed process had begun to add is at or behind `end`, or nothing but zeros yet.
+        # Entries that a killed process had begun to add are at or after `end`, or still zeros.
         return last, not (max(last, self.begin_offset) <= offset < end and (offset or int(following["key_hash"])))
 
     def truncate(self, end: int) -> None:
-        """Drop the entries of records at or behind physical offset `end`, and link the slots anew."""
+        """Drop the entries of records at or after physical offset `end`, and rebuild the slots."""
         self._reserve(self.next_entry)
         entries = self._entries[1 : self.next_entry]
         first = self._count_before(end)
@@ -198,7 +199,7 @@ class IndexFile:
         if first:
             begin = self.begin_timestamp
             last_timestamp = min(self.end_timestamp, begin + int(kept["seconds"][-1]) * 1000)
-            self._chain(kept["key_hash"].astype(np.int64))  # what is kept stays as it lies there: never half written
+            self._chain(kept["key_hash"].astype(np.int64))  # kept entries stay in place and are never half written
             self.end_offset = int(kept["physical_offset"][-1])
             self.end_timestamp = last_timestamp
             self.begin_offset = int(kept["physical_offset"][0])
@@ -214,10 +215,9 @@ class IndexFile:
         del self._slots, self._entries, self._view
 
     def _count_before(self, end: int) -> int:
-        """How many entries are in order and of records before `end`.
+        """The number of entries that are in order and belong to records before `end`.
 
-        Entries are in the order of the log; after a crash unsynced ones may be anything, so the first wrong one ends
-        them.
+        Entries are in log order. After a crash unsynced ones may have any content, so the first wrong one ends them.
         """
         entries = self._entries[1 : self.next_entry]
         offsets = entries["physical_offset"].astype(np.int64)
@@ -228,8 +228,8 @@ class IndexFile:
     def _reserve(self, end: int) -> None:
         if end > self._reserved:
             target = min(self.entry_count, max(end, self._reserved + _RESERVE_ENTRIES))
-            # A file that was found has holes: those of RocketMQ in its slots, too. To write into one kills the process
-            # if the disk is full.
+            # An existing file may have holes, RocketMQ's files in their slots too. Writing into a hole kills the
+            # process if the disk is full.
             begin = self._entries_position + ENTRY_SIZE * self._reserved if self._reserved else 0
             self.file.reserve(begin, self._entries_position + ENTRY_SIZE * target - begin)
             self._reserved = target
@@ -253,7 +253,7 @@ class IndexFile:
         self.end_offset, self.end_timestamp = physical_offset, timestamp
 
     def _put_many(self, key_hashes: IntArray, physical_offsets: IntArray, timestamps: IntArray) -> None:
-        if self.next_entry == 1:  # its time is relative to the predecessor's end, those of the others to its own
+        if self.next_entry == 1:  # its time is relative to the predecessor's end, the others' times to its own
             self._put_one(int(key_hashes[0]), int(physical_offsets[0]), int(timestamps[0]))
             key_hashes, physical_offsets, timestamps = key_hashes[1:], physical_offsets[1:], timestamps[1:]
             if not len(key_hashes):
@@ -266,7 +266,7 @@ class IndexFile:
         self.end_offset, self.end_timestamp = int(physical_offsets[-1]), int(timestamps[-1])
 
     def _link(self, key_hashes: IntArray, physical_offsets: npt.ArrayLike, seconds: npt.ArrayLike) -> None:
-        """Append entries and chain them."""
+        """Append entries and link them."""
         entries = self._entries[self.next_entry : self.next_entry + len(key_hashes)]
         entries["key_hash"] = key_hashes
         entries["physical_offset"] = physical_offsets
@@ -274,15 +274,15 @@ class IndexFile:
         self._chain(key_hashes)
 
     def _chain(self, key_hashes: IntArray) -> None:
-        """Chain the next entries: within a slot each follows the one before it, the first follows the slot's."""
+        """Link the next entries: within a slot each points to the one before it, the first to the slot's newest."""
         first, count = self.next_entry, len(key_hashes)
         slots = key_hashes % self.slot_count
         numbers = np.arange(first, first + count)
         previous = self._slots[slots].astype(np.int64)
         previous[(previous < 0) | (previous >= first)] = 0
         new = previous == 0
-        # Nearly all slots get one entry. Of those that got several, this keeps one: whoever finds another than itself
-        # there shares its slot.
+        # Nearly all slots get one entry. Of slots with several entries this keeps one: an entry that finds another than
+        # itself shares its slot.
         self._slots[slots] = numbers
         kept = self._slots[slots]
         shares = kept != numbers
@@ -323,7 +323,7 @@ class IndexFile:
 
 
 class IndexService:
-    """The index files of a store, oldest first. Entries are added in the order of the log, each record once."""
+    """The index files of a store, oldest first. Entries are added in log order, each record once."""
 
     def __init__(self, file_system: FileSystem, directory: Path, slot_count: int, entry_count: int) -> None:
         self._file_system = file_system
@@ -333,7 +333,7 @@ class IndexService:
         self.files: list[IndexFile] = []
 
     def load(self) -> None:
-        """Open the files. Raises StoreDirectoryError for what is no index file, or was written with other sizes."""
+        """Open the files. Raises StoreDirectoryError for a file that is no index file or has other sizes."""
         expected = file_size(self._slot_count, self._entry_count)
         for name in self._file_system.list(self._directory):
             path = self._directory / name
@@ -341,13 +341,13 @@ class IndexService:
                 raise StoreDirectoryError(f"{path}: not a file of this store; move it away")
             size = self._file_system.size(path)
             if size != expected:
-                # Made but not yet given its size: what a crash leaves of a new file.
+                # A crash left a new file without its size.
                 if size == 0:
                     self._file_system.unlink(path)
                     continue
                 raise StoreDirectoryError(
                     f"{path}: {size} bytes, but store.index_slot_count {self._slot_count} and store.index_entry_count "
-                    f"{self._entry_count} make {expected}; set the counts that the store was written with"
+                    f"{self._entry_count} make {expected}; configure the counts with which the store was written"
                 )
             file = self._file_system.open(path)
             self.files.append(IndexFile(file, self._slot_count, self._entry_count, new=False))
@@ -369,7 +369,7 @@ class IndexService:
         return 0
 
     def put(self, key_hashes: Integers, physical_offsets: Integers, timestamps: Integers, now_ms: int) -> None:
-        """Add entries of records behind `last_offset`, in the order of the log."""
+        """Add entries of records after `last_offset`, in log order."""
         begin = 0
         while begin < len(key_hashes):
             if not self.files or self.files[-1].is_full:
@@ -392,7 +392,7 @@ class IndexService:
                 return
 
     def truncate(self, end: int) -> None:
-        """Drop everything about records at or behind physical offset `end`."""
+        """Drop everything about records at or after physical offset `end`."""
         while self.files and self.files[-1].end_offset >= end:
             file = self.files[-1]
             if file.is_empty or file.begin_offset >= end:
@@ -402,12 +402,12 @@ class IndexService:
                 break
 
     def distrust(self, end: int) -> int:
-        """Drop everything about records at or behind physical offset `end`, after which nothing is known to be synced.
+        """Drop everything about records at or after physical offset `end`, and treat the rest as unsynced.
 
-        Header, slots and entries may then be of different ages, so the last file is linked anew whatever it says; and
-        what stays is synced again, because the process that wrote it may have died before.
+        Header, slots and entries may be of different ages, so the last file is always relinked; and the remaining files
+        are synced again, because the process that wrote them may have died before a sync.
 
-        Answers before which physical offset the index is complete: `end`, or less if a file has lost what it had.
+        Returns the physical offset before which the index is complete: `end`, or less if a file has lost entries.
         """
         is_sound = True
         while self.files:
@@ -415,7 +415,7 @@ class IndexService:
             last, file_is_sound = file.last_before(end)
             is_sound &= file_is_sound
             if not is_sound and last >= 0:
-                end = last  # that record may have other keys, which are not there; it comes again with all of them
+                end = last  # other keys of that record may be missing; it is added again with all of them
                 last, _ = file.last_before(end)
             if last >= 0:
                 file.truncate(end)
@@ -426,9 +426,9 @@ class IndexService:
         return end
 
     def release_expired(self, min_physical_offset: int) -> list[IndexFile]:
-        """Let go of the leading files of which every record is gone from the log, never the last one.
+        """Remove the leading files whose records are all gone from the log from the list, never the last one.
 
-        The caller removes them, and closes them after that.
+        The caller removes them from the disk and then closes them.
         """
         count = 0
         while count < len(self.files) - 1 and self.files[count].end_offset < min_physical_offset:
@@ -475,5 +475,5 @@ def _name(now_ms: int) -> str:
 
 
 def _name_after(name: str) -> str:
-    """The next name in order: two files made within a millisecond, or a clock that went back."""
+    """The next name in order, even for two files made within a millisecond or a clock that went back."""
     return f"{int(name) + 1:017d}"

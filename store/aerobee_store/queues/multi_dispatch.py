@@ -31,14 +31,15 @@ LMQ_PREFIX: Final = "%LMQ%"
 LMQ_QUEUE_ID: Final = 0
 NAME_SEPARATOR: Final = ","
 NAMES_MAX: Final = 1000
-"""Queues that one message may name: each takes a unit, a counter and part of the properties."""
+"""Queues that one message may name: each takes a unit, a counter and a part of the properties."""
 
 _RETRY_PREFIX: Final = "%RETRY%"
 _SYSTEM_PREFIX: Final = "rmq_sys_"
-_NAME_SIZE_MAX: Final = 255  # bytes of a file's name
+_NAME_SIZE_MAX: Final = 255  # bytes of a file name
 _DIGITS_MAX: Final = 18
 _BYTES_NAME: Final = b"INNER_MULTI_"
-_RARE_BYTE: Final = b"L"  # of it: one byte is looked for in a tenth of the time, and the usual properties have none
+# a part of it: searching for one byte takes a tenth of the time, and most properties do not contain it
+_RARE_BYTE: Final = b"L"
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
@@ -61,10 +62,10 @@ class MultiDispatch:
         return not (self.light_queues or self.other_topics)
 
     def named(self, message: Message) -> list[QueueKey | None]:
-        """The queues that a message names, in its order; None for a name that has none. Empty if no name has one.
+        """The queues that a message names, in its order; None for an unusable name. Empty if all are unusable.
 
-        A name has no queue if it cannot be the name of a directory, or is that of the message's own queue. A queue that
-        is named twice is the same queue. Raises InvalidMessageError for more names than `NAMES_MAX`.
+        A name is unusable if it cannot be a directory name, or is the message's own queue. A queue that is named twice
+        is the same queue. Raises InvalidMessageError for more names than `NAMES_MAX`.
         """
         raw = message.raw_properties
         values = message.properties if raw is None else properties.decode_properties(raw)
@@ -73,7 +74,7 @@ class MultiDispatch:
             return []
         if names.count(NAME_SEPARATOR) >= NAMES_MAX:
             raise InvalidMessageError(
-                f"{properties.INNER_MULTI_DISPATCH}: {names.count(NAME_SEPARATOR) + 1} names of queues, "
+                f"{properties.INNER_MULTI_DISPATCH}: {names.count(NAME_SEPARATOR) + 1} queue names; "
                 f"the limit is {NAMES_MAX}"
             )
         found = self._queues(names, message.topic, message.queue_id)
@@ -82,7 +83,7 @@ class MultiDispatch:
     def places(
         self, topic: str, queue_id: int, sys_flag: int, values: Mapping[str, str], physical_offset: int
     ) -> dict[QueueKey, int]:
-        """The queue offset of a stored record in each queue that it names besides its own."""
+        """The queue offset of a stored record in each additional queue that it names."""
         names = values.get(properties.INNER_MULTI_DISPATCH)
         offsets = values.get(properties.INNER_MULTI_QUEUE_OFFSET)
         if not names or not offsets or not _is_dispatched(topic, sys_flag):
@@ -95,9 +96,8 @@ class MultiDispatch:
         return found
 
     def batch_places(self, batch: RecordBatch) -> Iterator[tuple[int, QueueKey, int]]:
-        """Number of the record, queue and queue offset, for every queue that a record of the batch names besides its
-        own; in the order of the log.
-        """
+        """Record number, queue and queue offset, for every additional queue that a record of the batch names, in log
+        order."""
         for row in batch.rows_with(properties.INNER_MULTI_DISPATCH).tolist():
             found = self.places(
                 batch.topic(row),
@@ -121,11 +121,11 @@ class MultiDispatch:
 
 
 AS_RECORDED: Final = MultiDispatch(light_queues=True, other_topics=True)
-"""For whoever reads and cannot know what the store was told: the offsets in a record are the store's own."""
+"""For readers that do not know the store's configuration: offsets in a record were assigned by the store."""
 
 
 def with_offsets(message: Message, offsets: list[int | None]) -> Message:
-    """The message with its queue offset in each of the queues that it names; None for a name without a queue."""
+    """The message with its queue offset in each named queue; None for a name without a queue."""
     raw = message.raw_properties
     values = dict(message.properties) if raw is None else properties.decode_properties(raw)
     text = NAME_SEPARATOR.join("" if offset is None else str(offset) for offset in offsets)
@@ -134,7 +134,7 @@ def with_offsets(message: Message, offsets: list[int | None]) -> Message:
 
 
 def without_offsets(message: Message) -> Message:
-    """The message without queue offsets that the store has not given: whoever sends them may not choose them."""
+    """The message without queue offsets that the store has not assigned: senders must not choose them."""
     raw = message.raw_properties
     values = dict(message.properties) if raw is None else properties.decode_properties(raw)
     if values.pop(properties.INNER_MULTI_QUEUE_OFFSET, None) is None:
@@ -143,7 +143,7 @@ def without_offsets(message: Message) -> Message:
 
 
 def may_name_queues(message: Message) -> bool:
-    """Whether the message may have one of the two properties; False for nearly all, and quickly."""
+    """Whether the message may have one of the two properties; a quick check that excludes nearly all messages."""
     raw = message.raw_properties
     if raw is not None:
         return _BYTES_NAME in raw
@@ -152,7 +152,7 @@ def may_name_queues(message: Message) -> bool:
 
 
 def names_queues(batch: RecordBatch) -> bool:
-    """Whether a record of the batch names queues, or has offsets in them. Nearly always one search is enough."""
+    """Whether a record of the batch names queues or has offsets in them. One search is nearly always enough."""
     names = (properties.INNER_MULTI_DISPATCH, properties.INNER_MULTI_QUEUE_OFFSET)
     common = batch.common_property_names()
     if common is not None:
@@ -163,9 +163,9 @@ def names_queues(batch: RecordBatch) -> bool:
 
 
 def as_read_from(record: Record, queue_id: int, queue_offset: int) -> Record:
-    """The record as a message of one of the queues that it names: with the queue id and offset that it has there.
+    """The record as a message of one of the queues that it names, with its queue id and offset there.
 
-    Its topic stays the one that it was sent to.
+    Its topic stays the one to which it was sent.
     """
     return replace(record, queue_id=queue_id, queue_offset=queue_offset)
 
@@ -177,7 +177,7 @@ def _is_dispatched(topic: str, sys_flag: int) -> bool:
 
 
 def _is_queue_name(name: str) -> bool:
-    """Whether a directory can have the name, and no other place of the disk be meant by it."""
+    """Whether the name is a valid directory name and cannot point to another place on the disk."""
     if not name or name in (".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         return False
     return len(name.encode("utf-8", "replace")) <= _NAME_SIZE_MAX

@@ -1,7 +1,7 @@
-"""The consume queues of a store, by topic and queue id: the usual ones and those of inner batches.
+"""The consume queues of a store, by topic and queue id: ordinary queues and those of inner batches.
 
-A topic has queues of one kind. They come into being with their first message, and a topic that was deleted and comes
-again goes on where it ended.
+All queues of a topic are of one kind. A queue is created with its first message. A topic that was deleted and created
+again continues at its old offsets.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ EXTENSION_DIRECTORY: Final = "consumequeue_ext"
 
 
 class QueueFiles:
-    """The files and directories of a topic's queues that are out of the table. Removed by whoever comes first."""
+    """The files and directories of a topic's queues that are out of the table. Removed by the first thread that needs
+    to."""
 
     def __init__(self, file_system: FileSystem, topic: str, paths: Sequence[Path], directories: Sequence[Path]) -> None:
-        """`paths` in the order in which they go; `directories` of queues, each in one of the topic."""
+        """`paths` in the order of removal; `directories` of queues, each within one of the topic."""
         self.topic = topic
         self.roots = list(dict.fromkeys(directory.parent.parent for directory in directories))
-        """To be synced, for the removal to be durable."""
+        """Directories to sync, so that the removal is durable."""
         self._file_system = file_system
         self._lock = threading.Lock()
         self._paths = list(reversed(paths))
         self._directories = list(directories)
 
     def remove(self) -> None:
-        """Remove what has not been removed; when it returns the names are free. Blocking, any thread. OSError."""
+        """Remove what has not been removed; on return the names are free. Blocking, any thread. OSError."""
         file_system = self._file_system
         with self._lock:
             while self._paths:
@@ -49,7 +50,7 @@ class QueueFiles:
             for directory in self._directories:
                 for each in (directory, directory.parent):
                     file_system.remove_directory(each)
-                    if file_system.exists(each):  # something is in it; otherwise its going is synced with the root
+                    if file_system.exists(each):  # it is not empty; otherwise its removal is synced with the root
                         file_system.sync_directory(each)
             self._directories.clear()
 
@@ -76,27 +77,27 @@ class QueueTable:
         self._config = config
         self._deleted = deleted
         self._is_batch_topic = is_batch_topic
-        self._batch_topics: set[str] = set()  # those seen in the store; the caller may know more
-        self.light_count = 0  # of the simple ones, those whose names begin with %LMQ%
+        self._batch_topics: set[str] = set()  # batch topics found in the store; the caller may know more
+        self.light_count = 0  # number of ordinary queues whose names begin with %LMQ%
         self.simple: dict[tuple[str, int], ConsumeQueue] = {}
         self.batch: dict[tuple[str, int], BatchConsumeQueue] = {}
         self.changed: ChangedQueues = {}
-        """Those that have something to be written or synced; whoever does it takes them out."""
-        self._going: dict[str, QueueFiles] = {}  # topic -> what may still be there of its former queues
+        """Queues with changes to be written or synced; the flush empties it."""
+        self._going: dict[str, QueueFiles] = {}  # topic -> files of its former queues that may still exist
 
     def __len__(self) -> int:
         return len(self.simple) + len(self.batch)
 
     def load(self, *, suspect: bool) -> None:
-        """Find the queues in the directory. StoreDirectoryError: something is no queue, or a topic has both kinds."""
+        """Find the queues in the directory. StoreDirectoryError: an entry is no queue, or a topic has both kinds."""
         for topic, queue_id in self._names(BATCH_DIRECTORY):
             self._batch_topics.add(topic)
             self._batch_queue(topic, queue_id).load(suspect=suspect)
         for topic, queue_id in self._names(SIMPLE_DIRECTORY):
             if self._is_batch(topic):
                 raise StoreDirectoryError(
-                    f"{self._config.directory / SIMPLE_DIRECTORY / topic}: topic {topic!r} has batch consume queues, "
-                    f"or the attribute for them, and these as well; `aerobee store rebuild` makes them from the log"
+                    f"{self._config.directory / SIMPLE_DIRECTORY / topic}: topic {topic!r} is a batch topic "
+                    f"but also has these queues; run `aerobee store rebuild`"
                 )
             self._new_queue(topic, queue_id).load(suspect=suspect)
 
@@ -126,45 +127,45 @@ class QueueTable:
         return found
 
     def ids_of(self, topic: str) -> list[int]:
-        """Those of one topic, in order: for whoever asks often, with thousands of light queues beside it."""
+        """The queue ids of one topic, in order. Fast even with thousands of light queues in the table."""
         tables = (self.simple, self.batch)
         return sorted(key[1] for table in tables for key, queue in table.items() if key[0] == topic and queue.has_files)
 
     def simple_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none. InvalidMessageError for a topic of inner batches."""
+        """The queue, created if it does not exist. InvalidMessageError for a batch topic."""
         queue = self.simple.get((topic, queue_id))
         if queue is None:
             if self._is_batch(topic):
                 raise InvalidMessageError(
-                    f"topic {topic!r} has batch consume queues (queue.type=BatchCQ): it takes inner batches only"
+                    f"topic {topic!r} is a batch topic (queue.type=BatchCQ) and takes inner batches only"
                 )
             queue = self._new_queue(topic, queue_id)
             if queue.extension is not None:
-                queue.load(suspect=False)  # a crash may have left the extension's files of a queue that is not there
+                queue.load(suspect=False)  # after a crash, extension files may exist for a queue that does not
         return queue
 
     def make_room(self, keys: Iterable[QueueKey]) -> None:
-        """Raise LightQueuesFullError if there would be too many light queues with these."""
+        """Raise LightQueuesFullError if these would be too many light queues."""
         new = sum(is_light(key[0]) and key not in self.simple for key in keys)
         limit = self._config.light_queue_count_max
         if new and self.light_count + new > limit:
             raise LightQueuesFullError(
-                f"{self.light_count} light queues, {new} more were requested, the limit is {limit} "
+                f"{self.light_count} light queues exist and {new} more were requested; the limit is {limit} "
                 f"(store.light_queue_count_max); delete unused ones or raise the limit"
             )
 
     def simple_queue_unless_batch(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The same, but None for a topic of inner batches."""
+        """The same, but None for a batch topic."""
         return None if self._is_batch(topic) else self.simple_queue(topic, queue_id)
 
     def batch_queue_unless_simple(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """The queue of inner batches, made if there is none; None for a topic that has queues of the other kind."""
+        """The queue of inner batches, created if it does not exist; None for a topic with queues of the other kind."""
         if not self._is_batch(topic) and any(name == topic and queue.files for (name, _), queue in self.simple.items()):
             return None
         return self._batch_queue(topic, queue_id)
 
     def take_out(self, queues: Iterable[AnyQueue]) -> list[QueueFiles]:
-        """Take queues out of the table, and their files from them, by topic. Where they ended is noted already."""
+        """Remove queues from the table, and return their files by topic. Their ends are recorded already."""
         topics: dict[str, list[AnyQueue]] = {}
         for queue in queues:
             topics.setdefault(queue.topic, []).append(queue)
@@ -184,22 +185,22 @@ class QueueTable:
                     del self.batch[topic, queue.queue_id]
                 paths += queue.give_up_files()
             if topic in self._batch_topics and not any(name == topic for name, _ in self.batch):
-                self._batch_topics.remove(topic)  # one of that name that comes later may be of the other kind
+                self._batch_topics.remove(topic)  # a new topic of that name may be of the other kind
             self._going[topic] = QueueFiles(self._file_system, topic, paths, directories)
             found.append(self._going[topic])
         return found
 
     def removed(self, going: Iterable[QueueFiles]) -> None:
-        """The files of these are gone."""
+        """Note that the files of these queues are gone."""
         for files in going:
             if self._going.get(files.topic) is files:
                 del self._going[files.topic]
 
     def _finish_removal(self, topic: str) -> None:
-        """A new queue of the topic may need the names of what is going."""
+        """A new queue of the topic may need the names of files that are being removed."""
         files = self._going.pop(topic, None)
         if files is not None:
-            with suppress(OSError):  # the disk thread meets it as well, and the store fails
+            with suppress(OSError):  # the disk thread meets the error as well, and the store fails
                 files.remove()
 
     def close(self) -> None:
@@ -225,7 +226,7 @@ class QueueTable:
         return queue
 
     def _extension(self, topic: str, queue_id: int) -> ConsumeQueueExt | None:
-        """Of a queue that is to have one, or has one already."""
+        """The extension of a queue that needs one, or has one already."""
         directory = self._config.directory / EXTENSION_DIRECTORY / topic / str(queue_id)
         config = self._config
         if not (config.queue_extensions or self._file_system.exists(directory)):

@@ -33,7 +33,9 @@ def decompress(body: bytes | memoryview, sys_flag: int, size_max: int) -> bytes 
         return _inflate(body, size_max)
     name = _PACKAGES.get(kind)
     if name is None:
-        raise DecompressionError(f"compression type {kind >> 8} is unknown; use LZ4 (1), Zstandard (2) or zlib (3)")
+        raise DecompressionError(
+            f"compression type {kind >> 8} is unknown; known types are LZ4 (1), Zstandard (2) and zlib (3)"
+        )
     try:
         package: Any = importlib.import_module(name)
     except ImportError:

@@ -81,7 +81,7 @@ def check_count(body: bytes | memoryview, sys_flag: int, count: int, *, size_max
     try:
         found = columns(body, sys_flag, size_max=size_max)
     except CorruptRecordError as error:
-        raise InvalidMessageError(f"an inner batch with an invalid body: {error.reason}") from error
+        raise InvalidMessageError(f"the inner batch has an invalid body: {error.reason}") from error
     if len(found) != count:
         raise InvalidMessageError(f"an inner batch of {len(found)} messages claims to have {count}")
     return len(found.body)
@@ -107,7 +107,9 @@ def placed(message: Message, base_offset: int) -> tuple[Message, int]:
         values[properties.INNER_BASE] = str(base_offset)
         raw = None
     elif base != str(base_offset):
-        raise InvalidMessageError(f"an inner batch for queue offset {base}, but the queue goes on at {base_offset}")
+        raise InvalidMessageError(
+            f"the inner batch is for queue offset {base}, but the queue continues at {base_offset}"
+        )
     return replace(message, properties=values, raw_properties=raw), count
 
 
@@ -202,7 +204,7 @@ def base_position(raw_properties: bytes) -> int:
         )
     if raw_properties.find(b"\x02" + _BASE, begin) >= 0 or not digits[:BASE_DIGITS].isdigit():
         raise InvalidMessageError(
-            f"an inner batch has the property {properties.INNER_BASE} twice, or with other characters than digits"
+            f"an inner batch has the property {properties.INNER_BASE} twice or with characters other than digits"
         )
     return begin
 

@@ -58,7 +58,7 @@ def pack(
     """
     encoded = topic.encode()
     if not 1 <= len(encoded) <= TOPIC_SIZE_MAX_V2:
-        raise InvalidMessageError(f"topic takes {len(encoded)} bytes, 1 to {TOPIC_SIZE_MAX_V2} are possible")
+        raise InvalidMessageError(f"the topic takes {len(encoded)} bytes; 1 to {TOPIC_SIZE_MAX_V2} are allowed")
     version = 1 if len(encoded) <= TOPIC_SIZE_MAX_V1 else 2
     own_host, producer = encode_host(store_host), encode_host(born_host)
     hosts = (len(producer) != 8) | (len(own_host) != 8) << 1
@@ -69,7 +69,7 @@ def pack(
     body_size = np.fromiter(map(len, bodies), np.int64, count)
     properties_size = np.fromiter(map(len, raw_properties), np.int64, count) + len(crc_part)
     if (largest := int(properties_size.max())) > PROPERTIES_SIZE_MAX:
-        raise InvalidMessageError(f"properties take {largest} bytes, the limit is {PROPERTIES_SIZE_MAX}")
+        raise InvalidMessageError(f"the properties take {largest} bytes; the limit is {PROPERTIES_SIZE_MAX}")
     fixed = FIXED_STRUCTS[hosts]
     magic = MAGIC_V1 if version == 1 else MAGIC_V2
     head = fixed.pack(0, magic, 0, queue_id, 0, 0, 0, 0, 0, producer, 0, own_host, 0, 0, 0)

@@ -122,11 +122,11 @@ def _checked_pairs(properties: Mapping[str, str]) -> list[str]:
     parts = []
     for name, value in properties.items():
         if not name:
-            raise InvalidMessageError("property with an empty name: give it a name or leave it out")
+            raise InvalidMessageError("a property has an empty name; name it or leave it out")
         if NAME_SEPARATOR in name or PROPERTY_SEPARATOR in name or PROPERTY_SEPARATOR in value:
             raise InvalidMessageError(
-                f"property {name[:100]!r}: names must not contain 0x01 or 0x02, values must not contain 0x02, "
-                "these bytes separate properties"
+                f"property {name[:100]!r}: names must not contain 0x01 or 0x02, and values must not contain 0x02, "
+                f"because these bytes separate properties"
             )
         if value and name != CRC32 and not name.startswith(TRANSIENT_PREFIX):
             parts.append(f"{name}\x01{value}\x02")
@@ -139,7 +139,7 @@ def _encode(text: str) -> bytes:
     except UnicodeEncodeError as error:
         raise InvalidMessageError(f"properties: text is not valid Unicode: {error.reason}") from None
     if len(encoded) > PROPERTIES_SIZE_MAX:
-        raise InvalidMessageError(f"properties take {len(encoded)} bytes, the limit is {PROPERTIES_SIZE_MAX}")
+        raise InvalidMessageError(f"the properties take {len(encoded)} bytes; the limit is {PROPERTIES_SIZE_MAX}")
     return encoded
 
 

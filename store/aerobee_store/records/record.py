@@ -229,7 +229,7 @@ class Draft:
         elif version not in (1, 2):
             raise InvalidMessageError(f"version {version}: 1 or 2 expected")
         if version == 1 and topic_size > TOPIC_SIZE_MAX_V1:
-            raise InvalidMessageError(f"topic takes {topic_size} bytes, version 1 holds {TOPIC_SIZE_MAX_V1}")
+            raise InvalidMessageError(f"the topic takes {topic_size} bytes; version 1 allows {TOPIC_SIZE_MAX_V1}")
         if message.queue_id < 0:
             raise InvalidMessageError(f"queue id {message.queue_id} is negative")
         raw = message.raw_properties
@@ -240,7 +240,9 @@ class Draft:
         if property_crc and raw and raw[-1] != 2 and not split_batch:
             raw += b"\x02"
         if not property_crc and (raw[-1] == 0 if raw else topic[-1] == 0):
-            raise InvalidMessageError("a record without checksum cannot end in a zero byte: it would look torn")
+            raise InvalidMessageError(
+                "a record without checksum must not end in a zero byte, because it would look torn"
+            )
         properties_size = len(raw) + (PROPERTY_CRC_SIZE if property_crc else 0)
         if properties_size > property_codec.PROPERTIES_SIZE_MAX:
             raise InvalidMessageError(
@@ -361,7 +363,7 @@ def _encode_topic(topic: str) -> bytes:
     except UnicodeEncodeError as error:
         raise InvalidMessageError(f"topic is not valid Unicode: {error.reason}") from None
     if not 1 <= len(encoded) <= TOPIC_SIZE_MAX_V2:
-        raise InvalidMessageError(f"topic takes {len(encoded)} bytes, 1 to {TOPIC_SIZE_MAX_V2} are possible")
+        raise InvalidMessageError(f"the topic takes {len(encoded)} bytes; 1 to {TOPIC_SIZE_MAX_V2} are allowed")
     return encoded
 
 

@@ -38,7 +38,7 @@ _CRC_SIZE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes in a log, in their order. `problem`: why some may be missing, None if the log is intact."""
+    """The changes in a log, in order. `problem`: why some may be missing, None if the log is intact."""
 
     items: Sequence[dict[str, object]]
     problem: str | None = None
@@ -51,7 +51,7 @@ def encode_line(content: Bean) -> bytes:
 
 
 def decode_changes(data: bytes) -> Changes:
-    """The changes in the bytes of a log file, without the lines that cannot be read. A torn last line is no problem."""
+    """The changes in the bytes of a log file, without unreadable lines. A torn last line is no problem."""
     *lines, rest = data.rstrip(b"\0").split(b"\n")
     if rest and b"\0" not in rest:  # a torn line, or a damaged line end
         lines += (
@@ -73,7 +73,7 @@ def decode_changes(data: bytes) -> Changes:
 
 
 def _lacks_a_sector(line: bytes, start: int) -> bool:
-    """Whether what a line at this position has in one of the sectors is zeros."""
+    """Whether one of the sectors of a line at this position is all zeros."""
     ends = [*range(_SECTOR - start % _SECTOR, len(line), _SECTOR), len(line)]
     return any(not any(line[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
 
@@ -90,7 +90,7 @@ def _decode_line(line: bytes) -> dict[str, object] | None:
 
 
 class ChangeLog:
-    """The log of one table, to be written. One caller at a time."""
+    """The log of one table, for writing. One caller at a time."""
 
     def __init__(self, files: FileSystem, table_path: Path) -> None:
         self.path = table_path.with_name(table_path.name + SUFFIX)
@@ -101,7 +101,7 @@ class ChangeLog:
         self._position = 0
 
     def read(self, *, previous: bool = False) -> Changes | None:
-        """The changes in the log, or in that of the complete save before; None without a file. OSError."""
+        """The changes in the log, or in that of the previous complete save; None without a file. OSError."""
         try:
             data = self._files.read_bytes(self.previous_path if previous else self.path)
         except FileNotFoundError:
@@ -110,18 +110,18 @@ class ChangeLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has appended something that is not retired."""
+        """Whether this process has appended lines since the log was last retired."""
         return self._file is not None
 
     def has_room(self, size: int) -> bool:
-        """Whether a line of this many bytes fits behind the lines of this process."""
+        """Whether a line of this many bytes fits after the lines of this process."""
         return self._file is None or self._position + size <= self._file.size
 
     def append(self, line: bytes, table_size: int) -> None:
-        """Write a line; it is durable when this returns. After an OSError the log must be retired.
+        """Append a line; it is durable on return. After an OSError the log must be retired.
 
-        The first line creates the file, as large as the table's own (`table_size` bytes), 64 KiB at least: the sum of
-        all complete saves then stays proportional to the sum of all changes.
+        The first line creates the file, as large as the table's own (`table_size` bytes), but at least 64 KiB: the
+        total size of complete saves then stays proportional to the total size of changes.
         """
         if self._file is not None:
             self._file.write([line], self._position)
@@ -141,7 +141,7 @@ class ChangeLog:
         self._files.sync_directory(self.path.parent)
 
     def retire(self, *, damaged: bool = False) -> None:
-        """Keep the log under another name, now that a complete save contains its changes. OSError."""
+        """Rename the log, because a complete save now contains its changes. OSError."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -51,20 +51,20 @@ class Bean(dict[str, object]):
 
 
 class IntegerMap(dict[str, object]):
-    """A Java map with integer keys, which are kept as decimal strings here: written with bare keys."""
+    """A Java map with integer keys, stored here as decimal strings and written as bare keys."""
 
     @classmethod
     def of(cls, items: Mapping[int, object]) -> IntegerMap:
-        """The same map with its keys as strings, in the order given."""
+        """The same map with its keys as strings, in the given order."""
         return cls((str(key), value) for key, value in items.items())
 
 
 class ObjectMap(dict[str, object]):
-    """A Java map whose keys are objects, which are kept as their JSON text here: `{{"queueId":0,"topic":"T"}:5}`."""
+    """A Java map whose keys are objects, stored here as their JSON text: `{{"queueId":0,"topic":"T"}:5}`."""
 
     @classmethod
     def of(cls, items: Iterable[tuple[Bean, object]]) -> ObjectMap:
-        """The map with these keys, in the order given."""
+        """The map with these keys, in the given order."""
         return cls((dumps(key, pretty=False).decode(), value) for key, value in items)
 
     def pairs(self) -> list[tuple[dict[str, object], object]]:
@@ -74,16 +74,17 @@ class ObjectMap(dict[str, object]):
 
 
 class BoxedList(list[object]):
-    """A Java list of boxed numbers: written one element a line."""
+    """A Java list of boxed numbers: written one element per line."""
 
 
 def loads(text: bytes | str, *, object_keys: bool = False) -> object:
-    """Parse a file of RocketMQ's; with `object_keys` also a body of its remoting protocol, where keys may be objects.
+    """Parse a configuration file of RocketMQ; with `object_keys` also a body of its remoting protocol, with objects as
+    keys.
 
-    Objects come back as dict, as IntegerMap where all keys were bare, as ObjectMap where all were objects; keys are
-    strings in each of them. Of equal keys the last one wins (`"0"` and `0` are equal). Strict otherwise: anything that
-    is neither JSON nor such a key, nesting beyond DEPTH_MAX, and numbers of more than 64 characters raise
-    JsonFormatError, and so does text that is not UTF-8.
+    Objects become dict; IntegerMap if all keys were bare; ObjectMap if all were objects. Keys are strings in each of
+    them. Of equal keys the last one wins (`"0"` and `0` are equal). Everything else is strict: anything that is neither
+    JSON nor such a key, nesting beyond DEPTH_MAX, numbers of more than 64 characters, and text that is not UTF-8 raise
+    JsonFormatError.
     """
     if isinstance(text, str):
         return _Parser(text, object_keys).document()
@@ -97,11 +98,11 @@ def loads(text: bytes | str, *, object_keys: bool = False) -> object:
 
 
 def dumps(value: object, *, pretty: bool = True) -> bytes:
-    """Write a value in RocketMQ's layout; the module's docstring says which Python type means which Java type.
+    """Write a value in RocketMQ's layout; the module's docstring maps Python types to Java types.
 
-    With `pretty` false there is no white space at all (RocketMQ's `transactionMetrics`). Raises TypeError for a type
-    that has no meaning here, ValueError for a key of an IntegerMap that is no integer, a float that is not finite, or
-    nesting beyond DEPTH_MAX.
+    With `pretty` false there is no white space at all (RocketMQ's `transactionMetrics`). Raises TypeError for an
+    unsupported type, ValueError for a key of an IntegerMap that is no integer, a float that is not finite, or nesting
+    beyond DEPTH_MAX.
     """
     pieces: list[str] = []
     _write(value, 0 if pretty else None, 0, pieces)
@@ -164,7 +165,7 @@ class _Parser:
         self.at = match.end()
 
     def take(self, character: str) -> bool:
-        """Step over `character` and the space behind it, if it is the next one."""
+        """Skip `character` and the space after it, if it is next."""
         if not self.text.startswith(character, self.at):
             return False
         self.at += 1
@@ -209,7 +210,7 @@ class _Parser:
             return kinds.pop()(items) if len(kinds) == 1 else items
 
     def key(self, depth: int) -> tuple[str, type[dict[str, object]]]:
-        """A key, and what an object is of which all keys are of its kind."""
+        """A key, and the type of an object all of whose keys are of its kind."""
         if self.text.startswith('"', self.at):
             return self.string(), dict
         if self.object_keys and self.text.startswith("{", self.at):
@@ -267,8 +268,8 @@ class _Parser:
 
 # Writing
 
-# What fastjson escapes: the two that JSON demands, control characters of both ranges, JavaScript's line separators.
-# Lone surrogates have no UTF-8 form; Java would write them as '?', the escape keeps them.
+# The characters that fastjson escapes: the two required by JSON, both ranges of control characters, and JavaScript's
+# line separators. Lone surrogates have no UTF-8 form; Java would write them as '?', the escape preserves them.
 _TO_ESCAPE = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _SHORT_ESCAPE = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -288,7 +289,7 @@ def _bare(key: str) -> str:
 
 
 def _write(value: object, indent: int | None, depth: int, pieces: list[str]) -> None:
-    """Append the text of `value`; `indent` counts the tabs of the line that it begins on, None is for no layout."""
+    """Append the text of `value`; `indent` counts the tabs of the line on which it begins, None means no layout."""
     if depth > DEPTH_MAX:
         raise ValueError(f"nested more than {DEPTH_MAX} levels deep")
     match value:
@@ -340,7 +341,7 @@ def _write_object(
     for number, (key, item) in enumerate(members):
         pieces.append(f"{',' if number else ''}{before}{key}:")
         _write(item, inner, depth + 1, pieces)
-    # Whatever the pairs look like, the closing brace of a filled object has its own line.
+    # The closing brace of a non-empty object always has its own line.
     pieces.append(_new_line(indent) + "}" if filled else "}")
 
 

@@ -35,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 
 class TableFiles(ChecksumFiles, Protocol):
-    """What a table needs of a file system. Every method raises the OSError that the operating system would."""
+    """The part of a file system that a table needs. Every method raises the operating system's OSError."""
 
     def link(self, source: Path, target: Path) -> object:
         """Give `source` a second name, which must be free."""
 
     def sync_directory(self, path: Path) -> object:
-        """Make the names in this directory durable."""
+        """Make the entries of this directory durable."""
 
 
 class UnreadableTableError(StoreError):
-    """There is content, but neither the file nor its .bak can be read. An empty table instead would lose it."""
+    """There is content, but neither the file nor its .bak can be read. Starting with an empty table would lose it."""
 
     def __init__(self, path: Path, causes: list[str]) -> None:
         super().__init__(
@@ -57,16 +57,16 @@ class UnreadableTableError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What one of the two files holds."""
+    """The content of one of the two files."""
 
     state: Literal["good", "absent", "empty", "damaged"]
     value: object = None
-    cause: str = ""  # why it is not good
-    content: Content | None = None  # what it would be known by
+    cause: str = ""  # why it is invalid
+    content: Content | None = None  # the checksum that identifies it
 
 
 class JsonTable:
-    """The durable content of one file. Synchronous: the broker calls it in the disk thread, never twice at a time."""
+    """The durable content of one file. Synchronous: the broker calls it in the disk thread, one call at a time."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class JsonTable:
         checksum_inside: bool = False,
         stats: StoreStats | None = None,
     ) -> None:
-        """`old_content_helps`: what .bak has is better than nothing where the main file cannot be read.
+        """`old_content_helps`: the content of .bak is better than none if the main file cannot be read.
 
         `checksum_inside`: the content has a checksum of its own, so that none is needed beside it. `stats` counts
-        what has another checksum than was saved.
+        contents that do not match the saved checksum.
         """
         self.path = path
         self._old_content_helps = old_content_helps
@@ -89,18 +89,18 @@ class JsonTable:
         self._checksums = None if checksum_inside else TableChecksums(files, path)
         self._stats = stats
         self._main_state: Literal["unknown", "good", "absent", "empty", "damaged"] = "unknown"
-        self._is_changed = False  # the main file was read, but is not what was saved
-        self._present: Content | None = None  # what load gave, or the last save made
+        self._is_changed = False  # the main file was read, but does not match its checksum
+        self._present: Content | None = None  # the content returned by load, or saved last
         self.is_from_copy = False
         """Whether the last `load` returned the content of .bak."""
 
     def load(self, *, report: bool = True) -> object | None:
-        """Return the content of the main file or, where that is missing, empty or no valid JSON, that of its .bak.
+        """Return the content of the main file or, where that is missing, empty or invalid JSON, that of its .bak.
 
-        None if there is neither. A use of .bak is logged as a warning, and so is a content that is not the one that was
-        saved: it is taken, for it may have been edited. Not `report`: somebody else reads the file, too, and says it.
-        Nothing is changed or deleted.
-        Raises UnreadableTableError if there is something to read but nothing that can be read; OSError from the disk.
+        None if there is neither. A warning is logged if .bak is used, and if the content does not match its checksum:
+        it is used, because it may have been edited. With `report` false, another reader of the file logs the warning.
+        Nothing is changed or deleted. Raises UnreadableTableError if there is content that cannot be read; OSError from
+        the disk.
         """
         if self._checksums is not None:
             self._checksums.load()
@@ -114,16 +114,18 @@ class JsonTable:
         if backup.state == "good" and (self._old_content_helps or main.state == "absent"):
             self._present, self.is_from_copy = backup.content, True
             if report:
-                _log.warning("configuration file replaced by its copy path=%s cause=%r", self._backup, main.cause)
+                _log.warning(
+                    "configuration file unreadable, its copy is used path=%s cause=%r", self._backup, main.cause
+                )
             self._check(self._backup, backup, report)
             return backup.value
-        # One with a checksum inside is ours alone, and no save of ours leaves an empty file.
+        # Only this store writes files with a checksum inside, and it never leaves an empty one.
         was_saved = main.state == "empty" and (self._checksums is None or self._checksums.exists)
         if "damaged" in (main.state, backup.state) or was_saved:
             raise UnreadableTableError(self.path, [main.cause, backup.cause])
         if main.state == "empty" and report:
-            # What a crash leaves of RocketMQ's very first save: there never was any content.
-            _log.warning("configuration file is empty and has no copy, the table starts empty path=%s", self.path)
+            # A crash during RocketMQ's very first save leaves this: there never was any content.
+            _log.warning("configuration file is empty and has no copy; the table starts empty path=%s", self.path)
         return None
 
     @property
@@ -132,9 +134,9 @@ class JsonTable:
         return self._present.size if self._present is not None else 0
 
     def save(self, value: object) -> None:
-        """Make `value` the content; when this returns it is durable. The previous content becomes .bak.
+        """Save `value` as the content; it is durable on return. The previous content becomes .bak.
 
-        After an OSError or a crash at any moment `load` returns either the previous content or `value`.
+        After an OSError or a crash at any moment, `load` returns either the previous content or `value`.
         """
         data = java_json.dumps(value)
         if self._main_state == "unknown":
@@ -147,7 +149,7 @@ class JsonTable:
         if self._is_changed:
             self._keep_changed()
         if self._main_state == "good":
-            # Where .bak is the same file already, rename does nothing and leaves both names; the next save clears up.
+            # If .bak is the same file already, rename does nothing and leaves both names; the next save cleans up.
             second_name = self._free_name(".bak.tmp")
             self._files.link(self.path, second_name)
             self._files.rename(second_name, self._backup)
@@ -161,21 +163,21 @@ class JsonTable:
         self._files.sync_directory(self.path.parent)
 
     def _keep_changed(self) -> None:
-        """Give what cannot be told from damage names that no save takes away; of these files the latest are kept."""
+        """Keep a possibly damaged file under names that no save removes; only the latest is kept."""
         for source, suffix in ((self.path, ".changed"), (self._backup, ".changed.bak")):
             target = self._free_name(suffix)
             if self._files.exists(source):
                 self._files.link(source, target)
 
     def _check(self, path: Path, copy: _Copy, report: bool) -> bool:
-        """Say it if the file is not what was saved; return whether it is not."""
+        """Log a warning if the file does not match its checksum; return whether it does not."""
         assert copy.content is not None
         problem = self._checksums.problem_of(copy.content) if self._checksums is not None else None
         if problem is None or not report:
             return problem is not None
         _log.warning(
-            "configuration file is not what was saved, it is taken as it is: if nobody edited it, compare it with its "
-            "copy or a backup path=%s cause=%r",
+            "configuration file does not match its checksum and is used as it is; unless it was edited, compare it "
+            "with its copy or a backup path=%s cause=%r",
             path,
             problem,
         )
@@ -196,7 +198,7 @@ class JsonTable:
             return _Copy("damaged", cause=f"{path.name}: {error}")
 
     def _free_name(self, suffix: str) -> Path:
-        """A name beside the main file; a crash may have left something there."""
+        """A free name beside the main file; a crash may have left a file there."""
         path = _beside(self.path, suffix)
         if self._files.exists(path):
             self._files.unlink(path)

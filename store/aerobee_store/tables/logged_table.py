@@ -47,8 +47,8 @@ class LoggedTable:
     def load(self, *, report: bool = True) -> object | None:
         """Return the content with all changes applied; None if there is none. Changes nothing on the disk.
 
-        As `JsonTable.load`, which see; a damaged log is logged as a warning, and its readable changes are applied.
-        UnreadableTableError also if there is a log, but no table that it belongs to.
+        Like `JsonTable.load`; for a damaged log a warning is logged, and its readable changes are applied. Also raises
+        UnreadableTableError if there is a log without its table.
         """
         latest = self._changes.read()  # before the table: a broker that uses the store may save it in between
         value = self._table.load(report=report)
@@ -61,7 +61,7 @@ class LoggedTable:
         self._is_damaged = latest is not None and latest.problem is not None
         if problems and report:
             _log.warning(
-                "changes of a configuration file cannot be read, the others are applied: compare the table with a "
+                "unreadable changes of a configuration file are skipped, the others applied; compare the table with a "
                 "backup path=%s cause=%r",
                 self._changes.path,
                 "; ".join(problems),
@@ -82,13 +82,14 @@ class LoggedTable:
         return encode_line(Bean({"after": after, "dataVersion": data_version, self._field: items}))
 
     def append(self, line: bytes) -> None:
-        """Save a change that has room; it is durable when this returns. After an OSError the next save is complete."""
+        """Save a change for which `has_room` is true; it is durable on return. After an OSError the next save is
+        complete."""
         self.needs_save = True
         self._changes.append(line, self._table.content_size)
         self.needs_save = False
 
     def save(self, content: Callable[[], object]) -> None:
-        """Save everything: the content that `content` returns, which includes all changes. OSError."""
+        """Save everything: the result of `content`, which includes all changes. OSError."""
         self.needs_save = True
         self._table.save(content())
         self._changes.retire(damaged=self._is_damaged)
@@ -96,14 +97,14 @@ class LoggedTable:
 
     @property
     def has_changes(self) -> bool:
-        """Whether the file alone, without its log, does not have everything."""
+        """Whether the file lacks changes that only its log has."""
         return self.needs_save or self._changes.is_open
 
     def _apply(self, value: object, changes: Changes) -> list[str]:
-        """Apply what is newer than the table; return what is wrong."""
+        """Apply the changes that are newer than the table; return the problems."""
         problems = [changes.problem] if changes.problem is not None else []
         if not isinstance(value, dict):
-            return problems  # the table's own format error is reported by its reader
+            return problems  # the reader of the table reports its format error
         for change in changes.items:
             after, counter, items = change.get("after"), _counter(change), change.get(self._field)
             if not isinstance(after, int) or not isinstance(items, dict):

@@ -40,7 +40,7 @@ _COVERED: Final = 16
 
 
 class ChecksumFiles(Protocol):
-    """What the checksums need of a file system. Every method raises the OSError that the operating system would."""
+    """The part of a file system that the checksums need. Every method raises the operating system's OSError."""
 
     def read_bytes(self, path: Path) -> bytes:
         """The whole file; FileNotFoundError if there is none."""
@@ -52,35 +52,35 @@ class ChecksumFiles(Protocol):
         """Open a file to overwrite a part of it."""
 
     def rename(self, source: Path, target: Path) -> object:
-        """Give `source` the name `target`, in place of what had it."""
+        """Rename `source` to `target`, replacing it."""
 
     def unlink(self, path: Path) -> object:
         """Take the name away."""
 
     def exists(self, path: Path) -> bool:
-        """Whether the name is taken."""
+        """Whether the file exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is kept of a content: its size in bytes and its CRC-32."""
+    """The identity of a content: its size in bytes and its CRC-32."""
 
     size: int
     crc: int
 
     @classmethod
     def of(cls, data: bytes) -> Self:
-        """The two of these bytes."""
+        """Size and CRC-32 of these bytes."""
         return cls(len(data), crc32(data))
 
     def encoded(self) -> bytes:
-        """A slot."""
+        """The bytes of a slot."""
         covered = _SLOT.pack(MAGIC, self.size, self.crc, 0)[:_COVERED]
         return covered + crc32(covered).to_bytes(4, "big")
 
     @classmethod
     def decode(cls, slot: bytes) -> Self | None:
-        """What a slot says; None if it is damaged or says nothing."""
+        """The content of a slot; None if it is damaged or empty."""
         magic, size, crc, slot_crc = _SLOT.unpack_from(slot)
         return cls(size, crc) if magic == MAGIC and slot_crc == crc32(slot[:_COVERED]) else None
 
@@ -108,13 +108,13 @@ class TableChecksums:
             return
         encoded = [data[start : start + _SLOT.size] for start in (0, SLOT_SIZE)]
         self._slots = [Content.decode(slot) for slot in encoded]
-        # One slot may say nothing; a slot that is neither that nor valid is damaged, or a crash has torn its writing.
+        # One slot may be empty. A slot that is neither empty nor valid is damaged, or a crash has torn its write.
         self._is_whole = any(self._slots) and all(
             content is not None or not any(slot) for content, slot in zip(self._slots, encoded, strict=True)
         )
 
     def problem_of(self, content: Content) -> str | None:
-        """Why this content is not known to be what was saved; None if it is, or there are no checksums at all."""
+        """Why this content does not match the saved one; None if it does, or there are no checksums."""
         if not self.exists or content in self._slots:
             return None
         if not self._is_whole:
@@ -123,7 +123,7 @@ class TableChecksums:
         return f"{content.size} bytes with CRC-32 {content.crc:08x}, but {wanted} were saved"
 
     def note(self, content: Content, present: Content | None) -> None:
-        """Know `content` from now on, durably, and still `present`, which has the name until then. OSError."""
+        """Record `content` durably, and keep `present`, which is still the file's content. OSError."""
         if self._is_usable():
             keep = self._slots.index(present) if present is not None and present in self._slots else None
             slots = list(self._slots)
@@ -143,7 +143,7 @@ class TableChecksums:
         self._slots, self.exists, self._is_whole = slots, True, True
 
     def _is_usable(self) -> bool:
-        """Whether the file can be overwritten: it may be of any size, or removed meanwhile."""
+        """Whether the file can be overwritten: it may be of any size, or removed in the meantime."""
         return self.exists and any(self._slots) and self._files.exists(self.path)
 
     def _overwrite(self, position: int, data: bytes) -> None:

@@ -82,7 +82,7 @@ class TimerCheckpoint:
         if not _is_ours(data) and len(copy) == _FIELDS.size and _bits(copy, data) == 1:
             mended = copy + data[_FIELDS.size :]
             if _is_ours(mended):
-                _log.warning("timer checkpoint has a flipped bit, which is put right")
+                _log.warning("timer checkpoint has a flipped bit, corrected")
                 data = mended
         read_time, position, queue_offset, _, version, timestamp, counter = _FIELDS.unpack_from(data)
         if read_time <= 0 or min(position, queue_offset) < 0:

@@ -68,12 +68,12 @@ class TimerFiles:
             trusted = checkpoint.clean and checkpoint.precision_ms == self.wheel.precision_ms
             if not (trusted and self.wheel.load() and self.wheel.checksum() == checkpoint.wheel_crc):
                 if trusted and checkpoint.wheel_crc:  # 0: nothing was pending, and there was no wheel
-                    _log.warning("timer wheel is missing or damaged, rebuilt from the timer log")
+                    _log.warning("timer wheel is missing or damaged, rebuilding it from the timer log")
                 self.wheel.clear()
                 complete = self._rebuild_wheel(checkpoint.read_time_ms)
         if not complete:
             if checkpoint is not None or self.log.end:
-                _log.warning("timer files are missing or damaged, rebuilt from topic=%s", TIMER_TOPIC)
+                _log.warning("timer files are missing or damaged, rebuilding them topic=%s", TIMER_TOPIC)
             self.wheel.clear()
             self.log.clear()
         return TimerRecovery(checkpoint, complete)

@@ -304,4 +304,4 @@ def is_blank(head: bytes, size: int) -> bool:
 def check_file_size(file_size: int) -> None:
     """Raise StoreDirectoryError for a size that cannot hold a unit and its blank."""
     if file_size < UNIT_SIZE + BLANK_SIZE_MIN:
-        raise StoreDirectoryError(f"timer log files of {file_size} bytes hold no unit")
+        raise StoreDirectoryError(f"timer log files of {file_size} bytes are too small for a unit")

@@ -114,7 +114,7 @@ def locked(directory: Path, *, create: bool) -> Iterator[None]:
     `create` the file of the lock if there is none; a tool that only looks does not, and then holds nothing.
     """
     path = directory / "lock"
-    error = StoreLockedError(f"{directory}: a process has this store open; stop it first, or work on a backup of it")
+    error = StoreLockedError(f"{directory}: a process has this store open; stop it first, or use a backup")
     if not create and not path.exists():
         if is_locked(path):  # by its directory: the file was removed
             raise error

@@ -122,14 +122,16 @@ def backup(
 def _check_target(directory: Path, target: Path) -> None:
     inside = target.resolve().is_relative_to(directory.resolve())
     if inside or directory.resolve().is_relative_to(target.resolve()):
-        raise StoreDirectoryError(f"{target}: the copy and the store would lie in each other; name another directory")
+        raise StoreDirectoryError(
+            f"{target}: the copy and the store would be inside each other; name another directory"
+        )
     if not target.exists():
         return
     if not target.is_dir():
         raise StoreDirectoryError(f"{target}: not a directory; name one that is empty, or does not exist")
     names = {path.name for path in target.iterdir()} - {"lost+found", PARTIAL}
     if names:
-        raise StoreDirectoryError(f"{target}: not empty, it holds {min(names)!r}; name an empty directory")
+        raise StoreDirectoryError(f"{target}: not empty (contains {min(names)!r}); name an empty directory")
 
 
 class _Backup:
@@ -195,7 +197,8 @@ class _Backup:
         needed = self._total - (segments if self._hard_links else 0)
         if needed > available and not _can_clone(self._files.log_paths.all, self._partial):
             raise StoreFullError(
-                f"{self._target}: {available} bytes are left on its disk, the copy takes {needed}; name another disk"
+                f"{self._target}: {available} bytes are free on its disk, but the copy takes {needed}; name another "
+                f"disk"
             )
 
     # --- a stopped store --------------------------------------------------------------------------------------
@@ -334,8 +337,8 @@ class _Backup:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                     raise
                 raise StoreDirectoryError(
-                    f"{self._target}: no hard links from {path.parent} ({error.strerror}); leave out --hard-links, or "
-                    f"name a directory on the same file system"
+                    f"{self._target}: cannot make hard links from {path.parent} ({error.strerror}); leave out "
+                    f"--hard-links, or name a directory on the same file system"
                 ) from error
             self._linked += 1
             return True

@@ -116,7 +116,7 @@ class IndexCheck:
                     kind="index-missing" if none else "index-behind",
                     path="index",
                     detail=f"{self._behind_keys} keys of {self._behind_records} messages are not in the index"
-                    + ("; there is none" if none else f", which ends with the message at {self._end_offset}"),
+                    + ("; there is no index" if none else f", which ends with the message at {self._end_offset}"),
                     physical_offset=self._behind_from,
                     count=self._behind_keys,
                 )
@@ -183,7 +183,7 @@ class IndexCheck:
                 Finding(
                     kind="index-ahead",
                     path="index",
-                    detail=f"{count} entries name messages behind the end of the log at {log_end}",
+                    detail=f"{count} entries name messages beyond the end of the log at {log_end}",
                     physical_offset=first,
                     count=count,
                 )

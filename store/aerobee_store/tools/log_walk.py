@@ -68,7 +68,7 @@ def bytes_behind(files: StoreFiles, end: LogEnd) -> Iterator[Finding]:
         )
         yield Finding(
             kind="log-torn" if torn else "log-bytes-behind-end",
-            detail=stop.detail if torn and stop is not None else "bytes that are no record",
+            detail=stop.detail if torn and stop is not None else "bytes that are not a record",
             path=files.relative(segment.path),
             physical_offset=segment.start_offset + begin,
             size=data_end - begin,

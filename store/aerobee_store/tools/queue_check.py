@@ -210,7 +210,7 @@ class QueueCheck:
                 Finding(
                     kind="queue-offset-repeated",
                     severity="warning",
-                    detail=f"the queue goes on at offset {offset} after {expected - 1}",
+                    detail=f"the queue continues at offset {offset} after {expected - 1}",
                     physical_offset=physical_offset,
                     topic=key[0],
                     queue_id=key[1],

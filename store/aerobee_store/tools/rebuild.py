@@ -111,7 +111,9 @@ def rebuild(
                 files.close()
                 files = StoreFiles.find(directory)
             if not files.segments:
-                raise StoreDirectoryError(f"{directory / 'commitlog'}: no segment of the log; nothing to rebuild from")
+                raise StoreDirectoryError(
+                    f"{directory / 'commitlog'}: the log has no segments; nothing to rebuild from"
+                )
             _check_replaceable(directory, _names(queues=queues, index=index))
             disk: FileSystem
             if apply:
@@ -441,8 +443,8 @@ def _check_replaceable(directory: Path, names: Sequence[str]) -> None:
         for path in (directory / name, *(directory / name).glob("*"), *(directory / name).glob("*/*")):
             if path.is_dir() and (path.is_symlink() or path.is_mount()):
                 raise StoreDirectoryError(
-                    f"{path}: leads to another disk or directory, and a rebuild replaces what it finds; move the files "
-                    f"into the store for that time, or work on a backup of it"
+                    f"{path}: a link or mount point, which a rebuild cannot replace; move the files "
+                    f"into the store for the rebuild, or use a backup"
                 )
 
 

@@ -216,8 +216,8 @@ class StoreFiles:
         files._find_timer_log()
         if not files.segments and any(queue.end() > queue.first for queue in files.queues.values()):
             raise StoreDirectoryError(
-                f"{directory / 'commitlog'}: no segment of the log, but there are queues; is a disk not mounted, or is "
-                f"the log kept elsewhere (storePathCommitLog)?"
+                f"{directory / 'commitlog'}: the log has no segments, but there are queues; is a disk not mounted, "
+                f"or is the log in another directory (storePathCommitLog)?"
             )
         return files
 

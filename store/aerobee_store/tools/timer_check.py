@@ -227,7 +227,7 @@ class TimerCheck:
                 Finding(
                     kind="timer-unit-missing",
                     path="timerlog",
-                    detail=f"a message that is due at {out_ms} has no unit: it would not be delivered",
+                    detail=f"the message due at {out_ms} has no unit and would not be delivered",
                     physical_offset=offset,
                     topic=TIMER_TOPIC,
                     queue_id=TIMER_QUEUE_ID,

@@ -228,7 +228,7 @@ class _Verification:
                     kind="quarantine",
                     severity="warning",
                     path="quarantine",
-                    detail=f"set aside by a recovery: {', '.join(aside[:10])}",
+                    detail=f"quarantined by a recovery: {', '.join(aside[:10])}",
                     count=len(aside),
                 )
             )

@@ -117,7 +117,9 @@ def test_another_offset_is_refused(log: bytes, tmp_path: Path, offset: int) -> N
     with _store(tmp_path / "copy") as store:
         store.follower.receive(0, log[:1000])
         end = store.positions[0]
-        with pytest.raises(LogMismatchError, match=f"for physical offset {offset} came, the log ends at 1000"):
+        with pytest.raises(
+            LogMismatchError, match=f"received bytes for physical offset {offset}, but the log ends at 1000"
+        ):
             store.follower.receive(offset, log[1000:2000])
         assert store.positions[0] == end
 

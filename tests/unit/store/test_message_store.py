@@ -93,8 +93,8 @@ def test_a_foreign_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"segment_size": 32768}, "16384 bytes, but the configuration says 32768"),
-        ({"queue_file_size": 800}, "400 bytes, but the configuration says 800"),
+        ({"segment_size": 32768}, "16384 bytes, but the configured file size is 32768"),
+        ({"queue_file_size": 800}, "400 bytes, but the configured file size is 800"),
         ({"index_slot_count": 51}, r"store\.index_slot_count"),
         ({"index_entry_count": 90}, r"store\.index_entry_count"),
     ],

@@ -120,7 +120,7 @@ def test_a_failed_store_says_so_in_its_flags() -> None:
     with pytest.raises(StoreFailedError):
         store.flush()
     assert store.status().running_flags is RunningFlags.NOT_WRITEABLE
-    assert "takes no more writes" in store.status().refusal
+    assert "refuses further writes" in store.status().refusal
     with pytest.raises(StoreFailedError):
         store.append([MESSAGE], essential=True)
     store.close()
@@ -155,7 +155,7 @@ def test_a_queue_that_disagrees_with_the_log() -> None:
     store = MessageStore.open(StoreConfig.tiny(Path("/store")), file_system=MemoryFileSystem())
     store.append([MESSAGE, MESSAGE])
     store._queues.simple["orders", 0].put(0, UNIT.pack(0, 100, 0))
-    with pytest.raises(StoreFailedError, match="unit 0 is already there"):
+    with pytest.raises(StoreFailedError, match="unit 0 exists already"):
         store.flush()
     assert store.status().running_flags is RunningFlags.LOGICS_QUEUE_ERROR | RunningFlags.NOT_WRITEABLE
     store.close()

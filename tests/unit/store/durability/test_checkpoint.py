@@ -70,7 +70,7 @@ def test_a_directory_in_its_place() -> None:
     """Is an error that names it."""
     disk = disk_with(None)
     disk.make_directory(PATH)
-    with pytest.raises(StoreDirectoryError, match="a directory where the checkpoint"):
+    with pytest.raises(StoreDirectoryError, match="a directory has the name of the checkpoint"):
         loaded(disk)
 
 

@@ -137,7 +137,7 @@ def test_the_log_goes_on_behind_its_end() -> None:
     ("name", "size", "match"),
     [
         ("notes.txt", 10, "not a file of this store"),
-        (f"{4096:020d}", 4000, "set the size that the store was written with"),
+        (f"{4096:020d}", 4000, "configure the size with which the store was written"),
         (f"{100:020d}", 4096, "multiple of the file size"),
     ],
 )

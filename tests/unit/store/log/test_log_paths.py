@@ -136,16 +136,16 @@ def test_the_segment_in_use_cannot_be_read_only() -> None:
     harness = Harness(A)
     with harness.open() as store:
         harness.fill(store, 1)
-    with pytest.raises(StoreDirectoryError, match=r"disk-a/log/0+16384: .* move this one file"):
+    with pytest.raises(StoreDirectoryError, match=r"disk-a/log/0+16384: .* move this file"):
         harness.open(B, read_only_commit_log_paths=(A,))
 
 
 @pytest.mark.parametrize(
     ("happens", "says"),
     [
-        (lambda harness: harness.open(A), r"/disk-b/log: has segments .* store\.commit_log_paths"),
-        (lambda harness: harness.open(A, C), r"/disk-b/log: has segments"),
-        (lambda harness: harness.open(DIRECTORY / "commitlog"), r"/disk-a/log: has segments"),
+        (lambda harness: harness.open(A), r"/disk-b/log: contains segments .* store\.commit_log_paths"),
+        (lambda harness: harness.open(A, C), r"/disk-b/log: contains segments"),
+        (lambda harness: harness.open(DIRECTORY / "commitlog"), r"/disk-a/log: contains segments"),
     ],
     ids=["left out", "another instead", "as if there were one"],
 )
@@ -169,7 +169,7 @@ def test_a_disk_that_is_not_mounted_is_refused() -> None:
         harness.fill(store, 3)
     for name in harness.disk.list(B):
         harness.disk.unlink(B / name)
-    with pytest.raises(StoreDirectoryError, match=r"disk-b/log: had segments .* not mounted"):
+    with pytest.raises(StoreDirectoryError, match=r"disk-b/log: contained segments .* is its disk mounted"):
         harness.open()
     known = json.loads(harness.disk.read_bytes(KNOWN))
     known["used"] = [str(A)]

@@ -174,7 +174,7 @@ class TestAppending:
     @pytest.mark.parametrize(
         ("message", "cause"),
         [
-            (inner(b"a", INNER_BASE="7"), "goes on at 0"),
+            (inner(b"a", INNER_BASE="7"), "continues at 0"),
             (inner(b"a", INNER_NUM="2"), "claims to have 2"),
             (inner(b"a", INNER_NUM="none"), "INNER_NUM"),
             (replace(inner(b"a"), body=b"\0\0\0\x05abc"), "has only 7 bytes"),
@@ -197,11 +197,11 @@ class TestAppending:
             store.flush()
             with pytest.raises(InvalidMessageError, match=r"queue\.type=BatchCQ"):
                 store.append([ordinary, replace(ordinary, topic=TOPIC)])
-            with pytest.raises(InvalidMessageError, match="takes no inner batch"):
+            with pytest.raises(InvalidMessageError, match="does not take inner batches"):
                 store.append([replace(inner(b"a"), topic="orders")])
             named = Message("orders", 0, b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
             for others in ([ordinary], [named]):
-                with pytest.raises(InvalidMessageError, match="alone"):
+                with pytest.raises(InvalidMessageError, match="only message of its append"):
                     store.append([*others, inner(b"a")])
             assert store.positions[0] == wrote
 

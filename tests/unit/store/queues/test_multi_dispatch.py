@@ -189,7 +189,9 @@ def test_too_many_light_queues(store: MessageStore) -> None:
     """The append is refused as a whole, with a reason; queues that are there go on, and deleting one makes room."""
     names = [f"%LMQ%{n}" for n in range(4)]
     store.append([message("a", *names[:3])])
-    with pytest.raises(LightQueuesFullError, match=r"3 light queues, 2 more .* limit is 4 .*light_queue_count_max"):
+    with pytest.raises(
+        LightQueuesFullError, match=r"3 light queues exist and 2 more .* limit is 4 .*light_queue_count_max"
+    ):
         store.append([message("b", "%LMQ%x"), message("c", "%LMQ%y")])
     assert store.positions[0] == store.append([message("d", *names)])[0].physical_offset
     with pytest.raises(LightQueuesFullError):
@@ -216,7 +218,7 @@ def test_a_deleted_light_queue_goes_on_where_it_ended(disk: MemoryFileSystem) ->
 
 def test_too_many_names(store: MessageStore) -> None:
     """One message cannot name more queues than the limit; nothing is stored."""
-    with pytest.raises(InvalidMessageError, match=r"1001 names of queues, the limit is 1000"):
+    with pytest.raises(InvalidMessageError, match=r"1001 queue names; the limit is 1000"):
         store.append([message("a", *(["%LMQ%x"] * (NAMES_MAX + 1)))])
     assert store.positions[0] == 0
 

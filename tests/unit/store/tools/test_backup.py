@@ -319,7 +319,7 @@ class TestTarget:
             backup(stored.directory, target)
         monkeypatch.undo()
         assert [path.name for path in target.iterdir()] == [PARTIAL]
-        with pytest.raises(StoreDirectoryError, match="nothing of a store"):
+        with pytest.raises(StoreDirectoryError, match="but no store"):
             MessageStore.open(replace(stored.config, directory=target))
         backup(stored.directory, target)
         assert check(target, stored, COUNT) == COUNT

@@ -272,7 +272,7 @@ def test_a_rebuild_refuses_to_replace_what_lies_elsewhere(
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
     before = snapshot(stored.directory), snapshot(tmp_path / "elsewhere")
-    with pytest.raises(StoreDirectoryError, match=f"{linked}: leads to another"):
+    with pytest.raises(StoreDirectoryError, match=f"{linked}: a link or mount point"):
         rebuild(stored.directory, apply=apply)
     assert (snapshot(stored.directory), snapshot(tmp_path / "elsewhere")) == before
     assert place.is_symlink()
