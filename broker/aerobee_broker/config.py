@@ -287,13 +287,13 @@ class BrokerConfig(Section):
             self.listen.front != "native" or (self.tls.certificate is None and not self.dev)
         ):
             raise ConfigError(
-                "tls.client_authorities: nothing listens with TLS; set tls.certificate and tls.key, PEM files"
-                + ("" if self.listen.front == "native" else ", and listen.tls, as 0.0.0.0:8082")
+                "tls.client_authorities: no listener uses TLS; set tls.certificate and tls.key, PEM files"
+                + ("" if self.listen.front == "native" else ", and listen.tls, such as 0.0.0.0:8082")
             )
         if self.listen.front != "native" and self.tls.client_certificates != "required":
             raise ConfigError(
                 'tls.client_certificates: "optional" needs listen.front = "native"; grpcio requires certificates or '
-                "asks for none"
+                "does not request them"
             )
 
     def _check_tls(self) -> None:

@@ -98,7 +98,7 @@ async def test_a_signature_goes_before_the_certificate(broker: str, files: Files
     await send(broker, "orders", files.tls("CN=shop"))
     wrong = Credentials("billing", "nobody's")
     for credentials in (wrong, Credentials("shop", "another secret")):
-        with pytest.raises(ForbiddenError, match="is unknown here"):
+        with pytest.raises(ForbiddenError, match="unknown access key or wrong secret key"):
             await send(broker, "bills", files.tls("CN=shop"), credentials)
 
 

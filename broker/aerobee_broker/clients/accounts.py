@@ -173,8 +173,8 @@ class Accounts:
         account = self._by_certificate.get(subject)
         if account is None:
             raise UnauthorizedError(
-                f"no account has the certificate {subject[:256]!r}; an operator adds it to an account, or give the "
-                "client an access key and a secret key"
+                f"no account has the certificate {subject[:256]!r}; ask an operator to add it to an account, or "
+                f"give the client an access key and a secret key"
             )
         return account
 
@@ -188,9 +188,7 @@ class Accounts:
         digest = hmac.new(secret_key or b"nobody's", content, hashlib.sha1).digest()
         is_equal = hmac.compare_digest(base64.b64encode(digest), signature.encode())
         if not is_equal or account is None or secret_key is None:
-            raise UnauthorizedError(
-                f"the access key {access_key[:128]!r} is unknown here, or its secret key is another one"
-            )
+            raise UnauthorizedError(f"unknown access key or wrong secret key: {access_key[:128]!r}; check both")
         return account
 
     def _verified(self, authorization: str, date_time: str) -> Account:
@@ -204,9 +202,7 @@ class Accounts:
         expected = signature_of(secret_key or b"nobody's", date_time)
         is_equal = hmac.compare_digest(expected.encode(), signature.lower().encode())
         if not is_equal or account is None or secret_key is None:
-            raise UnauthorizedError(
-                f"the access key {access_key[:128]!r} is unknown here, or its secret key is another one"
-            )
+            raise UnauthorizedError(f"unknown access key or wrong secret key: {access_key[:128]!r}; check both")
         return account
 
     def _look(self) -> None:
@@ -265,9 +261,7 @@ def load_accounts(file: Path) -> dict[str, Account]:
         _log.warning("every user of this machine can read the secret keys in %s; run chmod 600 on it", file)
     found = content.get("accounts") if isinstance(content, dict) else None
     if not isinstance(found, dict) or not found or set(content) != {"accounts"}:
-        raise ConfigError(
-            f'auth.accounts: {file}: needs accounts, and nothing else: [accounts.NAME], secret_key = "..."'
-        )
+        raise ConfigError(f'auth.accounts: {file}: expected only accounts: [accounts.NAME], secret_key = "..."')
     accounts = {
         access_key: _account(f"auth.accounts: {file}: {access_key}", access_key, found[access_key])
         for access_key in found
@@ -279,7 +273,7 @@ def load_accounts(file: Path) -> dict[str, Account]:
             if owner != account.access_key:
                 raise ConfigError(
                     f"auth.accounts: {file}: {owner} and {account.access_key} have the same certificate; "
-                    "a certificate is of one account"
+                    "use each certificate for one account"
                 )
     return accounts
 
@@ -292,7 +286,7 @@ def _account(where: str, access_key: str, values: Any) -> Account:
     if not _ACCESS_KEY.fullmatch(access_key):
         raise ConfigError(f"{where}: an access key must have 1 to 128 letters, digits, '_', '.' or '-'; choose another")
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: is not a table of settings")
+        raise ConfigError(f"{where}: not a table of settings; write one for each account")
     known = {"secret_key", "secret_key_file", "certificate", "admin", "publish", "consume", "groups"}
     if unknown := sorted(values.keys() - known):
         raise ConfigError(f"{where}.{unknown[0]}: unknown setting; known settings are {', '.join(sorted(known))}")
@@ -305,7 +299,8 @@ def _account(where: str, access_key: str, values: Any) -> Account:
     certificate = values.get("certificate")
     if certificate is not None and (not isinstance(certificate, str) or not _SUBJECT.match(certificate)):
         raise ConfigError(
-            f'{where}.certificate: {certificate!r} is not the subject of a certificate, as "CN=billing,O=Example"; '
+            f"{where}.certificate: {certificate!r} is not the subject of a certificate, such as "
+            f'"CN=billing,O=Example"; '
             "`openssl x509 -in FILE -noout -subject -nameopt RFC2253` prints it"
         )
     return Account(access_key, _secret_key(where, values), admin, **names, certificate=certificate)

@@ -62,11 +62,13 @@ def add_parser(commands: Commands) -> None:
         choices=("none", "master", "replica"),
         help="replication role (default: none); see docs/replication.md",
     )
-    parser.add_argument("--listen-replicas", metavar="HOST:PORT", help="where a master takes replicas (default: none)")
-    parser.add_argument("--master", metavar="HOST:PORT", help="of a replica: the master's remoting address")
-    parser.add_argument("--acks", metavar="N", help="replicas that must have a message: none, a number, all")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate for that, PEM; with --dev one is made")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
+    parser.add_argument(
+        "--listen-replicas", metavar="HOST:PORT", help="address of a master for its replicas (default: none)"
+    )
+    parser.add_argument("--master", metavar="HOST:PORT", help="for a replica: the master's remoting address")
+    parser.add_argument("--acks", metavar="N", help="replicas that must confirm a message: none, all, or a number")
+    parser.add_argument("--tls-cert", metavar="FILE", help="TLS certificate, PEM (with --dev: made when missing)")
+    parser.add_argument("--tls-key", metavar="FILE", help="key of the certificate, PEM")
     parser.add_argument("--tls-client-ca", metavar="FILE", help="require certificates of clients that these sign, PEM")
     parser.add_argument("--accounts", metavar="FILE", help="accounts file in TOML (default: no authentication)")
     parser.add_argument(

@@ -153,7 +153,7 @@ class Dequeue:
         topic, queue_id = values.get(p.REAL_TOPIC), integer(values.get(p.REAL_QUEUE_ID))
         if record.topic != TIMER_TOPIC or topic is None or queue_id is None:
             state.stats.lost += 1
-            _log.error("no message of the timer topic physical_offset=%d", entry.physical_offset)
+            _log.error("timer entry names no message of the timer topic physical_offset=%d", entry.physical_offset)
             return None
         if record.queue_offset in state.relocated:
             return None
@@ -180,7 +180,7 @@ class Dequeue:
                 break
             except StoreFullError as error:
                 if not self._full_logged:
-                    _log.error("delayed messages wait because the disk is full cause=%s", error)
+                    _log.error("delayed messages are held because the disk is full cause=%s", error)
                     self._full_logged = True
                 if parts.closing.is_set():
                     return  # the slot is not done: the next start delivers them

@@ -77,7 +77,7 @@ class Enqueue:
         if state.has_left(record.queue_offset):
             return
         if topic is None or due_ms is None or integer(values.get(p.REAL_QUEUE_ID)) is None:
-            _log.error("message of topic=%s offset=%d has no destination", TIMER_TOPIC, record.queue_offset)
+            _log.error("message without destination dropped topic=%s offset=%d", TIMER_TOPIC, record.queue_offset)
             state.stats.lost += 1
             return
         before_offset, before_ms = state.enqueued_before_crash

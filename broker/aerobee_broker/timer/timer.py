@@ -260,13 +260,13 @@ class Timer:
                 is_of_it = record.unique_key == message_id and values.get(p.REAL_TOPIC) == topic
                 if is_of_it and values.get(p.TIMER_DELIVER_MS) == str(deliver_ms):
                     if p.TIMER_DELETE_UNIQ_KEY in values:
-                        raise MessageNotPendingError(f"message {message_id!r} was recalled already")
+                        raise MessageNotPendingError(f"message {message_id!r} is already recalled")
                     found = found or record.queue_offset not in self._state.done
                 looked += 1
                 if looked >= _COPIES_MAX:
                     break
         if not found:
-            raise MessageNotPendingError(f"no message {message_id!r} waits to be delivered to topic {topic!r}")
+            raise MessageNotPendingError(f"no delayed message {message_id!r} is waiting for topic {topic!r}")
         now_ms = self._check_not_over(topic, message_id, deliver_ms)  # the search may have taken a while
         properties = {
             p.UNIQ_KEY: message_id,
@@ -286,9 +286,9 @@ class Timer:
         """The time. Raises MessageNotPendingError if the message was recalled or is due."""
         now_ms = self._clock.now_ms()
         if self._state.recalls.has_exactly(topic, message_id):
-            raise MessageNotPendingError(f"message {message_id!r} was recalled already")
+            raise MessageNotPendingError(f"message {message_id!r} is already recalled")
         if deliver_ms <= max(now_ms, self._state.delivered_until_ms, self._state.slot_ms):
-            raise MessageNotPendingError(f"message {message_id!r} is due already, and cannot be recalled any more")
+            raise MessageNotPendingError(f"message {message_id!r} is due and can no longer be recalled")
         return now_ms
 
     # --- Its task ---------------------------------------------------------------------------------------------

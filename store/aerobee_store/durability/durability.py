@@ -170,7 +170,7 @@ class Durability:
     def begin(self) -> None:
         """Note that `run` is about to start in this event loop."""
         self._loop = asyncio.get_running_loop()
-        if self._log.wrote > self._log.committed:  # appended before the start
+        if self._log.wrote > self._log.committed:  # appended before the start the start the start
             self._request_commit()
 
     def end(self) -> None:

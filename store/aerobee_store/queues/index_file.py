@@ -53,11 +53,10 @@ _SLOT: Final = struct.Struct(">i")
 _SECONDS_MAX: Final = 0x7FFFFFFF
 _RESERVE_ENTRIES: Final = 1 << 20  # 20 MiB of entries at once
 LOOKED_MAX: Final = 1 << 16
-"""Entries that one search looks at: about 30 ms. A sound slot has a few; keys that were made to share one can be more.
-"""
+"""Entries examined by one search: about 30 ms. A normal slot has a few; keys constructed to collide can have more."""
 LOOKED_PER_STEP: Final = 1 << 11
 """Entries after which a search lets its caller do something else: about 1 ms."""
-# Below this many keys a loop over `struct` calls is faster than the fixed cost of numpy's (measured: about 40 keys).
+# Below this many keys a loop over `struct` calls is faster than numpy with its fixed cost (measured: about 40 keys).
 _VECTOR_MIN: Final = 48
 
 IntArray = npt.NDArray[np.int64]
@@ -211,7 +210,7 @@ class IndexFile:
     def close(self) -> None:
         self.file.close()
         self.next_entry = 1  # for a search that has not ended yet
-        # The arrays are views of the mapping; dropping them lets it go.
+        # The arrays are views of the mapping; dropping them releases it.
         del self._slots, self._entries, self._view
 
     def _count_before(self, end: int) -> int:

@@ -94,7 +94,7 @@ class DeletedTopics:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreDirectoryError(
                 f"{self._path}: not a table of deleted topics ({error!r}); restore it from a backup of the store. "
-                f"{self._path.name}.bak lacks the last deletion: with it, that topic's messages are back"
+                f"{self._path.name}.bak lacks the last deletion and would restore the messages of that topic"
             ) from error
 
     def __len__(self) -> int:

@@ -259,8 +259,8 @@ def test_json_and_secrets_in_files(tmp_path: Path) -> None:
             "[accounts.a]\ncertificate = 'CN=x'\n[accounts.b]\ncertificate = 'CN=x'",
             r"a and b have the same certificate",
         ),
-        ("[accounts.'a b']\nsecret_key = 'mySecret'", r"a b: an access key has"),
-        ("accounts.a = 3", r"a: is not a table"),
+        ("[accounts.'a b']\nsecret_key = 'mySecret'", r"a b: an access key must have"),
+        ("accounts.a = 3", r"a: not a table"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, cause: str) -> None:
