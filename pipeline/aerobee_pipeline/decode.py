@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from aerobee_pipeline.errors import RecordDecodeError
 from aerobee_pipeline.schema import MAP, TIMESTAMP, arrow_schema
 from aerobee_store.errors import CorruptRecordError
 from aerobee_store.records import inner_batch, properties, record
+from aerobee_store.records.compression import DecompressionError, decompress
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.records.record_columns import HEAD, crcs_of, items
 
@@ -133,37 +134,74 @@ def expanded(batch: RecordBatch, rows: Rows) -> Iterator[tuple[RecordBatch, Rows
 
 def _unpacked(batch: RecordBatch, rows: Sequence[int]) -> Iterator[RecordBatch]:
     """The messages of inner batches, those of several in one batch. CorruptRecordError for one that is none."""
-    waiting: list[bytes] = []
+    waiting: list[_Container] = []
     size = 0
     for row in rows:
-        waiting.append(_messages(batch, row))
-        size += len(waiting[-1])
-        if size >= _UNPACKED_SIZE or row == rows[-1]:
-            yield RecordBatch.parse(b"".join(waiting), base_physical_offset=None, check_crc=False)
+        container = _container(batch, row)
+        if waiting and (size >= _UNPACKED_SIZE or not waiting[0].is_like(container)):
+            yield _messages(batch, waiting)
             waiting, size = [], 0
+        waiting.append(container)
+        size += len(container.body)
+    yield _messages(batch, waiting)
 
 
-def _messages(batch: RecordBatch, row: int) -> bytes:
-    """The messages of one inner batch, a record each: what they share is repeated, the rest put in by column."""
+class _Container(NamedTuple):
+    """An inner batch: the head of its record, its topic with the length before it, its body, decompressed."""
+
+    row: int
+    place: inner_batch.BatchPlace
+    head: npt.NDArray[np.uint8]
+    topic: bytes
+    body: bytes
+
+    def is_like(self, other: _Container) -> bool:
+        """Whether the messages of both can be decoded together: heads of one size, and one topic."""
+        return len(self.head) == len(other.head) and self.topic == other.topic
+
+
+def _container(batch: RecordBatch, row: int) -> _Container:
     place = inner_batch.place_of(properties.decode_properties(bytes(batch.raw_properties(row))))
     try:
-        found = inner_batch.columns(batch.body(row), int(batch.sys_flag[row]))
-    except CorruptRecordError:
-        found = None
-    if place is None or found is None or len(found) != place.message_count:
-        inner_batch.unpack(batch.record(row))  # says what is wrong, and where
-        raise AssertionError("columns and scalar check disagree")
-    start, count = int(batch.start[row]), len(found)
+        body = bytes(decompress(batch.body(row), int(batch.sys_flag[row]), inner_batch.BODY_SIZE_MAX))
+    except DecompressionError:
+        place = None
+    if place is None:
+        _refuse(batch, [row])
     whole = np.frombuffer(batch.buffer, np.uint8)
     body_start, properties_start = int(batch.body_start[row]), int(batch.properties_start[row])
-    # IPv6 hosts make the head longer; its first fields, and its last, the body's size, are in their places anyway.
-    head = np.tile(whole[start:body_start], (count, 1))
-    first = head[:, : _FIRST_FIELDS.itemsize].view(_FIRST_FIELDS)[:, 0]
     topic = whole[body_start + int(batch.body_size[row]) : properties_start - 2].tobytes()
+    return _Container(row, place, whole[int(batch.start[row]) : body_start], topic, body)
+
+
+def _refuse(batch: RecordBatch, rows: Sequence[int]) -> NoReturn:
+    for row in rows:
+        inner_batch.unpack(batch.record(row))  # says what is wrong, and where
+    raise AssertionError("columns and scalar check disagree")
+
+
+def _messages(batch: RecordBatch, containers: Sequence[_Container]) -> RecordBatch:
+    """The messages of inner batches, a record each: what a batch shares is repeated, the rest put in by column."""
+    expected = np.array([container.place.message_count for container in containers])
+    begins = np.cumsum([0, *(len(container.body) for container in containers)])[:-1]
+    try:
+        # One behind the other, bodies are the body of one large batch.
+        found = inner_batch.columns(b"".join(container.body for container in containers))
+    except CorruptRecordError:
+        _refuse(batch, [container.row for container in containers])
+    number = np.searchsorted(found.start, begins)
+    counts = np.diff(number, append=len(found))
+    if (counts != expected).any() or (found.start[number] != begins).any():
+        _refuse(batch, [container.row for container in containers])
+    head = np.repeat(np.stack([container.head for container in containers]), counts, axis=0)
+    # IPv6 hosts make the head longer; its first fields, and its last, the body's size, are in their places anyway.
+    first = head[:, : _FIRST_FIELDS.itemsize].view(_FIRST_FIELDS)[:, 0]
+    topic = containers[0].topic
     first["total_size"] = head.shape[1] + found.body_size + len(topic) + 2 + found.properties_size
     first["body_crc"] = crcs_of(found.body, found.body_start, found.body_start + found.body_size)
     first["flag"] = items(found.body, _I32)[found.start + inner_batch.FLAG_POSITION]
-    first["queue_offset"] = place.base_offset + np.arange(count)
+    base = np.array([container.place.base_offset for container in containers]) - number
+    first["queue_offset"] = np.repeat(base, counts) + np.arange(len(found))
     first["sys_flag"] &= record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
     head[:, -4:] = np.ascontiguousarray(found.body_size, ">u4").view(np.uint8).reshape(-1, 4)
     body = pa.py_buffer(found.body)
@@ -176,7 +214,8 @@ def _messages(batch: RecordBatch, row: int) -> bytes:
         gather(body, found.properties_start, found.properties_start + found.properties_size),
         pa.scalar(b"", pa.binary()),
     )
-    return bytes(memoryview(joined.buffers()[2])[: int(first["total_size"].sum())])
+    data = bytes(memoryview(joined.buffers()[2])[: int(first["total_size"].sum())])
+    return RecordBatch.parse(data, base_physical_offset=None, check_crc=False)
 
 
 def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:

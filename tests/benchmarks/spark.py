@@ -316,6 +316,7 @@ def jobs(directory: Path, *, log_size: int = 1 << 30) -> None:
         work()
         seconds, cpu = time.perf_counter() - started, _cpu_seconds(None) - cpu
         rows.append((name, f"{seconds:.1f} s", gigabytes(log_size, seconds), rate(count, seconds), f"{cpu:.1f} s"))
+        print("  measured:", *rows[-1], file=sys.stderr, flush=True)
 
     timed("aerobee store verify", 1, lambda: _all_well(verify(store).ok))
     spark = _session()

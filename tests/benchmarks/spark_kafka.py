@@ -13,9 +13,10 @@ from pathlib import Path
 from socket import create_connection, socket
 from typing import Any
 
+from tests.support.maven_jars import maven_jars
+
 _POM = Path(__file__).with_name("kafka.xml")
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-_MAVEN_SECONDS = 240
 _START_SECONDS = 60
 # Of the connector; one of an older release works with a newer Spark as long as Spark's interfaces allow it.
 _OLDER_CONNECTORS = ("4.0.0",)
@@ -26,7 +27,7 @@ def connector_jars() -> tuple[Path, ...] | str:
     """What `spark.jars` needs for format kafka, or why it cannot be had."""
     reason = ""
     for version in (importlib.metadata.version("pyspark"), *_OLDER_CONNECTORS):
-        found = _jars("connector", version)
+        found = maven_jars(_POM, "connector", spark_version=version)
         if not isinstance(found, str):
             return found
         reason = reason or found
@@ -77,7 +78,7 @@ def kafka(directory: Path) -> Iterator[str]:
 @cache
 def broker_jars() -> tuple[Path, ...] | str:
     """The class path of a Kafka broker, or why it cannot be had."""
-    return _jars("broker", None)
+    return maven_jars(_POM, "broker")
 
 
 def fill(frame: Any, address: str) -> None:
@@ -92,32 +93,3 @@ def frame(spark: Any, address: str) -> Any:
     """All of them."""
     reader = spark.read.format("kafka").option("kafka.bootstrap.servers", address)
     return reader.option("subscribePattern", "bench-.*").load()
-
-
-def _jars(profile: str, spark_version: str | None) -> tuple[Path, ...] | str:
-    maven = shutil.which("mvn")
-    if maven is None or shutil.which("java") is None:
-        return "it needs java and mvn on the PATH"
-    target = Path("build/kafka") / (profile if spark_version is None else f"{profile}-{spark_version}")
-    if not (target / "complete").exists():
-        command = [
-            maven,
-            "--quiet",
-            "--batch-mode",
-            "--file",
-            str(_POM),
-            f"-P{profile}",
-            "dependency:copy-dependencies",
-        ]
-        command.append(f"-DoutputDirectory={target.absolute()}")
-        if spark_version is not None:
-            command.append(f"-Dspark.version={spark_version}")
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_MAVEN_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return "Maven takes too long"
-        if done.returncode:
-            cause = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout[-300:])
-            return f"Maven cannot fetch it: {cause}"
-        (target / "complete").touch()
-    return tuple(sorted(target.absolute().glob("*.jar")))

@@ -166,7 +166,7 @@ def test_messages_of_inner_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", [0, 0x300], ids=["plain", "zlib"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
-    """Ordinary records between inner batches, bodies and properties of all sizes, hosts of both kinds."""
+    """Ordinary records between inner batches, neighbours of other topics and hosts, parts of all sizes."""
     inner = [(b"x" * (number % 5), f"KEYS\x01k{number}\x02".encode() * (number % 3)) for number in range(40)]
     data = bytearray()
     for number in range(6):
@@ -176,10 +176,10 @@ def test_unpacked_by_column_as_one_by_one(host: str, compression: int) -> None:
             body = inner_batch.body_of(inner[number : number + 20])
             flags = record.SYS_FLAG_COMPRESSED | compression if compression else 0
             body = zlib.compress(body) if compression else body
-            message = inner_batch.message_of("größe", 1, body, 20, compression=flags)
+            message = inner_batch.message_of("größe" if number != 4 else "t", 1, body, 20, compression=flags)
             message = replace(message, properties={**message.properties, "INNER_BASE": str(number * 20), "TAGS": "t"})
         data += record.encode(
-            replace(message, born_host=(host, 9), born_timestamp=7),
+            replace(message, born_host=(host if number != 1 else "::2", 9), born_timestamp=7),
             queue_offset=number * 20,
             physical_offset=len(data),
             store_timestamp=1_700_000_000_000,
@@ -208,6 +208,17 @@ def test_an_inner_batch_that_is_none() -> None:
     batch = RecordBatch.parse(encoded([message]), base_physical_offset=0)
     with pytest.raises(CorruptRecordError, match="message 0 of the inner batch"):
         list(expanded(batch, np.arange(1)))
+
+
+def test_a_message_that_goes_on_in_the_next_inner_batch() -> None:
+    """Bodies of neighbours are decoded together, but a message may not lie in two of them."""
+    body = inner_batch.body_of([(b"%d" % number, b"") for number in range(4)])
+    parts = (body[:30], body[30:])
+    batch = RecordBatch.parse(
+        encoded([inner_batch.message_of("t", 0, part, 2) for part in parts]), base_physical_offset=0
+    )
+    with pytest.raises(CorruptRecordError, match="message 1 of the inner batch"):
+        list(expanded(batch, np.arange(2)))
 
 
 def test_gather_takes_stretches_and_nulls() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import shutil
 import subprocess
 import sys
@@ -198,6 +200,43 @@ def test_export_and_replay(spark: Any, store: Path, tmp_path: Path) -> None:
         assert row.properties["n"] == origin.properties["n"]
     places = [(row.queueId, int(row.properties["ORIGIN_OFFSET"])) for row in rows]
     assert places == sorted(places)
+
+
+def test_the_command_replays_at_a_rate_and_shows_progress(spark: Any, tmp_path: Path) -> None:
+    """240 messages of two queues at 48 a second take four seconds or more; a terminal sees Spark's progress bar."""
+    write(tmp_path / "store", orders(240))
+    export(spark, {"storePath": str(tmp_path / "store"), "subscribe": "orders"}, str(tmp_path / "archive"))
+    (tmp_path / "broker").mkdir()
+    with run_broker(tmp_path / "broker") as broker:
+        command = [sys.executable, "-m", "aerobee_broker", "spark", "replay", "--endpoint", broker.endpoint, "--json"]
+        command += ["--archive", str(tmp_path / "archive"), "--topic", "orders", "--target", "again"]
+        command += ["--job-id", "rate", "--rate", "48"]
+        found, shown = on_terminal(command)
+        assert json.loads(found)["messages"] == 240
+        assert "[Stage " in shown
+        frame = spark.read.format("aerobee").options(endpoint=broker.endpoint, subscribe="again").load()
+        times = sorted(row.storeTimestamp for row in frame.select("storeTimestamp").collect())
+    assert len(times) == 240
+    assert (times[-1] - times[0]).total_seconds() > 3
+
+
+def on_terminal(command: list[str]) -> tuple[str, str]:
+    """Run a command whose standard error is a terminal; return its standard output and what the terminal saw."""
+    primary, secondary = os.openpty()
+    shown = b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=secondary, text=True) as process:
+        os.close(secondary)
+        while process.poll() is None or select.select([primary], [], [], 0)[0]:
+            if select.select([primary], [], [], 0.2)[0]:
+                try:
+                    shown += os.read(primary, 65536)
+                except OSError:  # the other side is closed
+                    break
+        assert process.stdout is not None
+        found = process.stdout.read()
+    os.close(primary)
+    assert process.returncode == 0, (found, shown[-2000:])
+    return found, shown.decode("utf-8", "replace")
 
 
 def test_statistics(spark: Any, store: Path) -> None:

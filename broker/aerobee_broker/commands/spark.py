@@ -116,6 +116,13 @@ def add_parser(commands: Commands) -> None:
     for job in (audit, rebuild, export, replay, stats, lag):
         options.add_json(job)
         job.add_argument("--master", metavar="URL", help="URL of a Spark cluster (default: this machine, all cores)")
+        job.add_argument(
+            "--conf",
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            help="a setting of Spark; repeat it for several",
+        )
 
 
 def _add_stores(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -174,6 +181,11 @@ def _session(arguments: argparse.Namespace) -> Any:
     from aerobee_pipeline import local_session
 
     settings = {"spark.ui.showConsoleProgress": "true" if sys.stderr.isatty() else "false"}
+    for text in arguments.conf:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            options.usage_error(f"--conf {text}: give it as NAME=VALUE, such as spark.executor.memory=2g")
+        settings[name] = value
     session = local_session("aerobee", master=arguments.master, settings=settings)
     session.sparkContext.setLogLevel("ERROR")
     return session
