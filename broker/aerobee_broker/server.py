@@ -68,7 +68,9 @@ from aerobee_store import MessageStore, SystemClock
 from aerobee_store.clock import Clock
 
 if TYPE_CHECKING:
+    from aerobee_broker.replication.leadership import Leadership
     from aerobee_broker.replication.master_broker import MasterBroker
+    from aerobee_broker.replication.metrics import MasterCollector
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +126,7 @@ class _Process:
     metrics: Metrics
     metrics_address: Address
     ready: _Readiness
+    leadership: Leadership | None
 
 
 def _announce_nothing(_remoting: Address, _metrics: Address) -> None:
@@ -150,6 +153,7 @@ async def run(
     check_ports(config)
     check_certificate(config)
     accounts = None if config.auth.accounts is None else Accounts(config.auth.accounts)
+    leadership, keeping = _leadership(config)
     metrics, ready = Metrics(config), _Readiness()
     endpoint = HttpEndpoint(config.listen.metrics, metrics, ready)
     try:
@@ -164,33 +168,58 @@ async def run(
         metrics=metrics,
         metrics_address=metrics_address,
         ready=ready,
+        leadership=leadership,
     )
     try:
         while True:
             batch_topics = BatchTopics(config.store.directory, clock)
             store = await asyncio.to_thread(MessageStore.open, config.store, clock=clock, is_batch_topic=batch_topics)
             ready.store = store
-            is_promoted = False
+            again = False
             try:
-                role = _role(config, store)
+                role = _role(config, store, leadership)
                 if role == "replica":
-                    is_promoted = await _follow(process, store, batch_topics, announce_replica)
+                    again = await _follow(process, store, batch_topics, announce_replica)
                 else:
-                    await _serve(process, store, batch_topics, announce, is_master=role == "master")
+                    again = await _serve(process, store, batch_topics, announce, is_master=role == "master")
             finally:
                 # Blocking, and nothing else is left to run: only the probes must still be answered.
                 await asyncio.to_thread(store.close)
-            if not is_promoted or stop.is_set():
+            if not again or stop.is_set():
                 break
     finally:
+        if leadership is not None and keeping is not None:
+            keeping.cancel()
+            await leadership.release()  # the log is written no more, so another broker may go on at once
         await endpoint.stop()
     _log.info("broker stopped")
     return 0
 
 
-def _role(config: BrokerConfig, store: MessageStore) -> Role:
+def _leadership(config: BrokerConfig) -> tuple[Leadership | None, asyncio.Task[None] | None]:
+    """With a lease: what this broker knows of it, and the task that renews it."""
+    replication = config.replication
+    if not replication.etcd:
+        return None, None
+    from aerobee_broker.replication.etcd import EtcdLease  # a single broker loads nothing of replication
+    from aerobee_broker.replication.leadership import Leadership
+
+    lease = EtcdLease(
+        replication.etcd,
+        f"{replication.etcd_prefix}/{config.cluster}/{config.name}",
+        replication.broker_id,
+        replication.lease_seconds,
+        timeout_seconds=replication.lease_seconds / 4,
+    )
+    leadership = Leadership(lease, replication.broker_id, replication.lease_seconds)
+    return leadership, asyncio.create_task(leadership.run(), name="lease")
+
+
+def _role(config: BrokerConfig, store: MessageStore, leadership: Leadership | None) -> Role:
     if config.replication.role == "none":
         return "none"
+    if leadership is not None:
+        return "master" if leadership.is_held else "replica"
     from aerobee_broker.replication import roles  # a single broker loads nothing of replication
 
     return roles.load(config, store.file_system)
@@ -199,7 +228,7 @@ def _role(config: BrokerConfig, store: MessageStore) -> Role:
 async def _follow(
     process: _Process, store: MessageStore, batch_topics: BatchTopics, announce: Callable[[Address, Address], None]
 ) -> bool:
-    """Be a replica until `stop` is set (False) or it is promoted (True)."""
+    """Be a replica until `stop` is set (False), or it goes on as another one or as the master (True)."""
     from aerobee_broker.replication.epochs import Epochs
     from aerobee_broker.replication.metrics import ReplicaCollector
     from aerobee_broker.replication.replica import ReplicaBroker
@@ -209,24 +238,28 @@ async def _follow(
     tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     epochs = await asyncio.to_thread(Epochs, store.file_system, config.store.directory)
-    replica = ReplicaBroker(settings, store, tables, epochs, process.accounts, clock)
+    replica = ReplicaBroker(settings, store, tables, epochs, process.accounts, clock, process.leadership)
     bound = await replica.listen()
     collector = ReplicaCollector(replica)
     process.metrics.collectors.append(collector)
     process.ready.reason = None
     announce(bound, process.metrics_address)
     try:
-        is_promoted = await replica.serve(process.stop)
+        outcome = await replica.serve(process.stop)
     except BaseExceptionGroup as group:
         cause = _first(group)
         _log.critical("a service failed; the replica stops", exc_info=cause)
         raise cause from None
     finally:
         process.metrics.collectors.remove(collector)
-    process.ready.reason = "promoted: the broker starts as a master" if is_promoted else "stopping"
-    if is_promoted:
+    process.ready.reason = {
+        "promoted": "promoted: the broker starts as a master",
+        "cut": "the tail of the log that the master has not is set aside",
+        "stopped": "stopping",
+    }[outcome]
+    if outcome == "promoted":
         await asyncio.to_thread(replica.become_master)
-    return is_promoted
+    return outcome != "stopped"
 
 
 async def _serve(
@@ -236,10 +269,12 @@ async def _serve(
     announce: Callable[[Listening, Address], None],
     *,
     is_master: bool,
-) -> None:
+) -> bool:
+    """Serve until `stop` is set (False), or another broker may be the master (True)."""
     settings, clock, accounts = Settings(process.config), process.clock, process.accounts
     runtime_settings = RuntimeSettings.load(settings, store)
     config, metrics, ready = settings.current, process.metrics, process.ready
+    leadership, is_deposed = process.leadership, False
     tables = Tables.load(settings, clock, store.file_system, store.in_disk_thread, store.stats)
     batch_topics.attach(tables.topics)
     if not config.auto_create_topics and all(is_system_topic(topic.name) for topic in tables.topics):
@@ -308,51 +343,65 @@ async def _serve(
                 )
             ]
             await asyncio.sleep(0)  # the store's services are up before the first append
-            server, draining, listening = await _listen(parts, runtime_settings, remoting)
             master: MasterBroker | None = None
-            try:
-                if is_master:
-                    from aerobee_broker.replication import master_broker
+            if is_master:
+                from aerobee_broker.replication import master_broker
 
+                master = await master_broker.MasterBroker.open(config, store, leadership)
+            server, draining, listening = await _listen(parts, runtime_settings, remoting)
+            keeping: asyncio.Task[None] | None = None
+            collector: MasterCollector | None = None
+            stopping = tasks.create_task(process.stop.wait())
+            try:
+                if master is not None:
                     assert listening.remoting is not None, "the configuration says so"
-                    master = await master_broker.MasterBroker.start(
-                        config, store, registrar, remoting.server, listening.remoting
-                    )
+                    await master.start(registrar, remoting.server, listening.remoting)
+                    keeping = tasks.create_task(master.keep_lease(), name="lease-keeping")
                     remoting.add(master.handlers)
-                    metrics.collectors.append(master.collector)
+                    collector = master.collector
+                    metrics.collectors.append(collector)
                 if config.name_servers:
                     assert listening.remoting is not None, "the configuration says so"
                     registrar.listening(listening.remoting)
                     services.append(tasks.create_task(registrar.run(), name=registrar.name))
                 ready.reason = None
                 announce(listening, process.metrics_address)
-                await process.stop.wait()  # cancelled if a service dies
-                ready.reason = "draining: the broker stops"
+                ends = (stopping,) if keeping is None else (stopping, keeping)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # cancelled if a service dies
+                is_deposed = not process.stop.is_set()
+                ready.reason = "the lease is lost" if is_deposed else "draining: the broker stops"
                 _log.info("broker draining")
                 draining.set()
                 await registrar.unregister()
                 deliveries.long_polling.drain()
                 clients.close_streams()
-                drain_seconds = settings.current.listen.drain_seconds
+                drain_seconds = 0 if is_deposed else settings.current.listen.drain_seconds
                 await asyncio.gather(server.stop(drain_seconds), remoting.server.stop(drain_seconds))
                 await timer.close()
-                await deliveries.close()
-                await transactions.close()
+                if not is_deposed:  # these append to the log
+                    await deliveries.close()
+                    await transactions.close()
                 await tables.save_all()
             finally:
+                metrics.detach()
                 ready.reason = ready.reason or "stopping: a service of the broker died"
                 with suppress(asyncio.CancelledError):
                     await server.stop(0)
                     await remoting.server.stop(0)
                     if master is not None:
                         await master.stop()
-            for service in services:
+                    if collector is not None:
+                        metrics.collectors.remove(collector)
+            if keeping is not None:
+                keeping.cancel()
+            for service in (*services, stopping):
                 service.cancel()
     except BaseExceptionGroup as group:
         cause = _first(group)
         if not isinstance(cause, ListenError):
             _log.critical("a service failed; the broker stops", exc_info=cause)
         raise cause from None
+    return is_deposed
 
 
 async def _listen(

@@ -28,6 +28,7 @@ from aerobee_store.disk.store_directory import (
     sync_names,
     writes_may_be_lost,
 )
+from aerobee_store.durability import log_cut
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.derived_flush import FlushDerived
 from aerobee_store.durability.durability import Durability
@@ -239,6 +240,7 @@ class MessageStore:
 
     def _recover(self, *, whole_log: bool) -> None:
         clean = not self.file_system.exists(self._abort_path)
+        cut = log_cut.ordered(self.file_system, self.config.directory)
         self.checkpoint.load()
         self._deleted.load()
         self._queues.load(suspect=not clean)
@@ -264,6 +266,7 @@ class MessageStore:
             writes_may_be_lost=writes_may_be_lost(self.file_system, self.config.directory),
             record_size_max=max(self.config.record_size_max, self.config.segment_size),
             whole_log=whole_log,
+            cut=cut,
         ).run()
         self._removal.remove_interrupted()
         self.stats.recovered_records = self.recovery.records
@@ -275,6 +278,8 @@ class MessageStore:
                 file.sync()  # a process that died may have written these pages
         self.checkpoint.physic_timestamp = max(self.checkpoint.physic_timestamp, self.recovery.last_timestamp)
         self._flush_derived.flush()
+        if cut is not None:
+            log_cut.done(self.file_system, self.config.directory)
         sync_names(self.file_system, [self.config.directory, *self._log.files.run.directories])
         mark_in_use(self.file_system, self.config.directory)
 

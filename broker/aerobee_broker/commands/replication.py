@@ -67,6 +67,26 @@ def run_promote(arguments: argparse.Namespace) -> int:
 
 
 def _lines(found: dict[str, object]) -> list[str]:
+    return [*_role_lines(found), *_lease_lines(found)]
+
+
+def _lease_lines(found: dict[str, object]) -> list[str]:
+    if "leaseEpoch" not in found:
+        return []
+    tails = found["divergedTails"]
+    in_sync = found["leaseInSync"]
+    assert isinstance(tails, list), "the broker lists them"
+    assert isinstance(in_sync, list), "likewise"
+    left = f", {found['leaseSecondsLeft']} s left here" if found["master"] else ""
+    error = f"; no answer: {found['leaseError']}" if found["leaseError"] else ""
+    brokers = ", ".join(map(str, in_sync)) or "none"
+    return [
+        f"lease of broker {found['leaseMaster']}, epoch {found['leaseEpoch']}{left}, brokers in sync {brokers}{error}",
+        *(f"  set aside: quarantine/{name}, which the master never had" for name in tails),
+    ]
+
+
+def _role_lines(found: dict[str, object]) -> list[str]:
     end = found["masterCommitLogMaxOffset"]
     if not found["master"]:
         info = found["haClientRuntimeInfo"]

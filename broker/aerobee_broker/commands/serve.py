@@ -67,6 +67,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--master", metavar="HOST:PORT", help="for a replica: the master's remoting address")
     parser.add_argument("--acks", metavar="N", help="replicas that must confirm a message: none, all, or a number")
+    parser.add_argument("--etcd", metavar="URLS", help="etcd that keeps the lease of the master (default: no lease)")
     parser.add_argument("--tls-cert", metavar="FILE", help="TLS certificate, PEM (with --dev: made when missing)")
     parser.add_argument("--tls-key", metavar="FILE", help="key of the certificate, PEM")
     parser.add_argument("--tls-client-ca", metavar="FILE", help="require certificates of clients that these sign, PEM")
@@ -121,6 +122,7 @@ def load_config(arguments: argparse.Namespace, settings: Mapping[str, object] | 
         "replication.listen": arguments.listen_replicas,
         "replication.master": arguments.master,
         "replication.acks": arguments.acks,
+        "replication.etcd": arguments.etcd,
         "tls.certificate": arguments.tls_cert,
         "tls.key": arguments.tls_key,
         "tls.client_authorities": arguments.tls_client_ca,

@@ -87,13 +87,15 @@ class Exposition:
         self._loop_share = LoopShare()  # of its own: clients that search must not hold up a scrape
         ProcessCollector(registry=self._process)
 
-    def attach(self, sources: BrokerParts) -> None:
-        """Show the broker, too, from now on."""
-        self.collectors += (
-            _BrokerCollector(self._config, sources),
-            _StoreCollector(self._config, sources.store, sources.clock),
-            TimerCollector(self._config, sources.timer),
-        )
+    def attach(self, sources: BrokerParts | None) -> None:
+        """Show this broker, too, from now on; None: no longer one."""
+        self.collectors.clear()
+        if sources is not None:
+            self.collectors += (
+                _BrokerCollector(self._config, sources),
+                _StoreCollector(self._config, sources.store, sources.clock),
+                TimerCollector(self._config, sources.timer),
+            )
 
     async def render(self) -> list[bytes]:
         """The text of /metrics, in pieces. It is made in short steps, which take a bounded share of the event loop.

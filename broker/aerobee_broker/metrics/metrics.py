@@ -26,7 +26,7 @@ class Metrics:
         self._parts: BrokerParts | None = None
         self.collectors: list[Collector] = []
         """Of parts that only some brokers have; shown after the process, while they are here."""
-        self._attached = False
+        self._attached: BrokerParts | None = None
         self._exposition: Exposition | None = None
         self._loading = asyncio.Lock()
 
@@ -34,14 +34,18 @@ class Metrics:
         """Show the broker from now on."""
         self._parts = parts
 
+    def detach(self) -> None:
+        """The broker has ended; the process may go on, as a replica."""
+        self._parts = None
+
     async def render(self) -> list[bytes]:
         """The text, made in steps between which other tasks run; see `Exposition.render`."""
         async with self._loading:
             exposition = self._exposition
             if exposition is None:
                 exposition = self._exposition = await asyncio.to_thread(_new_exposition, self._config, self.collectors)
-            if self._parts is not None and not self._attached:
-                self._attached = True
+            if self._parts is not self._attached:
+                self._attached = self._parts
                 exposition.attach(self._parts)
         return await exposition.render()
 

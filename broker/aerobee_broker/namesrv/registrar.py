@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from zlib_ng.zlib_ng import crc32
@@ -63,6 +64,7 @@ class Registrar:
         self._settings = settings
         self._broker_id = broker_id
         self.ha_address: Address | None = None  # where replicas connect
+        self.epoch = 0  # of a master with a lease: it takes the place of one with a lower number
         self.answered: Callable[[Command], None] = _nothing  # called with each answer to a registration
         self._tables = tables
         self._servers: Sequence[Address] = settings.current.name_servers
@@ -181,7 +183,9 @@ class Registrar:
             )
             for name, queues in topics.items()
         }
-        wrapper = Bean(dataVersion=self._tables.topics.version.to_json(), topicConfigTable=table)
+        version = self._tables.topics.version
+        version = replace(version, state_version=max(version.state_version, self.epoch))
+        wrapper = Bean(dataVersion=version.to_json(), topicConfigTable=table)
         return java_json.dumps(Bean(filterServerList=[], topicConfigSerializeWrapper=wrapper), pretty=False)
 
     async def _ignore(self, request: Command, connection: Connection) -> Command | None:

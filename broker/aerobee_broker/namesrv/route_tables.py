@@ -125,7 +125,12 @@ class RouteTables:
         holder = None if broker is None else broker.addresses.get(wanted.broker_id)
         if holder is not None and holder != wanted.address:
             live = self._live.get((wanted.cluster, holder))
-            if live is not None and live.connection != _RESTORED and not self._has_expired(live):
+            if (
+                live is not None
+                and live.connection != _RESTORED
+                and not self._has_expired(live)
+                and wanted.version.state_version <= live.version.state_version  # no master of a newer epoch
+            ):
                 raise RegistrationRefusedError(
                     f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "
                     f"stop that broker, or give {wanted.address} another id or name"

@@ -5,7 +5,8 @@
                 received, before it is on its disk
     in sync     it counts, is connected, and is at most replication.lag_bytes_max behind
     confirmed   the offset before which enough replicas have the log: of n acknowledgements the n-th highest report;
-                of "all" the lowest of those in sync
+                of "all" the lowest of those in sync; with a lease the lowest of all brokers of the claim, and these
+                must be at least n (in_sync_set.py)
 
 Waiters are kept in the order of their offsets, so one that waits long holds up nobody.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +61,11 @@ class Acknowledgements:
     config: ReplicationConfig
     store: ReplicatedStore
     connections: list[Replica] = field(default_factory=list)
+    is_master: Callable[[], bool] = lambda: True
+    """Whether the lease is held, where there is one."""
+    confirmed_before: int = 0
+    """With a lease: no message behind this offset was ever confirmed."""
+    _claimed: tuple[frozenset[int], int] | None = None
     _waiters: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -93,18 +100,41 @@ class Acknowledgements:
 
     def in_sync(self) -> list[int]:
         """The reports of the replicas that are in sync, highest first."""
+        if self._claimed is not None:
+            acked = self.acked()
+            found = (acked.get(("id", str(broker_id)), -1) for broker_id in self._claimed[0])
+            return sorted((offset for offset in found if offset >= 0), reverse=True)
         behind = self.store.positions[2] - self.config.lag_bytes_max
         return sorted((offset for offset in self.acked().values() if offset >= 0 and offset >= behind), reverse=True)
 
     def confirmed(self) -> int:
         """The physical offset before which enough replicas have the log; -1 if there are too few."""
         wanted = self.config.acks_wanted
+        if self._claimed is not None:
+            return self._confirmed_by_claim(*self._claimed, wanted or 0)
         offsets = self.in_sync()
         if wanted is None:
             return min(offsets, default=self.store.positions[2])
         if not wanted:
             return self.store.positions[2]
         return offsets[wanted - 1] if len(offsets) >= wanted else -1
+
+    def _confirmed_by_claim(self, brokers: frozenset[int], claimed_count: int, wanted: int) -> int:
+        if claimed_count < wanted or not self.is_master():
+            return -1
+        acked = self.acked()
+        # One that is not connected is waited for until it has left the claim.
+        found = min(
+            (max(acked.get(("id", str(broker_id)), 0), 0) for broker_id in brokers), default=self.store.positions[2]
+        )
+        self.confirmed_before = max(self.confirmed_before, found)
+        return found
+
+    def wait_for(self, brokers: frozenset[int], *, claimed_count: int) -> None:
+        """With a lease: messages are confirmed by all these; so many of them are surely in the claim."""
+        if self._claimed != (brokers, claimed_count):
+            self._claimed = brokers, claimed_count
+            self._look()
 
     @property
     def waiting_count(self) -> int:
@@ -117,6 +147,11 @@ class Acknowledgements:
         confirmed = self.confirmed()
         if confirmed >= end:
             return
+        if not self.is_master():
+            raise ReplicaMissingError(
+                "the message is stored, but the lease of this master has expired; another broker may be the master, "
+                "and this message may not be there; send it again"
+            )
         if confirmed < 0:
             raise ReplicaMissingError(
                 f"the message is stored, but {len(self.in_sync())} replicas are in sync, and replication.acks is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -43,6 +44,15 @@ class ReplicationConfig(Section):
     """haMaxGapNotInSync: a replica that is further behind is not in sync."""
     rocketmq_acks: bool = False
     """Whether replicas of RocketMQ count. They report what they have received, before it is on their disk."""
+    etcd: tuple[str, ...] = ()
+    """Where the lease is kept that says who the master is, as http://10.0.0.5:2379; empty: people say it."""
+    etcd_prefix: str = "/aerobee"
+    """What the keys in etcd begin with; the cluster's and the broker's name follow."""
+    lease_seconds: Annotated[int, Meta(ge=2, le=600)] = 10
+    """So long after its last renewal another broker takes the lease."""
+    in_sync_seconds: Annotated[float, Meta(gt=0, le=600)] = 5.0
+    """haMaxTimeSlaveNotCatchup, with a lease: a replica that was not at the end of the log for so long is no longer in
+    sync; until then messages wait for it."""
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -50,9 +60,27 @@ class ReplicationConfig(Section):
             self.acks.isascii() and self.acks.isdigit() and int(self.acks) <= 1000
         ):
             raise ConfigError(f"replication.acks: {self.acks!r} is invalid; give none, all or a number up to 1000")
+        self._check_lease()
         if self.role == "master" and not self.listen:
             raise ConfigError(
                 "replication.listen: missing; give the address that replicas connect to, such as 0.0.0.0:10912"
+            )
+
+    def _check_lease(self) -> None:
+        if not self.etcd:
+            return
+        for endpoint in self.etcd:
+            if not re.fullmatch(r"https?://[^/\s]+", endpoint):
+                raise ConfigError(f"replication.etcd: {endpoint!r} is not like http://10.0.0.5:2379")
+        if self.role == "none" or not self.listen:
+            raise ConfigError(
+                "replication.etcd: every broker with a lease can become the master; set replication.role (master for "
+                "the first one, replica for the others) and replication.listen"
+            )
+        if self.acks == "none":
+            raise ConfigError(
+                "replication.acks: with a lease another broker can become the master at any time, and would not have "
+                "the newest messages; set a number of replicas, or all"
             )
 
     @property

@@ -39,12 +39,13 @@ _READ_SIZE: Final = 1 << 20  # at the most so much is synced at once
 class DivergedError(BrokerError):
     """This log has bytes that the master's never had, from `offset` on."""
 
-    def __init__(self, offset: int, end: int) -> None:
+    def __init__(self, offset: int, end: int, master_epoch: int = -1) -> None:
         super().__init__(
             f"the log of this replica differs from the master's from physical offset {offset} on, and ends at {end}"
         )
         self.offset = offset
         self.end = end
+        self.master_epoch = master_epoch  # -1: not by epochs, so the logs may differ before the offset
 
 
 class MasterGoneError(BrokerError):
@@ -121,7 +122,7 @@ class Follower:
         if common is None:
             common = 0 if self._epochs.all else min(end, master_end)
         if common < end:
-            raise DivergedError(common, end)
+            raise DivergedError(common, end, newest)
         self._masters = list(epochs)
         self.master_end = master_end
         self._epochs.follow(epochs, end)

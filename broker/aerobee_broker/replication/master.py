@@ -122,6 +122,11 @@ class ReplicationMaster:
         start, protocol = await self._first_report(reader, writer, frames)
         handshake = frames.handshake
         is_ours = handshake is not None
+        if self._config.etcd and handshake is not None and handshake.replica_id == self._config.broker_id:
+            raise ReplicaRefusedError(
+                f"its replication.broker_id is {handshake.replica_id}, which is this broker's; every broker of a group "
+                f"needs its own"
+            )
         key = ("host", host) if handshake is None else ("id", str(handshake.replica_id))
         replica = Replica(key, address, counts=is_ours or self._config.rocketmq_acks)
         position = self._start_of(start)

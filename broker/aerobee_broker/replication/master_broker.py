@@ -14,10 +14,14 @@ from aerobee_broker.namesrv.route_tables import MASTER_ID
 from aerobee_broker.remoting.connection import Handler, RemotingServer
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.in_sync_set import InSyncSet
+from aerobee_broker.replication.leadership import Leadership
+from aerobee_broker.replication.lease import LeaseLostError, LeaseUnavailableError
 from aerobee_broker.replication.master import ReplicationMaster
 from aerobee_broker.replication.metrics import MasterCollector
 from aerobee_broker.replication.requests import ReplicationRequests
 from aerobee_store import MessageStore
+from aerobee_store.running_flags import RunningFlags
 
 _log = logging.getLogger(__name__)
 
@@ -25,33 +29,47 @@ FAST_PORT_DISTANCE: Final = 2  # RocketMQ's replicas ask for topics at the remot
 
 
 class MasterBroker:
-    """Built by `start`; `stop` ends it."""
+    """Built by `open`; `stop` ends it."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, epochs: Epochs) -> None:
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, epochs: Epochs, leadership: Leadership | None = None
+    ) -> None:
         replication = config.replication
         self._config = config
         self._store = store
+        self._remoting_address = self._ha_address = Address("127.0.0.1", 0)
         self.epochs = epochs
         self.acknowledgements = Acknowledgements(replication, store)
         self._master = ReplicationMaster(replication, store, epochs, self.acknowledgements)
         self._requests = ReplicationRequests(config, store, epochs, MASTER_ID)
         self._requests.acknowledgements = self.acknowledgements
+        self._requests.leadership = self._leadership = leadership
+        self._in_sync_set: InSyncSet | None = None
+        if leadership is not None:
+            self.acknowledgements.is_master = lambda: leadership.is_held
+            self._in_sync_set = InSyncSet(
+                leadership, self.acknowledgements, epochs, in_sync_seconds=replication.in_sync_seconds
+            )
 
     @classmethod
-    async def start(
-        cls, config: BrokerConfig, store: MessageStore, registrar: Registrar, remoting: RemotingServer, bound: Address
-    ) -> MasterBroker:
-        """Take replicas, and let sends wait for them. `bound`: the remoting address. ListenError, EpochFileError,
-        OSError."""
+    async def open(cls, config: BrokerConfig, store: MessageStore, leadership: Leadership | None) -> MasterBroker:
+        """Let sends wait for replicas, before anybody can send something. `leadership`: with the lease held.
+        EpochFileError, OSError."""
         epochs = await asyncio.to_thread(Epochs, store.file_system, config.store.directory)
         if not epochs.last:
             await asyncio.to_thread(epochs.begin, 1, store.min_physical_offset)
-        broker = cls(config, store, epochs)
-        address = await broker._master.listen()
-        advertised = config.replication.advertise
+        broker = cls(config, store, epochs, leadership)
+        if config.replication.acks != "none":
+            store.replicas = broker.acknowledgements
+        return broker
+
+    async def start(self, registrar: Registrar, remoting: RemotingServer, bound: Address) -> None:
+        """Take replicas. `bound`: the remoting address. ListenError."""
+        address = await self._master.listen()
+        advertised = self._config.replication.advertise
         if advertised:
             address = Address.parse(advertised)
-        broker._requests.ha_address = registrar.ha_address = address
+        self._requests.ha_address = registrar.ha_address = address
         try:
             await remoting.listen("listen.remoting", Address(bound.host, bound.port - FAST_PORT_DISTANCE))
         except ListenError as error:
@@ -60,9 +78,40 @@ class MasterBroker:
                 bound.port - FAST_PORT_DISTANCE,
                 error,
             )
-        if config.replication.acks != "none":
-            store.replicas = broker.acknowledgements
-        return broker
+        self._remoting_address, self._ha_address = self._config.listen.advertise_remoting or bound, address
+        if self._leadership is not None and self._leadership.claim is not None:
+            registrar.epoch = self._leadership.claim.epoch
+
+    async def keep_lease(self) -> None:
+        """Tell the group where this master serves, and look after the brokers in sync, until the lease is lost; then
+        nothing is appended any more. Without a lease it waits for ever."""
+        leadership, in_sync_set = self._leadership, self._in_sync_set
+        if leadership is None or in_sync_set is None:
+            await asyncio.Event().wait()
+            return
+        changes = asyncio.create_task(in_sync_set.run(), name="in-sync-set")
+        announced = asyncio.create_task(self._announce(leadership), name="lease-announcement")
+        try:
+            await leadership.lost.wait()
+            self._store.running.set(
+                RunningFlags.FENCED, "the lease of this master has expired; send to the master, which routes name"
+            )
+        finally:
+            for task in (changes, announced):
+                task.cancel()
+            await asyncio.gather(changes, announced, return_exceptions=True)
+
+    async def _announce(self, leadership: Leadership) -> None:
+        while True:
+            try:
+                await leadership.announce(str(self._remoting_address), str(self._ha_address))
+                return
+            except LeaseLostError as error:
+                leadership.lose(str(error))
+                return
+            except LeaseUnavailableError as error:
+                _log.warning("address not announced cause=%s; tried again", error)
+            await asyncio.sleep(0.2)
 
     @property
     def handlers(self) -> Mapping[int, Handler]:
@@ -72,7 +121,7 @@ class MasterBroker:
     @property
     def collector(self) -> MasterCollector:
         """The metrics."""
-        return MasterCollector(self.acknowledgements, self.epochs)
+        return MasterCollector(self.acknowledgements, self.epochs, self._leadership)
 
     async def stop(self) -> None:
         """Let all replicas go."""

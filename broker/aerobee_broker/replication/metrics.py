@@ -7,6 +7,7 @@ from typing import Protocol
 from aerobee_broker.metrics.families import GaugeFamily, Pieces
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.leadership import Leadership
 
 
 class _Following(Protocol):
@@ -16,14 +17,19 @@ class _Following(Protocol):
     def is_connected(self) -> bool: ...
     @property
     def lag_bytes(self) -> int: ...
+    @property
+    def diverged_tails(self) -> int: ...
 
 
 class MasterCollector:
     """Of a master."""
 
-    def __init__(self, acknowledgements: Acknowledgements, epochs: Epochs) -> None:
+    def __init__(
+        self, acknowledgements: Acknowledgements, epochs: Epochs, leadership: Leadership | None = None
+    ) -> None:
         self._acknowledgements = acknowledgements
         self._epochs = epochs
+        self._leadership = leadership
 
     def collect(self) -> Pieces:
         found = self._acknowledgements
@@ -34,6 +40,14 @@ class MasterCollector:
         lag = GaugeFamily(
             "aerobee_replica_lag_bytes", "Durable bytes that a replica has not confirmed.", labels=("replica",)
         )
+        if self._leadership is not None:
+            left = self._leadership.seconds_left
+            yield _gauge("aerobee_replication_lease_seconds", "How long the lease lasts without a renewal.", left)
+            claim = self._leadership.claim
+            members = 0 if claim is None else len(claim.in_sync)
+            yield _gauge(
+                "aerobee_replication_in_sync", "Brokers that may become the master, this one included.", members
+            )
         end = found.store.positions[2]
         for replica in found.connections:
             lag.add_metric((replica.key[1],), max(end - max(replica.acked, 0), 0))
@@ -50,9 +64,11 @@ class ReplicaCollector:
         connected = self._replica.is_connected
         yield _gauge("aerobee_replica_connected", "Whether this replica follows its master.", int(connected))
         yield _gauge("aerobee_replica_behind_bytes", "Bytes of the master's log not on disk.", self._replica.lag_bytes)
+        tails = self._replica.diverged_tails
+        yield _gauge("aerobee_replica_diverged_tails", "Files with a tail of the log that the master had not.", tails)
 
 
-def _gauge(name: str, text: str, value: int) -> GaugeFamily:
+def _gauge(name: str, text: str, value: float) -> GaugeFamily:
     family = GaugeFamily(name, text, labels=())
     family.add_metric((), value)
     return family

@@ -1,6 +1,7 @@
 """A broker as a replica: follows its master, copies its tables, and answers what a replica may, until it is promoted.
 
     log        Follower, over one connection at a time; with pauses that grow between attempts
+    lease      with one, its holder is followed, and taken over from when it ends; what this log has more is set aside
     tables     Metadata, every few seconds
     clients    pulls, offsets and queries of RocketMQ's older protocol; sends are refused, so producers go elsewhere
     operators  status, epochs, promotion
@@ -9,8 +10,8 @@ Whose log is copied is known before the first byte: the last record here must be
 master of ours also tells its epochs, so it is known where two logs differ, and which one is older.
 
 A replica appends nothing of its own, so it runs neither deliveries nor timers, and its store refuses every append but
-those of the follower. A promotion ends this part of the
-broker; the store is closed, opened again, and served as by any master.
+those of the follower. A promotion ends this part of the broker; the store is closed, opened again, and served as by
+any master. To set a tail aside it is closed and opened, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 from aerobee_broker.clients.accounts import Accounts
 from aerobee_broker.config import Address, Settings
@@ -37,14 +38,18 @@ from aerobee_broker.remoting.permissions import Permissions
 from aerobee_broker.remoting.pull import PullRequests
 from aerobee_broker.remoting.queries import QueryRequests
 from aerobee_broker.replication import roles
-from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.epochs import Epochs, common_end
 from aerobee_broker.replication.follower import DivergedError, Follower
-from aerobee_broker.replication.frames import Protocol
+from aerobee_broker.replication.frames import Epoch, Protocol
+from aerobee_broker.replication.leadership import Leadership, is_member, note_member
+from aerobee_broker.replication.lease import LeaseConflictError, LeaseUnavailableError, LeaseView
 from aerobee_broker.replication.metadata import Metadata
-from aerobee_broker.replication.requests import ReplicationRequests
+from aerobee_broker.replication.requests import ReplicationRequests, diverged_tails
+from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_integer
 from aerobee_broker.tables.tables import Tables
 from aerobee_store import CorruptRecordError, LogMismatchError, MessageStore, RecordNotFoundError, StoreFullError
 from aerobee_store.clock import Clock
+from aerobee_store.durability import log_cut
 from aerobee_store.records import record
 from aerobee_store.running_flags import RunningFlags
 from aerobee_store.tables import java_json
@@ -52,9 +57,13 @@ from aerobee_store.tables.java_json import Bean
 
 _log = logging.getLogger(__name__)
 
+Outcome = Literal["stopped", "promoted", "cut"]
+"""How a replica ends: the process stops, it becomes the master, or its store is opened again to set a tail aside."""
+
 METADATA_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 5.0
 _PAUSE_SECONDS_MAX: Final = 5.0
+_PAUSE_SECONDS_MAX_LEASE: Final = 0.5  # messages may wait for this replica
 _SEGMENT_KEYS: Final = ("mappedFileSizeCommitLog", "store.segment_size")
 _SENDS: Final = (
     Request.SEND_MESSAGE,
@@ -81,6 +90,7 @@ class ReplicaBroker:
         epochs: Epochs,
         accounts: Accounts | None,
         clock: Clock,
+        leadership: Leadership | None = None,
     ) -> None:
         self._config = config = settings.current
         self._store = store
@@ -89,9 +99,12 @@ class ReplicaBroker:
         self._metadata = Metadata(store, tables, clock)
         self._permissions = Permissions(accounts, store)
         self._server = RemotingServer(self._handle)
-        self._promoted = asyncio.Event()
+        self._leadership = leadership
+        self._view: LeaseView | None = None
+        self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._known: tuple[str, str] | None = None  # the master's remoting and replication addresses, of name servers
         self._follower: Follower | None = None
+        self._following: asyncio.Task[None] | None = None
         self._last_error = ""
         replication = config.replication
         self.registrar = Registrar(settings, tables, broker_id=replication.broker_id)
@@ -105,7 +118,8 @@ class ReplicaBroker:
         queries = QueryRequests(store, tables, self._deliveries.loop_share)
         self.requests = ReplicationRequests(config, store, epochs, replication.broker_id)
         self.requests.following = self._status
-        self.requests.promote = self._promote
+        self.requests.promote = self._promote if leadership is None else self._refuse_promotion
+        self.requests.leadership = leadership
         self._handlers: dict[int, Handler] = {
             **dict.fromkeys(_SENDS, _refuse),
             Request.PULL_MESSAGE: pull.pull,
@@ -133,8 +147,8 @@ class ReplicaBroker:
         self.registrar.listening(bound)
         return bound
 
-    async def serve(self, stop: asyncio.Event) -> bool:
-        """Follow until `stop` is set or the replica is promoted (True). Its services end with it."""
+    async def serve(self, stop: asyncio.Event) -> Outcome:
+        """Follow until `stop` is set, the replica is promoted, or its log is to be cut. Its services end with it."""
         async with asyncio.TaskGroup() as tasks:
             services = [
                 tasks.create_task(self._store.run(), name="store"),
@@ -143,9 +157,11 @@ class ReplicaBroker:
             ]
             if self._config.name_servers:
                 services.append(tasks.create_task(self.registrar.run(), name=self.registrar.name))
-            waits = [tasks.create_task(event.wait()) for event in (stop, self._promoted)]
+            if self._leadership is not None:
+                services.append(tasks.create_task(self._follow_lease(self._leadership), name="replica-lease"))
+            stopping = tasks.create_task(stop.wait())
             try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((stopping, self._ended), return_when=asyncio.FIRST_COMPLETED)
                 await self.registrar.unregister()
                 self._deliveries.long_polling.drain()
                 await self._server.stop(self._config.listen.drain_seconds)
@@ -154,35 +170,128 @@ class ReplicaBroker:
                 await asyncio.gather(*services[1:3], return_exceptions=True)
                 await self._tables.save_all()
             finally:
-                for task in (*services, *waits):
+                for task in (*services, stopping):
                     task.cancel()
-        return self._promoted.is_set()
+        return self._ended.result() if self._ended.done() else "stopped"
 
     def become_master(self) -> None:
-        """Note the new role and begin an epoch. The store is closed; nobody writes to the log. Blocking."""
-        self._epochs.begin(self._epochs.last + 1, self._store.positions[0])
-        roles.save(self._config, self._store.file_system, "master")
+        """Note the new role and begin an epoch. The services of the store have ended; nobody writes to the log.
+        Blocking."""
+        end = self._store.positions[0]
+        if self._leadership is None:
+            self._epochs.begin(self._epochs.last + 1, end)
+            roles.save(self._config, self._store.file_system, "master")
+        else:
+            assert self._leadership.claim is not None, "the lease was taken"
+            self._epochs.begin(self._leadership.claim.epoch, end)
         _log.warning("promoted to master epoch=%d end=%d", self._epochs.last, self._store.positions[0])
+
+    # --- The lease --------------------------------------------------------------------------------------------
+
+    async def _follow_lease(self, leadership: Leadership) -> None:
+        """Follow whoever holds the lease, and take it when nobody does."""
+        file_system, directory = self._store.file_system, self._config.store.directory
+        pause = min(leadership.lease_seconds / 20, 1.0)
+        while True:
+            try:
+                view = self._view = await leadership.look()
+                was_member = await self._store.in_disk_thread(is_member, file_system, directory)
+                if not was_member and view.claim is not None and leadership.broker_id in view.claim.in_sync:
+                    await self._leave(leadership, view)
+                    continue
+                self._hear_of_master(view)
+                is_first = view.claim is None and self._config.replication.role == "master"
+                if is_first or leadership.may_take(view, is_member=was_member, last_epoch=self._epochs.last):
+                    await self._store.in_disk_thread(note_member, file_system, directory, leadership.broker_id)
+                    if await leadership.take(view, self._epochs.last):
+                        self._end("promoted")
+                        return
+                elif not was_member and view.claim is not None:
+                    await self._store.in_disk_thread(note_member, file_system, directory, leadership.broker_id)
+                leadership.last_error = ""
+            except LeaseConflictError as error:
+                _log.info("lease changed meanwhile cause=%s", error)
+            except LeaseUnavailableError as error:
+                if not leadership.last_error:
+                    _log.warning("lease not readable cause=%s; tried again", error)
+                leadership.last_error = str(error)
+            await asyncio.sleep(pause)
+
+    async def _leave(self, leadership: Leadership, view: LeaseView) -> None:
+        """The store is another one than the group knows: it must not be trusted to have the messages."""
+        assert view.claim is not None, "this broker is in it"
+        if view.claim.in_sync == {leadership.broker_id}:
+            self._note(
+                f"this store is new, and broker {leadership.broker_id} was the only one in sync: no other broker has "
+                f"all messages. Bring its store back; or give up what is missing: remove the keys in etcd, and start "
+                f"the broker with the longest log with the role master"
+            )
+            await asyncio.sleep(_PAUSE_SECONDS_MAX)
+            return
+        _log.warning("this store is new; broker %d is no longer in sync", leadership.broker_id)
+        await leadership.leave(view)
+
+    def _hear_of_master(self, view: LeaseView) -> None:
+        holder = view.holder
+        known = None if holder is None or not holder.remoting else (holder.remoting, holder.replication)
+        if known != self._known:
+            self._known = known
+            if self._following is not None:
+                self._following.cancel()  # another master
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._ended.done():
+            self._ended.set_result(outcome)
 
     # --- The log ----------------------------------------------------------------------------------------------
 
     async def _follow_log(self) -> None:
         pause = 0.1
+        longest = _PAUSE_SECONDS_MAX if self._leadership is None else _PAUSE_SECONDS_MAX_LEASE
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                await self._follow_once()
+                await self._follow_until_other_master()
             except DivergedError as error:
+                if await self._set_aside(error):
+                    return
                 self._note(
                     f"{error}; nothing was deleted. Move the store away and let the replica begin anew, or keep it"
                 )
-                pause = _PAUSE_SECONDS_MAX
+                pause = longest
             except (OSError, TimeoutError, BrokerError, LogMismatchError, StoreFullError) as error:
                 self._note(str(error) or type(error).__name__)
-            if asyncio.get_running_loop().time() - began > _PAUSE_SECONDS_MAX:
+            if asyncio.get_running_loop().time() - began > longest:
                 pause = 0.1  # it went well for a while
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+            pause = min(2 * pause, longest)
+
+    async def _follow_until_other_master(self) -> None:
+        """Raises as `_follow_once`; returns if the lease has gone to another broker."""
+        following = self._following = asyncio.create_task(self._follow_once(), name="replica-connection")
+        try:
+            await asyncio.wait((following,))
+        finally:
+            self._following = None
+            following.cancel()
+            await asyncio.wait((following,))
+        if not following.cancelled() and (error := following.exception()) is not None:
+            raise error
+
+    async def _set_aside(self, error: DivergedError) -> bool:
+        """With a lease: order what this log has more than the master's to be set aside. Nothing of it was confirmed."""
+        view, offset = self._view, error.offset
+        if self._leadership is None or view is None or view.claim is None or view.holder is None:
+            return False
+        # A log that has nothing in common with the master's is a mistake, and none of a fail-over's doing.
+        if error.master_epoch != view.claim.epoch or not self._store.min_physical_offset < offset < error.end:
+            return False
+        if self._leadership.broker_id in view.claim.in_sync or not self._store.is_boundary(offset):
+            return False
+        _log.warning("log diverged from the master's offset=%d end=%d; the tail is set aside", offset, error.end)
+        await self._store.in_disk_thread(log_cut.order, self._store.file_system, self._config.store.directory, offset)
+        self._end("cut")
+        return True
 
     def _note(self, cause: str) -> None:
         if cause != self._last_error:
@@ -211,6 +320,10 @@ class ReplicaBroker:
 
     def _addresses(self) -> tuple[Address, Address | None]:
         replication = self._config.replication
+        if self._leadership is not None:
+            if self._known is None:
+                raise BrokerError("no broker holds the lease, or its holder does not serve yet")
+            return Address.parse(self._known[0]), Address.parse(self._known[1])
         remoting = replication.master or (self._known[0] if self._known else "")
         ha = replication.master_ha or (self._known[1] if self._known and not replication.master else "")
         if not remoting:
@@ -220,7 +333,7 @@ class ReplicaBroker:
     def _hear(self, registered: Command) -> None:
         """What a name server answers to the registration of a replica."""
         master, ha = registered.fields.get("masterAddr"), registered.fields.get("haServerAddr")
-        if master and ha:
+        if master and ha and self._leadership is None:
             if self._known not in (None, (master, ha)):
                 _log.info("the master has changed address=%s replication=%s", master, ha)
             self._known = master, ha
@@ -232,9 +345,25 @@ class ReplicaBroker:
         return connection
 
     async def _protocol(self, master: Connection) -> Protocol:
-        """A broker of ours has epochs."""
+        """A broker of ours has epochs. DivergedError if they say that the logs differ."""
         answered = await master.ask(Command(Request.GET_BROKER_EPOCH_CACHE), _ANSWER_SECONDS)
-        return "epochs" if answered.code == Answer.SUCCESS else "plain"
+        if answered.code != Answer.SUCCESS:
+            return "plain"
+        fields = JsonFields("epochs of the master", java_json.loads(answered.body, object_keys=True))
+        epochs = [
+            Epoch(
+                checked_integer("epoch", item.get("epoch"), 0, INT64_MAX),
+                checked_integer("startOffset", item.get("startOffset"), 0, INT64_MAX),
+            )
+            for item in fields.objects("epochList")
+        ]
+        master_end = fields.integer("maxOffset", 0, maximum=INT64_MAX)
+        if epochs and epochs[-1].number >= self._epochs.last:
+            end = self._store.positions[0]
+            common = common_end(self._epochs.all, end, epochs, max(master_end, end))
+            if common is not None and common < end:
+                raise DivergedError(common, end, epochs[-1].number)
+        return "epochs"
 
     async def _ha_address(self, master: Connection) -> Address:
         answered = await master.ask(Command(Request.EXCHANGE_BROKER_HA_INFO), _ANSWER_SECONDS)
@@ -294,7 +423,8 @@ class ReplicaBroker:
                 try:
                     master = await self._connect(self._addresses()[0])
                     try:
-                        while master.is_open:
+                        known = self._known
+                        while master.is_open and self._known == known:
                             await self._metadata.copy(master)
                             await asyncio.sleep(METADATA_SECONDS)
                     finally:
@@ -334,6 +464,11 @@ class ReplicaBroker:
         end = self._store.positions[2]
         return 0 if self._follower is None else max(self._follower.master_end - end, 0)
 
+    @property
+    def diverged_tails(self) -> int:
+        """Files in `quarantine`."""
+        return len(diverged_tails(self._store))
+
     def _status(self) -> Bean:
         follower, end = self._follower, self._store.positions[2]
         try:
@@ -355,7 +490,13 @@ class ReplicaBroker:
 
     def _promote(self) -> None:
         self.requests.promote = None
-        self._promoted.set()
+        self._end("promoted")
+
+    def _refuse_promotion(self) -> None:
+        raise RemotingError(
+            Answer.SYSTEM_ERROR,
+            "the lease decides who is the master (replication.etcd): stop the master, and a replica in sync takes over",
+        )
 
 
 async def _refuse(_request: Command, _: Connection) -> Command:

@@ -19,8 +19,18 @@ from aerobee_broker.remoting.fields import answer, integer
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.replication.acknowledgements import Acknowledgements
 from aerobee_broker.replication.epochs import Epochs
+from aerobee_broker.replication.leadership import Leadership
 from aerobee_store import MessageStore
+from aerobee_store.durability.log_cut import DIVERGED
 from aerobee_store.tables.java_json import Bean
+
+
+def diverged_tails(store: MessageStore) -> list[str]:
+    """The files with what this log once had more than its master's; they stay until somebody removes them."""
+    quarantine = store.config.directory / "quarantine"
+    if not store.file_system.exists(quarantine):
+        return []
+    return sorted(name for name in store.file_system.list(quarantine) if name.startswith(DIVERGED))
 
 
 class ReplicationRequests:
@@ -35,6 +45,7 @@ class ReplicationRequests:
         self.ha_address: Address | None = None  # where a master takes replicas
         self.following: Callable[[], Bean] | None = None  # of a replica: whom, and how far it is
         self.promote: Callable[[], None] | None = None  # of a replica
+        self.leadership: Leadership | None = None  # where a lease says who the master is
         self.handlers: dict[int, Handler] = {
             Request.EXCHANGE_BROKER_HA_INFO: self.exchange,
             Request.GET_BROKER_HA_STATUS: self.status,
@@ -74,6 +85,7 @@ class ReplicationRequests:
         )
         return answer(
             body=Bean(
+                **self._lease(),
                 epoch=self._epochs.last,
                 haClientRuntimeInfo=idle if self.following is None else self.following(),
                 haConnectionInfo=connections,
@@ -82,6 +94,22 @@ class ReplicationRequests:
                 masterCommitLogMaxOffset=self._store.positions[0],
             )
         )
+
+    def _lease(self) -> dict[str, object]:
+        found = self.leadership
+        if found is None:
+            return {}
+        claim = found.claim
+        tails = diverged_tails(self._store)
+        return {
+            "brokerId": found.broker_id,
+            "divergedTails": list[object](tails),
+            "leaseEpoch": 0 if claim is None else claim.epoch,
+            "leaseError": found.last_error,
+            "leaseInSync": list[object]([] if claim is None else sorted(claim.in_sync)),
+            "leaseMaster": 0 if claim is None else claim.master,
+            "leaseSecondsLeft": round(found.seconds_left, 1),
+        }
 
     async def epochs(self, _request: Command, _: Connection) -> Command:
         """The last epoch ends with the log."""

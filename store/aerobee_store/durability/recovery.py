@@ -21,6 +21,7 @@ from aerobee_store.clock import Clock
 from aerobee_store.config import StoreConfig
 from aerobee_store.disk.file_system import FileSystem
 from aerobee_store.durability.checkpoint import Checkpoint
+from aerobee_store.durability.log_cut import DIVERGED
 from aerobee_store.durability.situations import Beginning, Found, Situation
 from aerobee_store.log.commit_log import CommitLog, DamagedRange
 from aerobee_store.log.log_scan import LogScan
@@ -48,7 +49,8 @@ class RecoveryReport:
     """What opening found and did. Sizes in bytes; `begin` and `end` are physical offsets.
 
     `torn`: the log ends in bytes that are not a record. `lost`: bytes after its end that the checkpoint calls synced.
-    `torn_tail`: bytes after its end, with valid records among them, that were not synced and are quarantined.
+    `torn_tail`: bytes after its end, with valid records among them, that are quarantined: they were not synced, or are
+    not in the master's log.
     """
 
     clean: bool
@@ -93,7 +95,14 @@ class Recovery:
     """One recovery of a store that nothing writes to yet."""
 
     def __init__(
-        self, parts: RecoveryParts, *, clean: bool, writes_may_be_lost: bool, record_size_max: int, whole_log: bool
+        self,
+        parts: RecoveryParts,
+        *,
+        clean: bool,
+        writes_may_be_lost: bool,
+        record_size_max: int,
+        whole_log: bool,
+        cut: int | None = None,
     ) -> None:
         log = parts.log
         self._file_system = parts.file_system
@@ -108,6 +117,8 @@ class Recovery:
         self._clean = clean
         self._writes_may_be_lost = writes_may_be_lost
         self._whole_log = whole_log
+        self._cut = cut
+        self._tail_name = TORN_TAIL
         self._walker = LogScan(log.files.files, record_size_max=record_size_max)
         self._report = RecoveryReport(clean=clean)
         self._last_record = 0
@@ -119,7 +130,9 @@ class Recovery:
         report.begin = self._begin()
         report.end = self._scan(report.begin)
         report.damaged.sort(key=lambda damage: damage.start)
-        if report.end < (synced := self._checkpoint.derived_offset or 0):
+        if self._cut is not None:
+            self._cut_at(self._cut)
+        elif report.end < (synced := self._checkpoint.derived_offset or 0):
             report.lost = synced - report.end
             _log.error("log ends before the last sync, records are lost end=%d synced=%d", report.end, synced)
         self._cut_log(report.end)
@@ -142,6 +155,15 @@ class Recovery:
         checkpoint.confirm_offset = min(checkpoint.confirm_offset, report.end)
         return report
 
+    def _cut_at(self, cut: int) -> None:
+        """End the log where another broker's goes on; what is behind is set aside, and was read in vain."""
+        report = self._report
+        self._keeps_tail, self._tail_name = True, DIVERGED
+        self._meet(Found.ORDER_TO_CUT)
+        report.end = min(report.end, cut)
+        report.damaged = [damage for damage in report.damaged if damage.start < cut]
+        self._last_record = 0
+
     def _all_queues(self) -> list[AnyQueue]:
         return self._queues.all()
 
@@ -158,6 +180,8 @@ class Recovery:
                 self._meet(Found.TORN_QUEUE)
                 _log.warning("queue is damaged behind offset=%d directory=%s", queue.max_offset, queue.directory)
                 begin = min(begin, self._segment_start(queue.last_record_end()))
+        if self._cut is not None:
+            begin = min(begin, self._segment_start(self._cut))
         return self._log.min_offset if self._whole_log else begin
 
     def _check_ends(self, queue: BatchConsumeQueue) -> None:
@@ -465,9 +489,9 @@ class Recovery:
     def _set_aside(self, file: MappedFile) -> None:
         self._meet(Found.SEGMENT_BEHIND_END)
         if self._keeps_tail:
-            target = self._quarantine(file, f"{TORN_TAIL}{file.path.name}")
+            target = self._quarantine(file, f"{self._tail_name}{file.path.name}")
             self._report.torn_tail += file.file.data_end(0)
-            _log.warning("segment after a torn tail quarantined path=%s target=%s", file.path, target)
+            _log.warning("segment after the end of the log quarantined path=%s target=%s", file.path, target)
         else:
             target = self._quarantine(file, f"commitlog-{file.path.name}")
             _log.error("segment without a valid record quarantined path=%s target=%s", file.path, target)
@@ -480,16 +504,18 @@ class Recovery:
     def _copy_tail(self, file: MappedFile, position: int, data_end: int) -> None:
         """Copy what is behind the end of the log, before it is zeroed."""
         tail = bytes(file.view[position:data_end]).rstrip(b"\0")
-        target = self._quarantine(file, f"{TORN_TAIL}{file.start_offset + position:020d}")
+        target = self._quarantine(file, f"{self._tail_name}{file.start_offset + position:020d}")
         self._file_system.write_new(target, tail)
         self._file_system.sync_directory(target.parent)
         self._report.quarantined.append(target)
         self._report.torn_tail += len(tail)
+        cause = "torn by a power cut, and not synced" if self._cut is None else "not in the master's log"
         _log.warning(
-            "unsynced log tail is torn, moved to the quarantine offset=%d bytes=%d target=%s",
+            "log tail moved to the quarantine offset=%d bytes=%d target=%s cause=%s",
             file.start_offset + position,
             len(tail),
             target,
+            cause,
         )
 
     def _quarantine(self, file: MappedFile, name: str) -> Path:

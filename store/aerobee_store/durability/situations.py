@@ -82,6 +82,7 @@ class Found(Enum):
         "a whole segment behind the end without any valid record",
         "set aside in `quarantine`, if it holds anything",
     )
+    ORDER_TO_CUT = "the order to cut the log at an offset (log_cut.py)", "the log ends there; what follows is set aside"
 
     def __init__(self, found: str, done: str) -> None:
         self.found = found

@@ -67,9 +67,10 @@ class NameServer:
         counter: int = 1,
         connection: str = "c1",
         queues: int = 4,
+        epoch: int = 0,
         **others: str,
     ) -> Command:
-        body = registration_body(topics, counter=counter, queues=queues)
+        body = registration_body(topics, counter=counter, queues=queues, epoch=epoch)
         fields = {
             "brokerName": broker,
             "brokerAddr": address,
@@ -84,12 +85,12 @@ class NameServer:
         return json_body(answer) if answer.code == 0 else None
 
 
-def registration_body(topics: tuple[str, ...], *, counter: int, queues: int = 4) -> bytes:
+def registration_body(topics: tuple[str, ...], *, counter: int, queues: int = 4, epoch: int = 0) -> bytes:
     table = {
         topic: {"topicName": topic, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6, "topicSysFlag": 0}
         for topic in topics
     }
-    version = {"counter": counter, "stateVersion": 0, "timestamp": 1}
+    version = {"counter": counter, "stateVersion": epoch, "timestamp": 1}
     wrapper = {"dataVersion": version, "topicConfigTable": table}
     return json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": wrapper}).encode()
 
@@ -226,6 +227,10 @@ async def test_c028_ids_and_addresses() -> None:
     server.close("c1")
     assert (await server.register(address="other:1", connection="c2")).code == 0
     assert (await server.route("T1"))["brokerDatas"][0]["brokerAddrs"] == {"0": "other:1"}
+    # The master of a newer epoch takes the id of one that is alive, as after a fail-over.
+    assert (await server.register(address="third:1", connection="c3", epoch=2)).code == 0
+    assert (await server.register(address="other:1", connection="c2", epoch=1)).code == Answer.SYSTEM_ERROR
+    assert (await server.route("T1"))["brokerDatas"][0]["brokerAddrs"] == {"0": "third:1"}
 
 
 async def test_c029_closed_and_silent_brokers() -> None:

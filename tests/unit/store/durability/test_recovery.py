@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import pytest
 
 from aerobee_store import MessageStore, StoreConfig, StoreError
+from aerobee_store.durability import log_cut
 from aerobee_store.durability.checkpoint import Checkpoint
 from aerobee_store.durability.recovery import Recovery, RecoveryReport
 from aerobee_store.durability.situations import Beginning, Found, Situation
@@ -550,6 +551,18 @@ def test_a_whole_segment_without_a_record_is_set_aside(closed: bool) -> None:
         sender.append(store, [sender.message(1300) for _ in range(30)])
         store.flush()
         assert store.queue_range("orders", 0) == (0, 57)
+
+
+@meets(Found.ORDER_TO_CUT)
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_log_that_is_to_be_cut_ends_there(closed: bool) -> None:
+    """What is behind is in `quarantine`; test_log_cut.py has the rest."""
+    scene = Scene(closed=closed)
+    log_cut.order(scene.disk, DIRECTORY, scene.sent[20].physical_offset)
+    with scene.open() as store:
+        assert store.positions[0] == scene.sent[20].physical_offset
+        compare(store, scene.sent, scene.sent[:20])
+        assert all(path.name.startswith(log_cut.DIVERGED) for path in store.recovery.quarantined)
 
 
 def test_what_is_set_aside_is_durable_under_its_new_name() -> None:

@@ -1,0 +1,184 @@
+"""The lease in etcd 3.4 or later, by its JSON gateway; nothing but the standard library is needed.
+
+    PREFIX/CLUSTER/NAME/claim     {"epoch": 3, "master": 1, "inSync": [1, 2]}
+    PREFIX/CLUSTER/NAME/holder    {"brokerId": 1, "remoting": "a:10911", "replication": "a:10912"}, bound to a lease
+
+Reads are linearizable, as is etcd's default. The version of a claim is the revision of its last change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aerobee_broker.replication.lease import (
+    Claim,
+    Holder,
+    LeaseConflictError,
+    LeaseLostError,
+    LeaseUnavailableError,
+    LeaseView,
+)
+
+_ANSWER_SIZE_MAX: Final = 1 << 20
+
+
+class EtcdLease:
+    """One group of brokers. `lease_seconds`: etcd knows whole seconds from 2 on."""
+
+    def __init__(
+        self, endpoints: Sequence[str], prefix: str, broker_id: int, lease_seconds: int, *, timeout_seconds: float
+    ) -> None:
+        self._endpoints = [urlsplit(endpoint) for endpoint in endpoints]
+        self._claim_key = _encoded(f"{prefix}/claim")
+        self._holder_key = _encoded(f"{prefix}/holder")
+        self._broker_id = broker_id
+        self._lease_seconds = lease_seconds
+        self._timeout_seconds = timeout_seconds
+        self._lease_id = "0"
+
+    async def read(self) -> LeaseView:
+        answered = await self._txn([], [_get(self._claim_key), _get(self._holder_key)], [])
+        claim, holder = (_value(response) for response in answered["responses"])
+        return LeaseView(
+            version=0 if claim is None else int(claim["mod_revision"]),
+            claim=None if claim is None else _claim(claim),
+            holder=None if holder is None else _holder(holder),
+        )
+
+    async def take(self, seen: LeaseView, claim: Claim) -> int:
+        granted = await self._post("lease/grant", {"TTL": str(self._lease_seconds)})
+        lease_id = str(granted["ID"])
+        try:
+            answered = await self._txn(
+                [
+                    {"key": self._holder_key, "target": "CREATE", "create_revision": "0"},
+                    {"key": self._claim_key, "target": "MOD", "mod_revision": str(seen.version)},
+                ],
+                [self._put_claim(claim), self._put_holder(Holder(self._broker_id), lease_id)],
+                [],
+            )
+        except LeaseUnavailableError:
+            await self._revoke(lease_id)  # it may have been taken all the same
+            raise
+        if not answered.get("succeeded"):
+            await self._revoke(lease_id)
+            raise LeaseConflictError("another broker took the lease")
+        self._lease_id = lease_id
+        return _revision(answered)
+
+    async def renew(self) -> None:
+        answered = await self._post("lease/keepalive", {"ID": self._lease_id})
+        if int(answered.get("result", {}).get("TTL", "0")) <= 0:
+            raise LeaseLostError("etcd does not know the lease any more: it has expired")
+
+    async def announce(self, holder: Holder) -> None:
+        mine = {"key": self._holder_key, "target": "LEASE", "lease": self._lease_id}
+        answered = await self._txn([mine], [self._put_holder(holder, self._lease_id)], [])
+        if not answered.get("succeeded"):
+            raise LeaseLostError("the lease is another broker's")
+
+    async def change(self, version: int, claim: Claim) -> int:
+        same = {"key": self._claim_key, "target": "MOD", "mod_revision": str(version)}
+        answered = await self._txn([same], [self._put_claim(claim)], [])
+        if not answered.get("succeeded"):
+            raise LeaseConflictError("another broker changed the claim")
+        return _revision(answered)
+
+    async def release(self) -> None:
+        lease_id, self._lease_id = self._lease_id, "0"
+        if lease_id != "0":
+            await self._revoke(lease_id)
+
+    # --- Requests ---------------------------------------------------------------------------------------------
+
+    async def _revoke(self, lease_id: str) -> None:
+        with suppress(LeaseUnavailableError):  # it expires by itself
+            await self._post("lease/revoke", {"ID": lease_id})
+
+    def _put_claim(self, claim: Claim) -> dict[str, Any]:
+        value = {"epoch": claim.epoch, "master": claim.master, "inSync": sorted(claim.in_sync)}
+        return {"request_put": {"key": self._claim_key, "value": _encoded(json.dumps(value))}}
+
+    def _put_holder(self, holder: Holder, lease_id: str) -> dict[str, Any]:
+        value = {"brokerId": holder.broker_id, "remoting": holder.remoting, "replication": holder.replication}
+        return {"request_put": {"key": self._holder_key, "value": _encoded(json.dumps(value)), "lease": lease_id}}
+
+    async def _txn(self, compare: list[Any], success: list[Any], failure: list[Any]) -> dict[str, Any]:
+        return await self._post("kv/txn", {"compare": compare, "success": success, "failure": failure})
+
+    async def _post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Ask the first endpoint that can be reached; after an error the next request begins with another one."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                status, body = await self._answer(path, json.dumps(request).encode())
+            found = json.loads(body)
+        except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+            place = self._endpoints[0].netloc
+            self._endpoints.append(self._endpoints.pop(0))
+            raise LeaseUnavailableError(f"etcd at {place}: {error or 'timeout'}") from None
+        if status != 200 or not isinstance(found, dict):
+            raise LeaseUnavailableError(f"etcd at {self._endpoints[0].netloc}: status {status}: {body[:200]!r}")
+        return found
+
+    async def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
+        endpoint = self._endpoints[0]
+        secure = endpoint.scheme == "https"
+        reader, writer = await asyncio.open_connection(
+            endpoint.hostname,
+            endpoint.port or 2379,
+            ssl=ssl.create_default_context() if secure else None,
+            limit=_ANSWER_SIZE_MAX,
+        )
+        try:
+            head = f"POST /v3/{path} HTTP/1.0\r\nHost: {endpoint.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            status = await reader.readline()
+            while (await reader.readline()).strip():
+                pass
+            # HTTP/1.0: the answer ends with the connection, in one piece.
+            answer = await reader.read(_ANSWER_SIZE_MAX)
+            while more := await reader.read(_ANSWER_SIZE_MAX):
+                answer += more
+                if len(answer) > _ANSWER_SIZE_MAX:
+                    raise ValueError(f"the answer is longer than {_ANSWER_SIZE_MAX} bytes")
+        finally:
+            writer.close()
+        parts = status.split()
+        if len(parts) < 2 or not parts[1].isdigit():
+            raise ValueError(f"the answer begins with {status[:40]!r}: is it an etcd?")
+        return int(parts[1]), answer
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _get(key: str) -> dict[str, Any]:
+    return {"request_range": {"key": key}}
+
+
+def _value(response: dict[str, Any]) -> dict[str, Any] | None:
+    found = response["response_range"].get("kvs") or []
+    return None if not found else {**found[0], "value": json.loads(base64.b64decode(found[0]["value"]))}
+
+
+def _revision(answered: dict[str, Any]) -> int:
+    return int(answered["header"]["revision"])
+
+
+def _claim(found: dict[str, Any]) -> Claim:
+    value = found["value"]
+    return Claim(int(value["epoch"]), int(value["master"]), frozenset(map(int, value["inSync"])))
+
+
+def _holder(found: dict[str, Any]) -> Holder:
+    value = found["value"]
+    return replace(Holder(int(value["brokerId"])), remoting=value["remoting"], replication=value["replication"])

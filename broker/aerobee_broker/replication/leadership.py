@@ -1,0 +1,180 @@
+"""What one broker knows of the lease: whether it is the master, for how long, and who may become it.
+
+The lease counts from the moment at which its renewal was *asked* for, by a clock that no one sets and that goes on
+while the process or the machine is suspended, and it ends here before it ends in etcd. So a master that was paused
+knows first of all that its time is over. No confirmed message depends on that: a message is confirmed by every broker
+of the claim, and a broker that is missing is taken out of the claim by compare-and-swap, which fails once another one
+has begun an epoch. The expiry keeps an old master from serving consumers beside the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from aerobee_broker.replication.lease import (
+    Claim,
+    Holder,
+    Lease,
+    LeaseConflictError,
+    LeaseLostError,
+    LeaseUnavailableError,
+    LeaseView,
+)
+from aerobee_store.disk.file_system import FileSystem
+
+_log = logging.getLogger(__name__)
+
+MEMBER_FILE: Final = "replicationMember"
+"""Stands in a store whose broker was a member of its group. A store without it has none of the messages of one."""
+_HELD_SHARE: Final = 0.8  # of the lease's seconds it counts here; the rest is for clocks of different speed
+_RENEWALS: Final = 5  # in the seconds of a lease
+
+
+def suspended_too() -> float:
+    """Seconds since the machine started, those in which it was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leadership:
+    """Of one broker, for as long as its process lives. Event loop only."""
+
+    def __init__(
+        self, lease: Lease, broker_id: int, lease_seconds: float, *, now: Callable[[], float] = suspended_too
+    ) -> None:
+        self._lease = lease
+        self.broker_id = broker_id
+        self.lease_seconds = lease_seconds
+        self._now = now
+        self._valid_until = 0.0
+        self._taken = asyncio.Event()
+        self.lost = asyncio.Event()
+        """Set while this broker is not the master."""
+        self.lost.set()
+        self.claim: Claim | None = None
+        self.version = 0
+        self.last_error = ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease is this broker's at this moment."""
+        return not self.lost.is_set() and self._now() < self._valid_until
+
+    @property
+    def seconds_left(self) -> float:
+        """For so long it is this broker's without another renewal."""
+        return max(self._valid_until - self._now(), 0.0) if not self.lost.is_set() else 0.0
+
+    # --- To become the master ---------------------------------------------------------------------------------
+
+    async def look(self) -> LeaseView:
+        """The state of the group. LeaseUnavailableError."""
+        view = await self._lease.read()
+        self.claim, self.version = view.claim, view.version
+        return view
+
+    def may_take(self, view: LeaseView, *, is_member: bool, last_epoch: int) -> bool:
+        """Whether this broker has every confirmed message of a group that has no master.
+
+        `is_member`: its store was in the group before; `last_epoch`: the newest one in its log.
+        """
+        claim = view.claim
+        if view.holder is not None or claim is None or not is_member or self.broker_id not in claim.in_sync:
+            return False
+        # One that took the lease and died before it wrote anything has not noted its epoch.
+        return last_epoch == claim.epoch or claim.master == self.broker_id
+
+    async def take(self, view: LeaseView, last_epoch: int) -> bool:
+        """Try to become the master of a new epoch. LeaseUnavailableError."""
+        epoch = max(last_epoch, 0 if view.claim is None else view.claim.epoch) + 1
+        claim = Claim(epoch, self.broker_id, frozenset((self.broker_id,)))
+        began = self._now()
+        try:
+            self.version = await self._lease.take(view, claim)
+        except LeaseConflictError:
+            return False
+        self.claim = claim
+        self._valid_until = began + _HELD_SHARE * self.lease_seconds
+        self.lost.clear()
+        self._taken.set()
+        _log.warning("lease taken epoch=%d seconds=%g", epoch, self.lease_seconds)
+        return True
+
+    async def leave(self, view: LeaseView) -> None:
+        """Take this broker, whose store is new, out of the brokers in sync. LeaseUnavailableError,
+        LeaseConflictError."""
+        assert view.claim is not None, "it is in sync there"
+        claim = replace(view.claim, in_sync=view.claim.in_sync - {self.broker_id})
+        self.version = await self._lease.change(view.version, claim)
+        self.claim = claim
+
+    # --- To stay it -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Renew whenever the lease is held, until cancelled."""
+        while True:
+            await self._taken.wait()
+            self._taken.clear()
+            while not self.lost.is_set():
+                await self._renew_once()
+
+    async def _renew_once(self) -> None:
+        pause = self.lease_seconds / _RENEWALS * _HELD_SHARE
+        await asyncio.sleep(min(pause, self.seconds_left))
+        if not self.is_held:
+            self._lose(self.last_error or "it was not renewed in time")
+            return
+        began = self._now()
+        try:
+            async with asyncio.timeout(self.seconds_left):
+                await self._lease.renew()
+        except LeaseLostError as error:
+            self._lose(str(error))
+        except (LeaseUnavailableError, TimeoutError) as error:
+            self.last_error = str(error) or "timeout"
+            _log.warning("lease not renewed cause=%s left_seconds=%.1f", self.last_error, self.seconds_left)
+        else:
+            self.last_error = ""
+            self._valid_until = max(self._valid_until, began + _HELD_SHARE * self.lease_seconds)
+
+    def _lose(self, cause: str) -> None:
+        if not self.lost.is_set():
+            _log.error("lease lost cause=%s; this broker is no longer the master", cause)
+        self.lost.set()
+
+    def lose(self, cause: str) -> None:
+        """Another broker is the master."""
+        self._lose(cause)
+
+    async def announce(self, remoting: str, replication: str) -> None:
+        """The master serves there. LeaseLostError, LeaseUnavailableError."""
+        await self._lease.announce(Holder(self.broker_id, remoting, replication))
+
+    async def change(self, in_sync: frozenset[int]) -> None:
+        """Replace the brokers in sync. LeaseConflictError, LeaseUnavailableError: whether it was done is not known."""
+        assert self.claim is not None, "a master has a claim"
+        claim = replace(self.claim, in_sync=in_sync)
+        self.version = await self._lease.change(self.version, claim)
+        self.claim = claim
+
+    async def release(self) -> None:
+        """Let another broker take the lease at once. The log is written no more."""
+        self.lost.set()
+        await self._lease.release()
+
+
+def is_member(file_system: FileSystem, directory: Path) -> bool:
+    """Whether this store was in its group before. Blocking."""
+    return file_system.exists(directory / MEMBER_FILE)
+
+
+def note_member(file_system: FileSystem, directory: Path, broker_id: int) -> None:
+    """From now on it is. Blocking; durable when it returns. OSError."""
+    if not is_member(file_system, directory):
+        file_system.write_new(directory / MEMBER_FILE, f"{broker_id}\n".encode())
+        file_system.sync_directory(directory)

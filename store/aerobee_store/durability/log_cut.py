@@ -1,0 +1,49 @@
+"""The order to cut the log at an offset when the store is next opened: a file with the offset, until it is done.
+
+A replica whose log has what its master's has not gives it. What is behind the offset is copied to `quarantine`
+(`diverged-OFFSET`, whole segments as `diverged-SEGMENT`), then the log goes on in its place. A start that is
+interrupted begins again with the next one. The timer's files repeat what the log said, so they go, and are made anew.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from aerobee_store.disk.file_system import FileSystem
+from aerobee_store.errors import StoreDirectoryError
+
+FILE_NAME: Final = "logCut"
+DIVERGED: Final = "diverged-"
+"""How the names of files in `quarantine` begin that hold such a tail: the place in the log follows."""
+
+
+def order(file_system: FileSystem, directory: Path, physical_offset: int) -> None:
+    """The next opening cuts there; it must be the end of a record. Blocking; durable when it returns. OSError."""
+    temporary = directory / f"{FILE_NAME}.tmp"
+    file_system.write_new(temporary, f"{physical_offset}\n".encode())
+    file_system.rename(temporary, directory / FILE_NAME)
+    file_system.sync_directory(directory)
+
+
+def ordered(file_system: FileSystem, directory: Path) -> int | None:
+    """Where to cut; None if there is nothing to be done. Blocking. StoreDirectoryError, OSError."""
+    path = directory / FILE_NAME
+    if not file_system.exists(path):
+        return None
+    text = file_system.read_bytes(path).strip()
+    if not text.isdigit():
+        raise StoreDirectoryError(f"{path}: {text[:40]!r} is no offset; remove the file to leave the log as it is")
+    return int(text)
+
+
+def done(file_system: FileSystem, directory: Path) -> None:
+    """The log was cut, and all is synced. Blocking. OSError."""
+    timer_log = directory / "timerlog"
+    names = file_system.list(timer_log) if file_system.exists(timer_log) else []
+    timer = [*(timer_log / name for name in names), directory / "timerwheel", directory / "config" / "timercheck"]
+    for path in (*timer, directory / FILE_NAME):
+        with suppress(FileNotFoundError):
+            file_system.unlink(path)
+    file_system.sync_directory(directory)

@@ -1,0 +1,146 @@
+"""Fail-over with a lease in a real etcd: two broker processes, one of which is killed, paused, or cut off.
+
+What was answered with success is there afterwards, in order and once; what nobody confirmed is set aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.remoting.codes import Answer
+from tests.support.etcd import running_etcd
+from tests.support.lease_group import Member, running
+from tests.support.port_forwarder import forwarded_port
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def _confirmed(member: Member, first: int, count: int) -> list[bytes]:
+    """Send so many; those that were answered with success."""
+    bodies = [b"%06d" % number for number in range(first, first + count)]
+    return [body for body in bodies if await member.send(body) == Answer.SUCCESS]
+
+
+def _in_order(found: list[bytes], answered: list[bytes]) -> None:
+    assert [body for body in found if body in set(answered)] == answered
+
+
+async def test_a_killed_master_is_replaced_and_follows_when_it_is_back(tmp_path: Path) -> None:
+    """And the other way round, with the replica stopped in order, which is quick."""
+    with running_etcd(tmp_path) as etcd:
+        first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
+        async with running(first, second):
+            await first.becomes_master(in_sync=2)
+            answered = await _confirmed(first, 0, 20)
+            first.kill()
+            found = await second.becomes_master()
+            assert found["leaseEpoch"] == 2
+            answered += await _confirmed(second, 20, 20)
+            first.start()
+            await first.becomes_replica()
+            await second.becomes_master(in_sync=2)
+            answered += await _confirmed(second, 40, 20)
+            assert len(answered) == 60
+            second.send_signal(signal.SIGTERM)
+            found = await first.becomes_master()
+            assert found["leaseEpoch"] == 3
+            assert "lease taken epoch=3" in first.log
+            _in_order(await first.bodies(), answered)
+
+
+async def test_a_paused_master_confirms_nothing_when_it_goes_on(tmp_path: Path) -> None:
+    """A send that it has read before it was paused, or reads after, is not answered with success."""
+    with running_etcd(tmp_path) as etcd:
+        first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
+        async with running(first, second):
+            await first.becomes_master(in_sync=2)
+            answered = await _confirmed(first, 0, 20)
+            first.send_signal(signal.SIGSTOP)
+            late = [asyncio.create_task(first.send(b"late %d" % number, 120.0)) for number in range(5)]
+            await second.becomes_master()
+            answered += await _confirmed(second, 20, 20)
+            first.send_signal(signal.SIGCONT)
+            assert Answer.SUCCESS not in await asyncio.gather(*late)
+            await first.becomes_replica()
+            await second.becomes_master(in_sync=2)
+            answered += await _confirmed(second, 40, 20)
+            assert len(answered) == 60
+            assert await second.bodies() == answered
+
+
+async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None:
+    """The master is cut off from its replica and then killed; it follows again, and says where its tail is."""
+    with running_etcd(tmp_path) as etcd:
+        first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
+        with forwarded_port(str(first.listen_replicas)) as forwarder:
+            first.advertise = forwarder.endpoint
+            first.in_sync_seconds = 60.0  # the replica does not leave the claim so soon
+            async with running(first, second):
+                await first.becomes_master(in_sync=2)
+                answered = await _confirmed(first, 0, 20)
+                forwarder.lose_answers()
+                sending = [asyncio.create_task(first.send(b"unconfirmed %d" % number, 60.0)) for number in range(5)]
+                assert set(await asyncio.gather(*sending)) == {Answer.FLUSH_SLAVE_TIMEOUT}
+                first.kill()
+                await second.becomes_master()
+                answered += await _confirmed(second, 20, 20)
+                forwarder.reset()
+                first.start()
+                found = await first.becomes_replica()
+                assert len(found["divergedTails"]) == 1
+                assert b"unconfirmed 4" in (first.store / "quarantine" / found["divergedTails"][0]).read_bytes()
+                await second.becomes_master(in_sync=2)
+                answered += await _confirmed(second, 40, 5)
+                assert len(answered) == 45
+                assert await second.bodies() == answered
+                second.kill()
+                await first.becomes_master()
+                assert await first.bodies() == answered
+
+
+async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(tmp_path: Path) -> None:
+    """Although its replica is there; it is the master again when etcd is."""
+    with running_etcd(tmp_path) as etcd, forwarded_port(etcd.removeprefix("http://")) as forwarder:
+        through = f"http://{forwarder.endpoint}"
+        first, second = Member(tmp_path, 1, through), Member(tmp_path, 2, through)
+        async with running(first, second):
+            await first.becomes_master(in_sync=2)
+            answered = await _confirmed(first, 0, 20)
+            forwarder.lose_answers()
+            async with asyncio.timeout(60):
+                while await first.send(b"x") == Answer.SUCCESS:  # noqa: ASYNC110 - until the lease is over
+                    await asyncio.sleep(0.05)
+            assert await first.send(b"y") != Answer.SUCCESS
+            forwarder.reset()
+            async with asyncio.timeout(60):
+                while not any([(await member.status()).get("leaseSecondsLeft") for member in (first, second)]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            master = first if (await first.status()).get("leaseSecondsLeft") else second
+            await master.becomes_master(in_sync=2)
+            answered += await _confirmed(master, 20, 5)
+            assert len(answered) == 25
+            _in_order(await master.bodies(), answered)
+
+
+async def test_a_broker_whose_store_is_new_does_not_take_the_lease(tmp_path: Path) -> None:
+    """It was in sync, and has nothing now: it waits for the old master instead."""
+    with running_etcd(tmp_path) as etcd:
+        first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
+        async with running(first, second):
+            await first.becomes_master(in_sync=2)
+            answered = await _confirmed(first, 0, 20)
+            second.kill()
+            first.kill()
+            second.store.rename(tmp_path / "away")
+            second.start()
+            async with asyncio.timeout(60):
+                while "is no longer in sync" not in second.log:  # noqa: ASYNC110 - a process says it
+                    await asyncio.sleep(0.05)
+            first.start()
+            await first.becomes_master(in_sync=2)
+            assert await first.bodies() == answered
+            assert "lease taken" not in second.log.split("is no longer in sync")[-1]

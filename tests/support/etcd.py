@@ -1,0 +1,63 @@
+"""A real etcd for a test, on free ports of loopback; the test is skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_SECONDS = 60.0
+
+
+@contextmanager
+def running_etcd(directory: Path) -> Iterator[str]:
+    """Its endpoint, as http://127.0.0.1:2379."""
+    program = shutil.which("etcd")
+    if program is None:
+        pytest.skip("no etcd here; Debian's package is etcd-server")
+    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+    command = [
+        *(program, "--data-dir", str(directory / "etcd"), "--unsafe-no-fsync", "--name", "e"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"e={peer}"),
+    ]
+    log = directory / "etcd.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        _wait_until_healthy(client, process, log)
+        yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_healthy(client: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{client}/health", timeout=5) as answer:
+                if b"true" in answer.read():
+                    return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise AssertionError(f"etcd does not start: {log.read_text()[-2000:]}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody uses at the moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    for found in sockets:
+        found.bind(("127.0.0.1", 0))
+    ports = [found.getsockname()[1] for found in sockets]
+    for found in sockets:
+        found.close()
+    return ports

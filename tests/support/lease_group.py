@@ -1,0 +1,142 @@
+"""Two brokers as processes of a group whose lease is in an etcd, each reaching it through a forwarder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aerobee_broker.config import Address
+from aerobee_broker.remoting.codes import Answer, Request
+from tests.support.etcd import free_ports
+from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
+
+_SECONDS = 120.0
+_ANSWER_SECONDS = 5.0
+LEASE_SECONDS = 3
+
+
+@dataclass(slots=True)
+class Member:
+    """One broker. `advertise`: where it takes replicas, as etcd is to say."""
+
+    directory: Path
+    broker_id: int
+    etcd: str
+    acks: str = "all"
+    advertise: str = ""
+    in_sync_seconds: float = 1.5
+    environment: dict[str, str] | None = None
+    remoting: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
+    listen_replicas: Address = field(default_factory=lambda: Address("127.0.0.1", free_ports(1)[0]))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def store(self) -> Path:
+        return self.directory / f"store-{self.broker_id}"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / f"broker-{self.broker_id}.log").read_text()
+
+    def start(self) -> None:
+        role = "master" if self.broker_id == 1 else "replica"
+        config = self.directory / f"broker-{self.broker_id}.toml"
+        config.write_text(
+            f"[replication]\nbroker_id = {self.broker_id}\nlease_seconds = {LEASE_SECONDS}\n"
+            f"in_sync_seconds = {self.in_sync_seconds}\n"
+            f'advertise = "{self.advertise}"\n[listen]\ndrain_seconds = 0.5\n'
+        )
+        free = [flag for name in ("--listen", "--metrics") for flag in (name, "127.0.0.1:0")]
+        command = [
+            *(sys.executable, "-m", "aerobee_broker", "serve", "--dev", "--store", str(self.store), *free),
+            *("--listen-remoting", str(self.remoting), "--listen-replicas", str(self.listen_replicas)),
+            *("--role", role, "--acks", self.acks, "--etcd", self.etcd, "--config", str(config)),
+        ]
+        with (self.directory / f"broker-{self.broker_id}.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    async def status(self) -> Any:
+        """What it says of itself; empty if it does not answer."""
+        with suppress(OSError, TimeoutError, EOFError):
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                client = await RemotingClient.connect(self.remoting)
+                try:
+                    answered = await client.call(Request.GET_BROKER_HA_STATUS)
+                    return json_body(answered) if answered.code == 0 else {}
+                finally:
+                    await client.close()
+        return {}
+
+    async def becomes_master(self, in_sync: int = 1) -> Any:
+        """Its status once it holds the lease, with so many brokers in sync."""
+        async with asyncio.timeout(_SECONDS):
+            while True:
+                found = await self.status()
+                if found.get("master") and len(found.get("leaseInSync", ())) >= in_sync and found["leaseSecondsLeft"]:
+                    return found
+                assert self.process is not None
+                assert self.process.poll() is None, self.log[-3000:]
+                await asyncio.sleep(0.05)
+
+    async def becomes_replica(self) -> Any:
+        """Its status once it follows a master."""
+        async with asyncio.timeout(_SECONDS):
+            while True:
+                found = await self.status()
+                if found and not found["master"] and found["haClientRuntimeInfo"]["connected"]:
+                    return found
+                await asyncio.sleep(0.05)
+
+    async def send(self, body: bytes, seconds: float = _ANSWER_SECONDS) -> int | None:
+        """The code of the answer; None if none came."""
+        with suppress(OSError, TimeoutError, EOFError):
+            async with asyncio.timeout(seconds):
+                client = await RemotingClient.connect(self.remoting)
+                try:
+                    return (await send(client, "T", body, queue_id=0)).code
+                finally:
+                    await client.close()
+        return None
+
+    async def bodies(self) -> list[bytes]:
+        """What the queue holds, in order."""
+        client = await RemotingClient.connect(self.remoting)
+        bodies: list[bytes] = []
+        while True:
+            fields = pull_fields("T", offset=len(bodies), sys_flag=4, suspendTimeoutMillis=0)
+            pulled = await client.call(Request.PULL_MESSAGE, fields)
+            if pulled.code != Answer.SUCCESS:
+                break
+            bodies += [record.body for record in records(pulled.body)]
+        await client.close()
+        return bodies
+
+
+@asynccontextmanager
+async def running(*members: Member) -> AsyncIterator[None]:
+    """Started; killed at the end."""
+    try:
+        for member in members:
+            member.start()
+        yield
+    finally:
+        for member in members:
+            if member.process is not None and member.process.poll() is None:
+                member.send_signal(signal.SIGCONT)
+            member.kill()

@@ -1,0 +1,305 @@
+"""A model of fail-over with a lease, explored exhaustively: no order of events loses an answered message.
+
+Brokers append, follow, report, change the claim, lose the lease and take it, in any order; requests to the lease and
+their answers get lost; a master may hear of anything as late as can be. Two invariants hold whatever clocks do, and the
+third one if the holder's clock and etcd's run at about the same speed:
+
+    answered    every broker that may take the lease has all that was ever answered, in one order
+    one writer  the records of one epoch are all of one broker
+    one serves  no two brokers take themselves for the holder at the same time
+
+`Rules` are what the code does, each with a switch: without any one of them the exploration finds a violation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+Record = tuple[int, int, int]
+"""Epoch, broker, and a number that nobody uses twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What brokers do to keep the promise."""
+
+    fence: bool = True  # etcd.py: the claim changes by compare-and-swap on its version
+    only_in_sync: bool = True  # leadership.py: may_take
+    wait_for_claim: bool = True  # acknowledgements.py: every broker of the claim confirms
+    wait_for_both: bool = True  # in_sync_set.py: while a change is under way, of the old and the new one
+    join_with_all: bool = True  # in_sync_set.py: who joins has all that was confirmed before
+    expire_first: bool = True  # leadership.py: the lease ends here before it ends in etcd
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """One of them. As a master: its epoch, the claim as it knows it, what it confirmed; `known` by other broker."""
+
+    log: tuple[Record, ...] = ()
+    seen: int = 0  # the newest epoch in its log
+    epoch: int = 0  # in which it is the master; 0: it is not
+    holds: bool = False  # takes itself for the holder
+    version: int = 0
+    members: frozenset[int] = frozenset()
+    waited: frozenset[int] = frozenset()  # the others that confirm
+    unheard: bool = False  # the outcome of a change
+    confirmed: int = 0
+    known: tuple[int, ...] = ()
+    follows: int | None = None
+    in_flight: tuple[int, ...] = ()  # the newest report to each master
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All of it. `claim`: version, epoch, master, brokers in sync. `taker`: holds the lease, and did not begin yet."""
+
+    brokers: tuple[Broker, ...]
+    version: int
+    epoch: int
+    master: int
+    in_sync: frozenset[int]
+    holder: int | None
+    taker: int | None = None
+    answered: tuple[Record, ...] = ()
+    appends: int = 0
+    takes: int = 0
+    changes: int = 0
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The events that are possible, within bounds."""
+
+    rules: Rules
+    count: int
+    appends: int
+    takes: int
+    changes: int
+    clocks_agree: bool = False
+
+    def start(self) -> State:
+        none = (0,) * self.count
+        first = Broker(seen=1, epoch=1, holds=True, version=1, members=frozenset((0,)), known=none, in_flight=none)
+        others = tuple(Broker(known=none, in_flight=none) for _ in range(self.count - 1))
+        return State((first, *others), version=1, epoch=1, master=0, in_sync=frozenset((0,)), holder=0)
+
+    def check(self, state: State) -> None:
+        """ViolationError."""
+        for number in state.in_sync:
+            if state.brokers[number].log[: len(state.answered)] != state.answered:
+                raise ViolationError(f"broker {number} may take the lease without {state.answered}: {state}")
+        writers = {(epoch, broker) for found in state.brokers for epoch, broker, _ in found.log}
+        if len({epoch for epoch, _ in writers}) < len(writers):
+            raise ViolationError(f"two brokers wrote in one epoch: {state}")
+        if self.clocks_agree and sum(found.holds for found in state.brokers) > 1:
+            raise ViolationError(f"two brokers take themselves for the holder: {state}")
+
+    def next(self, state: State) -> Iterator[State]:
+        """Every state that one event leads to. ViolationError."""
+        for number, broker in enumerate(state.brokers):
+            if broker.epoch:
+                yield from self._of_master(state, number, broker)
+            else:
+                yield from self._of_replica(state, number, broker)
+        holder = state.holder
+        if holder is not None and state.taker is None:
+            held = state.brokers[holder].holds
+            if not (self.clocks_agree and self.rules.expire_first and held):
+                yield replace(state, holder=None)  # etcd lets it expire
+
+    # --- A master -----------------------------------------------------------------------------------------------
+
+    def _of_master(self, state: State, number: int, broker: Broker) -> Iterator[State]:
+        if state.appends < self.appends and broker.holds:
+            record = (broker.epoch, number, state.appends)
+            yield replace(_with(state, number, replace(broker, log=(*broker.log, record))), appends=state.appends + 1)
+        for other, found in enumerate(state.brokers):
+            if found.in_flight[number] > broker.known[other]:
+                yield _with(state, number, replace(broker, known=_put(broker.known, other, found.in_flight[number])))
+        if broker.holds:
+            yield from self._answer(state, number, broker)
+            yield _with(state, number, replace(broker, holds=False))  # its time is over, and it sees that
+        else:
+            # Now it becomes a replica.
+            yield _with(state, number, replace(broker, epoch=0, known=(0,) * self.count))
+        yield from self._change(state, number, broker)
+
+    def _answer(self, state: State, number: int, broker: Broker) -> Iterator[State]:
+        waited = broker.waited if self.rules.wait_for_claim else frozenset()
+        end = min((broker.known[other] for other in waited), default=len(broker.log))
+        answer, before = broker.log[:end], state.answered
+        shorter = min(end, len(before))
+        if answer[:shorter] != before[:shorter]:
+            raise ViolationError(f"{answer} was answered after {before}: {state}")
+        if end > broker.confirmed:
+            answered = answer if end > len(before) else before
+            yield replace(_with(state, number, replace(broker, confirmed=end)), answered=answered)
+
+    def _change(self, state: State, number: int, broker: Broker) -> Iterator[State]:
+        if broker.unheard:
+            # It asks what the claim is.
+            if state.epoch == broker.epoch:
+                yield _with(state, number, _settled(broker, number, state.in_sync, state.version))
+            else:
+                yield _with(state, number, replace(broker, holds=False, unheard=False))
+            return
+        if state.changes >= self.changes:
+            return
+        for other in range(self.count):
+            if other == number:
+                continue
+            if other in broker.members:
+                yield from self._cas(state, number, broker, broker.members - {other})
+            elif other not in broker.waited:
+                yield _with(state, number, replace(broker, waited=broker.waited | {other}))  # it is to join
+            elif broker.known[other] >= broker.confirmed or not self.rules.join_with_all:
+                yield from self._cas(state, number, broker, broker.members | {other})
+
+    def _cas(self, state: State, number: int, broker: Broker, wanted: frozenset[int]) -> Iterator[State]:
+        state = replace(state, changes=state.changes + 1)
+        waited = (broker.waited | wanted) - {number}
+        if not self.rules.wait_for_both:
+            waited = wanted - {number}
+        unheard = replace(broker, waited=waited, unheard=True)
+        yield _with(state, number, unheard)  # the request is lost, or refused
+        if state.version == broker.version or not self.rules.fence:
+            done = replace(state, version=state.version + 1, in_sync=wanted)
+            if not self.rules.fence:
+                done = replace(done, epoch=broker.epoch, master=number)
+            yield _with(done, number, unheard)  # the answer is lost
+            yield _with(done, number, _settled(broker, number, wanted, done.version))
+
+    # --- A replica ----------------------------------------------------------------------------------------------
+
+    def _of_replica(self, state: State, number: int, broker: Broker) -> Iterator[State]:
+        if broker.follows is not None:
+            yield from self._follow(state, number, broker, state.brokers[broker.follows])
+        for other, master in enumerate(state.brokers):
+            if other != broker.follows and master.epoch and master.epoch >= broker.seen:
+                yield self._connect(state, number, broker, other, master)
+        if state.taker == number:
+            began = Broker(
+                log=broker.log,
+                seen=state.epoch,
+                epoch=state.epoch,
+                holds=True,
+                version=state.version,
+                members=frozenset((number,)),
+                confirmed=len(broker.log),
+                known=(0,) * self.count,
+                in_flight=broker.in_flight,
+            )
+            yield replace(_with(state, number, began), taker=None)
+        elif state.holder is None and state.takes < self.takes and state.taker is None:
+            may = number in state.in_sync and (broker.seen == state.epoch or state.master == number)
+            if may or not self.rules.only_in_sync:
+                yield replace(
+                    state,
+                    version=state.version + 1,
+                    epoch=state.epoch + 1,
+                    master=number,
+                    in_sync=frozenset((number,)),
+                    holder=number,
+                    taker=number,
+                    takes=state.takes + 1,
+                )
+
+    def _follow(self, state: State, number: int, broker: Broker, master: Broker) -> Iterator[State]:
+        assert broker.follows is not None, "the caller looked"
+        if master.epoch and len(broker.log) < len(master.log):
+            record = master.log[len(broker.log)]
+            taken = replace(broker, log=(*broker.log, record), seen=max(broker.seen, record[0]))
+            yield _with(state, number, taken)
+        if broker.in_flight[broker.follows] < len(broker.log):
+            sent = replace(broker, in_flight=_put(broker.in_flight, broker.follows, len(broker.log)))
+            yield _with(state, number, sent)
+
+    def _connect(self, state: State, number: int, broker: Broker, other: int, master: Broker) -> State:
+        """Set aside what the master has not; the old connection is gone there, the old master may not know it."""
+        common = 0
+        while common < min(len(broker.log), len(master.log)) and broker.log[common] == master.log[common]:
+            common += 1
+        joined = replace(
+            broker,
+            log=broker.log[:common],
+            seen=master.epoch,
+            follows=other,
+            in_flight=_put(broker.in_flight, other, 0),
+        )
+        heard = replace(master, known=_put(master.known, number, 0))
+        return _with(_with(state, number, joined), other, heard)
+
+
+def _settled(broker: Broker, number: int, members: frozenset[int], version: int) -> Broker:
+    waited = members - {number}
+    return replace(broker, members=members, waited=waited, version=version, unheard=False)
+
+
+def _put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def _with(state: State, number: int, broker: Broker) -> State:
+    brokers = (*state.brokers[:number], broker, *state.brokers[number + 1 :])
+    return replace(state, brokers=brokers)
+
+
+def _explore(model: Model) -> tuple[int, int]:
+    """Every state that can be reached: how many there are, and how many messages were answered at the most."""
+    start = model.start()
+    seen = {start}
+    waiting = deque(seen)
+    answered = 0
+    while waiting:
+        state = waiting.popleft()
+        model.check(state)
+        answered = max(answered, len(state.answered))
+        for following in model.next(state):
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return len(seen), answered
+
+
+_TWO = Model(Rules(), count=2, appends=2, takes=1, changes=2)
+
+
+def test_no_order_of_events_loses_an_answered_message() -> None:
+    """Two brokers, with clocks that say anything."""
+    states, answered = _explore(_TWO)
+    assert states > 30_000
+    assert answered == 2
+
+
+def test_with_clocks_that_agree_one_broker_serves() -> None:
+    """The old master knows that its time is over before another one takes the lease."""
+    states, answered = _explore(replace(_TWO, appends=1, clocks_agree=True))
+    assert states > 5000
+    assert answered == 1
+
+
+@pytest.mark.parametrize(
+    "rule", ["fence", "only_in_sync", "wait_for_claim", "wait_for_both", "join_with_all", "expire_first"]
+)
+def test_each_rule_is_needed(rule: str) -> None:
+    """Without it some order of events loses a message, or two brokers serve."""
+    with pytest.raises(ViolationError):
+        _explore(replace(_TWO, rules=Rules(**{rule: False}), clocks_agree=rule == "expire_first"))
+
+
+@pytest.mark.skipif("AEROBEE_MODEL" not in os.environ, reason="minutes; set AEROBEE_MODEL=1")
+@pytest.mark.parametrize("model", [replace(_TWO, takes=2), replace(_TWO, count=3, appends=1)], ids=["twice", "three"])
+def test_with_two_fail_overs_or_three_brokers(model: Model) -> None:
+    """The same with more of everything."""
+    states, answered = _explore(model)
+    assert states > 150_000
+    assert answered == model.appends
