@@ -357,13 +357,13 @@ class MessageStore:
         *,
         drafts: Sequence[Draft] | None = None,
         split_batch: bool = False,
-        essential: bool = False,
+        internal: bool = False,
     ) -> list[Appended]:
         """Append messages in this order, all or none. Wait for them with `wait_stored`.
 
         `drafts`: of each message, by `draft`, for who makes them in several steps of the event loop.
         `split_batch`: they came as one batch of the older protocol, so they stay together in one segment.
-        `essential`: what lets consumers go on, and retention save what it needs; a disk that is too full for other
+        `internal`: what lets consumers go on, and retention save what it needs; a disk that is too full for other
         messages still takes it. An inner batch (SYS_FLAG_INNER_BATCH) is one message here and takes as many queue
         offsets as its property INNER_NUM says; INNER_BASE is added to it.
 
@@ -373,8 +373,8 @@ class MessageStore:
         """
         self._check_open()
         if self.running.flags is not _NO_FLAGS:
-            self.running.check_writable(essential=essential)
-        return self._writer.append(messages, drafts=drafts, split_batch=split_batch, essential=essential)
+            self.running.check_writable(internal=internal)
+        return self._writer.append(messages, drafts=drafts, split_batch=split_batch, internal=internal)
 
     def draft(self, message: Message) -> Draft:
         """A message made ready for `append`: about a third of the work. InvalidMessageError."""
@@ -389,7 +389,7 @@ class MessageStore:
         replaces a born host of 0.0.0.0:0, if it is an IPv4 address. Raises as `append`.
         """
         self._check_open()
-        self.running.check_writable(essential=False)
+        self.running.check_writable(internal=False)
         return self._writer.append_records(topic, queue_id, batch, born_host)
 
     async def wait_stored(self, end: int, *, durable: bool | None = None) -> None:

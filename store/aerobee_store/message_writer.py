@@ -100,7 +100,7 @@ class MessageWriter:
         *,
         drafts: Sequence[Draft] | None = None,
         split_batch: bool = False,
-        essential: bool = False,
+        internal: bool = False,
     ) -> list[Appended]:
         """As MessageStore.append, which has checked that the store may be written."""
         config = self._config
@@ -138,7 +138,7 @@ class MessageWriter:
         sizes = [draft.size for draft in drafts]
         log = self._log
         total = sum(sizes)
-        self._prepare([total] if split_batch else sizes, essential=essential)
+        self._prepare([total] if split_batch else sizes, internal=internal)
         if split_batch:
             log.next_offset(total)
         now = self._clock.now_ms()
@@ -340,16 +340,16 @@ class MessageWriter:
         self._appended(entries, now)
         return AppendedBatch(first_queue_offset, queue_offset - first_queue_offset, self._log.wrote, now)
 
-    def _prepare(self, sizes: list[int], *, essential: bool = False) -> None:
+    def _prepare(self, sizes: list[int], *, internal: bool = False) -> None:
         try:
-            if not self._dispatch.has_room(self._log.wrote, essential=essential):
+            if not self._dispatch.has_room(self._log.wrote, internal=internal):
                 self._make_room()
             try:
-                self._log.prepare(sizes, essential=essential)
+                self._log.prepare(sizes, internal=internal)
             except StoreBusyError:
                 if not self._durability.free_buffer():
                     raise
-                self._log.prepare(sizes, essential=essential)
+                self._log.prepare(sizes, internal=internal)
         except OSError as error:
             raise self._durability.fail(error) from error
 

@@ -44,9 +44,9 @@ class RunningFlags(enum.Flag):
 
 
 _DISK: Final = RunningFlags.DISK_FULL | RunningFlags.LOGIC_DISK_FULL
-_ESSENTIAL_PASSES: Final = _DISK | RunningFlags.REPLICAS_MISSING
+_INTERNAL_PASSES: Final = _DISK | RunningFlags.REPLICAS_MISSING
 _FORBID_WRITING: Final = (
-    _ESSENTIAL_PASSES
+    _INTERNAL_PASSES
     | RunningFlags.NOT_WRITEABLE
     | RunningFlags.LOGICS_QUEUE_ERROR
     | RunningFlags.INDEX_FILE_ERROR
@@ -78,12 +78,12 @@ class RunningState:
         """Why the store refuses messages or reads; empty if it refuses neither."""
         return "; ".join(self._reasons.values())
 
-    def check_writable(self, *, essential: bool) -> None:
+    def check_writable(self, *, internal: bool) -> None:
         """Raise StoreFullError, TooFewReplicasError or StoreAccessError if nothing may be appended.
 
-        `essential`: internal writes are accepted with a full disk and without replicas (see `MessageStore.append`).
+        `internal`: internal writes are accepted with a full disk and without replicas (see `MessageStore.append`).
         """
-        forbidden = self.flags & (_FORBID_WRITING & ~_ESSENTIAL_PASSES if essential else _FORBID_WRITING)
+        forbidden = self.flags & (_FORBID_WRITING & ~_INTERNAL_PASSES if internal else _FORBID_WRITING)
         if forbidden:
             raise self._error(forbidden)
 
@@ -94,6 +94,6 @@ class RunningState:
 
     def _error(self, forbidden: RunningFlags) -> StoreError:
         text = "; ".join(reason for flag, reason in self._reasons.items() if flag & forbidden)
-        if forbidden & ~_ESSENTIAL_PASSES:
+        if forbidden & ~_INTERNAL_PASSES:
             return StoreAccessError(text)
         return TooFewReplicasError(text) if forbidden & RunningFlags.REPLICAS_MISSING else StoreFullError(text)

@@ -58,11 +58,11 @@ class DeadLetters:
             reconsume_times=record.reconsume_times,
         )
         try:
-            self._store.append([message], essential=True)
+            self._store.append([message], internal=True)
         except InvalidMessageError:
             # Properties that were at their limit already: better a dead letter without its origin than none.
             message.properties = _own_properties(record)
-            self._store.append([message], essential=True)
+            self._store.append([message], internal=True)
         self._store.request_flush()  # with sync flush nobody can read it before, and nobody may be waiting for it
         self._stats.dead_letters += 1
 

@@ -300,7 +300,7 @@ class Journal:
         properties = {TAGS: _TAGS[kind]}
         appended = self._store.append(
             [Message(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, body, properties, born_timestamp=now_ms) for body in bodies],
-            essential=True,  # a full disk stops producers; consumers go on
+            internal=True,  # a full disk stops producers; consumers go on
         )
         self.end = appended[-1].end
         self.next_queue_offset = appended[-1].queue_offset + 1

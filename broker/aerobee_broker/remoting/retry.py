@@ -71,6 +71,6 @@ class RetryRequests:
             message = await self._send.dead_letter(message, group.name)
         else:
             message = self._level_delay.delayed(message, level or _FIRST_LEVEL + record.reconsume_times)
-        [place] = self._store.append([message], essential=True)
+        [place] = self._store.append([message], internal=True)
         await self._store.wait_stored(place.end)
         return answer()

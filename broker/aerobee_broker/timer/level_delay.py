@@ -163,7 +163,7 @@ class LevelDelay:
     async def _append(self, messages: list[Message]) -> None:
         while True:
             try:
-                appended = self._store.append(messages, essential=True)
+                appended = self._store.append(messages, internal=True)
                 break
             except StoreFullError:
                 await asyncio.sleep(_RETRY_SECONDS)

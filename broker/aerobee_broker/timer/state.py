@@ -158,7 +158,7 @@ class TimerParts:
 
         Raises StoreFullError, InvalidMessageError, StoreError.
         """
-        appended = self.store.append(messages, essential=True)
+        appended = self.store.append(messages, internal=True)
         for message, place in zip(messages, appended, strict=True):
             if message.topic == TIMER_TOPIC:
                 # It may take back a message of the same slot, and only the timer topic remembers that.

@@ -277,7 +277,7 @@ class Timer:
             p.REAL_QUEUE_ID: "0",
         }
         request = Message(TIMER_TOPIC, TIMER_QUEUE_ID, b"0", properties, born_timestamp=now_ms)
-        [place] = self._store.append([request], essential=True)
+        [place] = self._store.append([request], internal=True)
         # In the same step: from here on it is not delivered, even if the request is not enqueued in time.
         self._state.recalls.add(topic, message_id, max(self._state.floor(deliver_ms - 1), self._state.slot_ms))
         await self._store.wait_stored(place.end)

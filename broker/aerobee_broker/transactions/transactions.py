@@ -365,7 +365,7 @@ class Transactions:
         if outcome is Outcome.COMMIT:
             messages.append(self._final(half))
         messages.append(op_message(half.queue_offset, outcome, topic, transaction_id, self._clock.now_ms()))
-        appended = self._store.append(messages, essential=True)
+        appended = self._store.append(messages, internal=True)
         self._settled(half, outcome, appended[-1])
         await self._store.wait_stored(appended[-1].end)
         self._note_offsets()
@@ -508,7 +508,7 @@ class Transactions:
             op_message(half.queue_offset, Outcome.GIVEN_UP, half.topic, transaction_id, self._clock.now_ms())
         )
         try:
-            appended = self._store.append(messages, essential=True)
+            appended = self._store.append(messages, internal=True)
         except (StoreFullError, StoreAccessError):
             return _Asked.NOBODY
         self._store.request_flush()
@@ -527,7 +527,7 @@ class Transactions:
         try:
             renewed = renewed_half(record, half.checks, half.since_ms)
             op = op_message(half.queue_offset, Outcome.RENEWED, half.topic, _id_of(record), self._clock.now_ms())
-            place, op_place = self._store.append([renewed, op], essential=True)
+            place, op_place = self._store.append([renewed, op], internal=True)
         except (StoreFullError, StoreAccessError, InvalidMessageError) as error:
             _log.warning("half message not renewed queue_offset=%d cause=%s", half.queue_offset, error)
             return False
@@ -631,7 +631,7 @@ class Transactions:
         if not self._unsettled:
             return
         try:
-            appended = self._store.append(self._unsettled, essential=True)
+            appended = self._store.append(self._unsettled, internal=True)
         except (StoreFullError, StoreAccessError) as error:
             _log.warning("ops of settled transactions not stored cause=%s", error)
             return

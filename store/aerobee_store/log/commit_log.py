@@ -108,11 +108,11 @@ class CommitLog:
         active = self._active
         return active is not None and size + BLANK_SIZE_MIN <= active.size - active.wrote
 
-    def prepare(self, sizes: Sequence[int], *, essential: bool = False) -> None:
+    def prepare(self, sizes: Sequence[int], *, internal: bool = False) -> None:
         """Allocate space for records of these sizes, to be appended in this order. Their appends then cannot fail.
 
         If the disk of the current segment is full and the next one can be on another disk, the current one ends here
-        with a blank. `essential` (internal) writes may use half of the space reserved for queues, index and tables.
+        with a blank. `internal` (internal) writes may use half of the space reserved for queues, index and tables.
         Raises StoreFullError or StoreBusyError, with nothing changed except files prepared for later, and
         InvalidMessageError for a record larger than a segment.
         """
@@ -121,7 +121,7 @@ class CommitLog:
             return  # the usual case
         position = self.segment_size if active is None else active.wrote
         ends_here = False
-        while (full := self._without_room(sizes, position, essential=essential)) is not None:
+        while (full := self._without_room(sizes, position, internal=internal)) is not None:
             if full.file is active and active is not None and self._can_end_here(active):
                 ends_here = True
                 position = self.segment_size
@@ -132,9 +132,9 @@ class CommitLog:
         if ends_here:
             self._roll()
 
-    def _without_room(self, sizes: Sequence[int], position: int, *, essential: bool) -> _FullDisk | None:
+    def _without_room(self, sizes: Sequence[int], position: int, *, internal: bool) -> _FullDisk | None:
         """Allocate the space after `position` in the current segment and in those that follow. None: success."""
-        headroom = self._disk_headroom // 2 if essential else self._disk_headroom
+        headroom = self._disk_headroom // 2 if internal else self._disk_headroom
         segment_size = self.segment_size
         run = self.files.run
         file = asking = self._active
@@ -154,7 +154,7 @@ class CommitLog:
                     asking = None
                     file = asking = self._following(file)
                     # An append that fills several segments must not wait for a buffer that only its own end returns.
-                    file.begin_writing(wait=is_next and not essential)
+                    file.begin_writing(wait=is_next and not internal)
                     is_next = False
                     position = 0
                 position += size

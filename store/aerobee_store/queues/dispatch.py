@@ -287,10 +287,10 @@ class Dispatch:
         self._waiting.append((end, entries, items))
         self._waiting_items += items
 
-    def has_room(self, wrote: int, *, essential: bool) -> bool:
+    def has_room(self, wrote: int, *, internal: bool) -> bool:
         """Whether another append may wait here, with a log that ends at `wrote`. Internal writes get twice the
         limit."""
-        factor = 2 if essential else 1
+        factor = 2 if internal else 1
         room = self._room
         return self._waiting_items < factor * room.count and wrote - self.dispatched < factor * room.size
 

@@ -40,7 +40,7 @@ def test_messages_are_refused_before_the_disk_is_full_and_taken_again_afterwards
 
 
 def test_what_consumers_need_may_use_half_of_the_headroom(tmp_path: Path) -> None:
-    """Essential records are taken where other messages are not any more, down to half of the headroom."""
+    """Internal records are taken where other messages are not any more, down to half of the headroom."""
     disk = ShrinkingDisk()
     config = replace(StoreConfig.tiny(tmp_path / "store"), disk_headroom=1 << 20)
     messages = [Message("orders", 0, b"x" * 2000)] * 10  # more than a segment: room is needed
@@ -48,8 +48,8 @@ def test_what_consumers_need_may_use_half_of_the_headroom(tmp_path: Path) -> Non
         disk.available = (1 << 19) + (64 << 10)
         with pytest.raises(StoreFullError):
             store.append(messages)
-        assert len(store.append(messages, essential=True)) == 10
+        assert len(store.append(messages, internal=True)) == 10
         disk.available = 1 << 19
         with pytest.raises(StoreFullError):
-            store.append(messages, essential=True)
+            store.append(messages, internal=True)
         disk.available = 1 << 30

@@ -68,10 +68,10 @@ def test_an_append_respects_the_flags(store: MessageStore, flag: RunningFlags) -
     assert store.positions == before
     assert (store.status().running_flags, store.status().refusal) == (flag, "the reason and the way out")
     if disk:
-        store.append([MESSAGE], essential=True)
+        store.append([MESSAGE], internal=True)
     else:
         with pytest.raises(StoreAccessError):
-            store.append([MESSAGE], essential=True)
+            store.append([MESSAGE], internal=True)
     assert store.read("orders", 0, 0).records[0].body == b"hello"
     store.running.clear(flag)
     assert store.append([MESSAGE])
@@ -102,7 +102,7 @@ def test_one_flag_goes_and_the_other_stays(store: MessageStore) -> None:
     with pytest.raises(StoreAccessError, match="disk full; fenced"):
         store.append([MESSAGE])
     with pytest.raises(StoreAccessError, match=r"^fenced$"):
-        store.append([MESSAGE], essential=True)
+        store.append([MESSAGE], internal=True)
     store.running.clear(RunningFlags.FENCED)
     with pytest.raises(StoreFullError, match=r"^disk full$"):
         store.append([MESSAGE])
@@ -122,7 +122,7 @@ def test_a_failed_store_says_so_in_its_flags() -> None:
     assert store.status().running_flags is RunningFlags.NOT_WRITEABLE
     assert "refuses further writes" in store.status().refusal
     with pytest.raises(StoreFailedError):
-        store.append([MESSAGE], essential=True)
+        store.append([MESSAGE], internal=True)
     store.close()
 
 

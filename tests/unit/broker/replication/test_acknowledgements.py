@@ -97,18 +97,18 @@ def test_messages_are_refused_with_too_few_in_sync() -> None:
     running = RunningState()
     found = _of(running, min_in_sync=2)
     with pytest.raises(TooFewReplicasError, match="1 of 2 brokers are in sync"):
-        running.check_writable(essential=False)
+        running.check_writable(internal=False)
     assert issubclass(TooFewReplicasError, StoreFullError)  # producers try another broker
-    running.check_writable(essential=True)
+    running.check_writable(internal=True)
     replica = _replica(found, "1", 600)
-    running.check_writable(essential=False)
+    running.check_writable(internal=False)
     found.reported(replica, 400)
     with pytest.raises(TooFewReplicasError):
-        running.check_writable(essential=False)
+        running.check_writable(internal=False)
     found.reported(replica, 700)
     found.gone(replica)
     with pytest.raises(TooFewReplicasError):
-        running.check_writable(essential=False)
+        running.check_writable(internal=False)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ async def test_fast_failure_when_no_buffer_is_left() -> None:
         assert store.status().pool_buffers_free == 0
         assert store.state == "open"
         message = sender.message(7500)  # what consumers need is never refused for this
-        sender.note([message], store.append([message], essential=True))
+        sender.note([message], store.append([message], internal=True))
         gate.go.set()
         await store.wait_stored(store.positions[0])
         sender.append(store, [sender.message(7500)])

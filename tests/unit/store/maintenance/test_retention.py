@@ -309,7 +309,7 @@ async def test_a_full_disk_refuses_messages_until_there_is_room(harness: Harness
     assert not harness.store.status().running_flags.writable
     assert "91.2 %" in harness.store.status().refusal
     assert read_all(harness.store, "orders", 0)
-    assert harness.store.append([harness.sender.message(100)], essential=True)
+    assert harness.store.append([harness.sender.message(100)], internal=True)
 
     harness.disk.ratio = 0.88
     await harness.store.retention.clean()

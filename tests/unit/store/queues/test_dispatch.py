@@ -190,9 +190,9 @@ async def test_no_message_is_taken_while_too_many_wait(limit: dict[str, int], al
             store.append([message])
         assert (store.positions[0], store.waiting_count, store.stats.busy_refusals) == (last.end, allowed, 1)
         for _ in range(allowed):
-            [last] = store.append([message], essential=True)
+            [last] = store.append([message], internal=True)
         with pytest.raises(StoreBusyError):
-            store.append([message], essential=True)
+            store.append([message], internal=True)
         readable = asyncio.Event()
         store.arrival_listeners.append(lambda topic, queue_id, end: readable.set())
         async with asyncio.timeout(60):
