@@ -243,7 +243,7 @@ class MessageStore:
         cut = log_cut.ordered(self.file_system, self.config.directory)
         self.checkpoint.load()
         self._deleted.load()
-        self._queues.load(suspect=not clean)
+        self._queues.load(after_crash=not clean)
         self._index.load()
         if not self._log.files.files and any(queue.max_offset for queue in self._queues.all()):
             raise StoreDirectoryError(

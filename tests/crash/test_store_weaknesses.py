@@ -181,7 +181,7 @@ def test_08_a_unit_that_does_not_fit_is_refused() -> None:
     """An offset that is taken raises; nothing is written at a wrong place."""
     disk = MemoryFileSystem()
     queue = ConsumeQueue(disk, DIRECTORY / "q", "orders", 0, 100 * UNIT_SIZE)
-    queue.load(suspect=False)
+    queue.load(after_crash=False)
     queue.put(0, UNIT.pack(0, 100, 0) + UNIT.pack(100, 100, 0))
     with pytest.raises(QueueMisalignedError):
         queue.put(1, UNIT.pack(200, 100, 0))

@@ -209,7 +209,7 @@ def _write_batch_queue(layout: _Layout, topic: str, queue_id: int, number: int, 
     attempt = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     queue = BatchConsumeQueue(DiskFileSystem(), attempt, topic, queue_id, layout.batch_queue_file_size)
     queue.begin_at(0)
-    queue.complete(units, distrust=False)
+    queue.complete(units, unsynced=False)
     for file in queue.take_dirty():
         file.sync()
     queue.close()

@@ -246,7 +246,7 @@ class Recovery:
                 return max(min(last.end, self._index.last_offset), self._log.min_offset)
             case Beginning.CRASH:
                 derived = self._checkpoint.derived_offset or 0
-                complete = self._index.distrust(derived)
+                complete = self._index.truncate_unsynced(derived)
                 if not self._index.files:
                     return self._log.min_offset
                 return self._segment_start(min(derived, last.end, complete))
@@ -254,7 +254,7 @@ class Recovery:
                 synced = self._synced_index_end()
                 begin = min(self._begin_by_checkpoint(), self._segment_start(last.end), self._segment_start(synced))
                 # What lies in the index behind that may be missing or half written; it is added again from the log.
-                complete = self._index.distrust(max(begin, synced))
+                complete = self._index.truncate_unsynced(max(begin, synced))
                 return min(begin, self._segment_start(complete))
             case _:
                 return self._log.min_offset
@@ -407,7 +407,7 @@ class Recovery:
         for topic, queue_id, units in batch_queue_units(batch):
             units = units[units["physical_offset"] >= self._deleted.end_of(topic)]
             if len(units) and (batch_queue := self._queues.batch_queue_unless_simple(topic, queue_id)) is not None:
-                added, dropped = batch_queue.complete(units, distrust=not self._clean)
+                added, dropped = batch_queue.complete(units, unsynced=not self._clean)
                 self._report.units_added += added
                 self._report.units_dropped += dropped
                 if dropped:
@@ -440,7 +440,7 @@ class Recovery:
         present = min(max(queue.max_offset - queue_offset, 0), len(units))
         if present:
             if not self._clean:
-                queue.distrust(queue_offset, present)
+                queue.mark_unsynced(queue_offset, present)
             wrong = queue.differing(queue_offset, units[:present])
             for position in wrong:
                 # A tags code stored in the unit itself is right in every queue.

@@ -118,13 +118,13 @@ class BatchConsumeQueue:
         """The number of the first unit whose record the log has, and the number after the last."""
         return self._units.min_offset, self._units.max_offset
 
-    def load(self, *, suspect: bool) -> None:
+    def load(self, *, after_crash: bool) -> None:
         """Find the beginning and the end of the queue.
 
-        The end is before the first invalid unit of the last file. `suspect`: the process died.
+        The end is before the first invalid unit of the last file. `after_crash`: the process died.
         """
         units = self._units
-        units.load(suspect=suspect)
+        units.load(after_crash=after_crash)
         first = max(units.min_offset, units.max_offset - _CHUNK)
         found = units.units(first, units.max_offset - first)
         if len(found) and (wrong := _first_wrong(found)) < len(found):
@@ -167,12 +167,12 @@ class BatchConsumeQueue:
         self._moved()
         self.next_offset = max(self.next_offset, self.max_offset)
 
-    def complete(self, units: BatchUnits, *, distrust: bool) -> tuple[int, int]:
+    def complete(self, units: BatchUnits, *, unsynced: bool) -> tuple[int, int]:
         """Make the queue contain these units of the log's records, which are in log order and followed by all later
         ones.
 
         Other units in their place, and all later ones, are dropped: they are added again with the records that follow.
-        `distrust`: right units may not be synced. Returns the number of added units and of dropped wrong ones.
+        `unsynced`: right units may not be synced. Returns the number of added units and of dropped wrong ones.
         """
         added = dropped = 0
         base, count = units["base_offset"].astype(np.int64), units["count"].astype(np.int64)
@@ -182,8 +182,8 @@ class BatchConsumeQueue:
             there = self._units.units(number, len(run))
             same = there == run[: len(there)]
             right = len(there) if same.all() else int(same.argmin())
-            if distrust and right:
-                self._units.distrust(number, right)
+            if unsynced and right:
+                self._units.mark_unsynced(number, right)
             if right < len(there):
                 dropped += self._units.max_offset - (number + right)
                 self._truncate(number + right)

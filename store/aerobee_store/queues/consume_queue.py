@@ -63,7 +63,7 @@ class ConsumeQueue:
     __slots__ = (
         "_changed",
         "_dirty",
-        "_doubtful",
+        "_after_crash",
         "_dtype",
         "_files",
         "_run",
@@ -106,7 +106,7 @@ class ConsumeQueue:
         self._changed = changed if changed is not None else {}
         self._waiting = b""  # the last units, which are in no file yet
         # the process that made the files may have died before their directory entries were durable
-        self._doubtful = False
+        self._after_crash = False
         self.extension = extension
         self.min_offset = 0
         self.max_offset = 0
@@ -136,28 +136,28 @@ class ConsumeQueue:
     def units_per_file(self) -> int:
         return self._run.file_size // self._unit_size
 
-    def load(self, *, suspect: bool) -> None:
+    def load(self, *, after_crash: bool) -> None:
         """Find the beginning and the end of the queue.
 
-        The queue ends with its valid units. `suspect`: the process died, so every unit of the last files is checked;
+        The queue ends with its valid units. `after_crash`: the process died, so every unit of the last files is checked;
         otherwise they are known to be contiguous, and the end is found by bisection. Either way `torn` tells whether
         more units followed: units are then missing, and only the log can restore them.
         """
-        self._doubtful = suspect
+        self._after_crash = after_crash
         self._starts = self._run.load()
         self.torn |= self._run.had_empty  # a file that was just made, or has lost its content
         if self._starts:  # otherwise it continues where `begin_at` said
             self.min_offset = self.max_offset = self._starts[0] // self._unit_size
         while self._starts:
             start = self._starts[-1]
-            count = self._count_linear(start) if suspect else self._count_bisected(start)
+            count = self._count_linear(start) if after_crash else self._count_bisected(start)
             self.torn |= self._clear(start, count * self._unit_size)
             # A whole file of zeros was preallocated and never used: the queue ends in the file before it.
             if count or len(self._starts) == 1:
                 self.max_offset = start // self._unit_size + count
                 break
             self._remove_files([start])
-        if suspect and self._starts:
+        if after_crash and self._starts:
             self._check_earlier_files()
         if self.extension is not None:
             self.extension.load()
@@ -374,13 +374,13 @@ class ConsumeQueue:
                 return self.extension.release_before(int(addresses.min()))
         return []
 
-    def distrust(self, queue_offset: int, count: int) -> None:
+    def mark_unsynced(self, queue_offset: int, count: int) -> None:
         """Mark the files of these units as unsynced: the process that wrote them may have died before a sync."""
         if self.extension is not None:
             codes = self.units(queue_offset, count)["tags_code"]
             addresses = codes[codes <= ADDRESS_MAX]
             if len(addresses):
-                self.extension.distrust(int(addresses.min()))
+                self.extension.mark_unsynced(int(addresses.min()))
         position, end = queue_offset * self._unit_size, (queue_offset + count) * self._unit_size
         self._dirty.update(range(position - position % self._run.file_size, end, self._run.file_size))
         self._changed[self] = None
@@ -471,7 +471,7 @@ class ConsumeQueue:
             if start not in self._starts:
                 return None
             file = self._run.file_system.open(self._run.path(start), evictable=True)
-            if self._doubtful:
+            if self._after_crash:
                 file.unsynced_levels = _DIRECTORY_LEVELS
             self._files[start] = file
         return file

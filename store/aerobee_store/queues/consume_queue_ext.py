@@ -189,7 +189,7 @@ class ConsumeQueueExt:
         self._dirty.clear()
         return files
 
-    def distrust(self, lowest_address: int) -> None:
+    def mark_unsynced(self, lowest_address: int) -> None:
         """Mark the files from this address on as unsynced: the process that wrote them may have died before a sync."""
         offset = lowest_address - _ADDRESS_ZERO
         self._dirty.update(start for start in self._starts if start + self._run.file_size > offset)

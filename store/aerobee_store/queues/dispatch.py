@@ -220,7 +220,7 @@ class QueueDispatcher:
                 queue.put(queue_offset, queue.extended(units, stored) if queue.extends else units)
                 self.grown[queue] = None
         for batch_queue, batch_units in records.batch_units:
-            batch_queue.complete(batch_units, distrust=False)
+            batch_queue.complete(batch_units, unsynced=False)
             self.grown[batch_queue] = None
 
 

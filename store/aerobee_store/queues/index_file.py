@@ -400,7 +400,7 @@ class IndexService:
                 file.truncate(end)
                 break
 
-    def distrust(self, end: int) -> int:
+    def truncate_unsynced(self, end: int) -> int:
         """Drop everything about records at or after physical offset `end`, and treat the rest as unsynced.
 
         Header, slots and entries may be of different ages, so the last file is always relinked; and the remaining files

@@ -88,18 +88,18 @@ class QueueTable:
     def __len__(self) -> int:
         return len(self.simple) + len(self.batch)
 
-    def load(self, *, suspect: bool) -> None:
+    def load(self, *, after_crash: bool) -> None:
         """Find the queues in the directory. StoreDirectoryError: an entry is no queue, or a topic has both kinds."""
         for topic, queue_id in self._names(BATCH_DIRECTORY):
             self._batch_topics.add(topic)
-            self._batch_queue(topic, queue_id).load(suspect=suspect)
+            self._batch_queue(topic, queue_id).load(after_crash=after_crash)
         for topic, queue_id in self._names(SIMPLE_DIRECTORY):
             if self._is_batch(topic):
                 raise StoreDirectoryError(
                     f"{self._config.directory / SIMPLE_DIRECTORY / topic}: topic {topic!r} is a batch topic "
                     f"but also has these queues; run `aerobee store rebuild`"
                 )
-            self._new_queue(topic, queue_id).load(suspect=suspect)
+            self._new_queue(topic, queue_id).load(after_crash=after_crash)
 
     def all(self) -> list[AnyQueue]:
         """Every queue, of both kinds."""
@@ -141,7 +141,7 @@ class QueueTable:
                 )
             queue = self._new_queue(topic, queue_id)
             if queue.extension is not None:
-                queue.load(suspect=False)  # after a crash, extension files may exist for a queue that does not
+                queue.load(after_crash=False)  # after a crash, extension files may exist for a queue that does not
         return queue
 
     def make_room(self, keys: Iterable[QueueKey]) -> None:

@@ -252,7 +252,7 @@ class _Rebuild:
         for topic, queue_id, batch_units in batch_queue_units(batch):
             batch_units = batch_units[batch_units["physical_offset"] >= self._deleted.end_of(topic)]
             if len(batch_units):
-                added, dropped = self._batch_queue(topic, queue_id).complete(batch_units, distrust=False)
+                added, dropped = self._batch_queue(topic, queue_id).complete(batch_units, unsynced=False)
                 self._units += added - dropped
 
     def _put(self, queue: ConsumeQueue, queue_offset: int, units: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:

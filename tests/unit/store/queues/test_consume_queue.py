@@ -19,10 +19,10 @@ PER_FILE = 200  # units: 4000 bytes, so that a file has several sectors
 
 
 def queue_on(disk: MemoryFileSystem, *, load: bool | None = None) -> ConsumeQueue:
-    """`load`: None for a new queue, else whether it is suspect."""
+    """`load`: None for a new queue, else whether it is after_crash."""
     queue = ConsumeQueue(disk, DIRECTORY / "q", "t", 0, PER_FILE * UNIT_SIZE)
     if load is not None:
-        queue.load(suspect=load)
+        queue.load(after_crash=load)
     return queue
 
 
@@ -59,13 +59,13 @@ def test_units_come_back_over_the_ends_of_files() -> None:
     assert offsets(queue, 450, 10) == []
 
 
-@pytest.mark.parametrize("suspect", [False, True])
+@pytest.mark.parametrize("after_crash", [False, True])
 @pytest.mark.parametrize("count", [1, 199, 200, 201, 450])
-def test_loading_finds_the_end(count: int, suspect: bool) -> None:
+def test_loading_finds_the_end(count: int, after_crash: bool) -> None:
     """Whether by bisection or by looking at each unit."""
     disk = MemoryFileSystem()
     filled(disk, count)
-    queue = queue_on(disk, load=suspect)
+    queue = queue_on(disk, load=after_crash)
     assert (queue.min_offset, queue.max_offset, queue.next_offset) == (0, count, count)
     assert not queue.torn
     queue.put(count, unit(count))

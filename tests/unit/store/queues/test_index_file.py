@@ -188,7 +188,7 @@ def test_after_a_crash_the_last_file_is_linked_anew(what: str) -> None:
     else:
         disk.damage(index.files[1].path, 0, bytes(HEADER_SIZE))
     again = service(disk)
-    again.distrust(3000)
+    again.truncate_unsynced(3000)
     for key_hash in range(7):
         assert found(again, key_hash) == expected(key_hash, 30)
     assert again.last_offset == 2900
