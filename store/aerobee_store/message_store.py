@@ -37,7 +37,7 @@ from aerobee_store.errors import StoreClosedError, StoreDirectoryError, StoreErr
 from aerobee_store.log.allocate import SegmentAllocation
 from aerobee_store.log.commit_log import CommitLog
 from aerobee_store.log.log_paths import LogPaths
-from aerobee_store.log.log_scan import marked_records
+from aerobee_store.log.log_scan import records_containing
 from aerobee_store.log.mapped_file import MappedFileQueue
 from aerobee_store.log.write_modes import BufferPool, segments_of
 from aerobee_store.log_follower import LogFollower
@@ -649,10 +649,10 @@ class MessageStore:
         """Number of appended messages that cannot be read yet."""
         return self._dispatch.waiting_count
 
-    def marked_records(self, mark: bytes, begin: int) -> Iterator[Record]:
-        """As `log_scan.marked_records`: for opening what keeps its state in the log."""
+    def records_containing(self, mark: bytes, begin: int) -> Iterator[Record]:
+        """As `log_scan.records_containing`: for opening what keeps its state in the log."""
         size_max = max(self.config.record_size_max, self.config.segment_size)
-        return marked_records(self._log, mark, begin, record_size_max=size_max)
+        return records_containing(self._log, mark, begin, record_size_max=size_max)
 
     @property
     def retention_listeners(self) -> list[RetentionListener]:

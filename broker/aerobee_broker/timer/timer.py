@@ -143,7 +143,7 @@ class Timer:
                 state.enqueued_before_crash = (checkpoint.queue_offset, state.slot_ms)
         state.recovered_until_ms = max(store.recovery.last_timestamp, state.slot_ms)
         if begin < end:
-            for record in store.marked_records(_MARK, state.marks_begin):
+            for record in store.records_containing(_MARK, state.marks_begin):
                 self._relocation.note_mark(record)
         state.relocation_begin = state.marks_begin
         self._count_pending()

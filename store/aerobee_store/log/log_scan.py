@@ -179,7 +179,7 @@ class LogScan:
         return following is not None and not isinstance(self.peek(following, 0), ScanStop)
 
 
-def marked_records(log: CommitLog, mark: bytes, begin: int, *, record_size_max: int) -> Iterator[Record]:
+def records_containing(log: CommitLog, mark: bytes, begin: int, *, record_size_max: int) -> Iterator[Record]:
     """The valid records from physical offset `begin` (where one begins, or the log did) on whose properties contain
     `mark`, in the order of the log. Others are not decoded.
 
