@@ -46,7 +46,7 @@ from aerobee_store.maintenance.scrub import Scrub
 from aerobee_store.maintenance.unit_repair import UnitRepair
 from aerobee_store.message_reader import MessageReader, ReadResult
 from aerobee_store.message_writer import Appended, AppendedBatch, MessageWriter
-from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchRoom
+from aerobee_store.queues.dispatch import ArrivalListener, Dispatch, DispatchLimits
 from aerobee_store.queues.index_file import IndexService
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.topic_removal import DeletedTopics, TopicRemoval
@@ -117,7 +117,7 @@ class MessageStore:
         self._queues = QueueTable(file_system, config, self._deleted, is_batch_topic)
         self._removal = TopicRemoval(file_system, self._queues, self._deleted)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
-        room = DispatchRoom(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
+        room = DispatchLimits(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
         self._dispatch = Dispatch(self._index, clock, self.stats, room)
         self._allocation = SegmentAllocation(
             self._log,

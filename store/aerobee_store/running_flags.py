@@ -81,7 +81,7 @@ class RunningState:
     def check_writable(self, *, internal: bool) -> None:
         """Raise StoreFullError, TooFewReplicasError or StoreAccessError if nothing may be appended.
 
-        `internal`: internal writes are accepted with a full disk and without replicas (see `MessageStore.append`).
+        `internal`: such writes are accepted with a full disk and without replicas (see `MessageStore.append`).
         """
         forbidden = self.flags & (_FORBID_WRITING & ~_INTERNAL_PASSES if internal else _FORBID_WRITING)
         if forbidden:

@@ -469,9 +469,9 @@ class DiskFileSystem:
         The least recently used file would be the wrong choice where queues are written in turn: it is needed next.
         """
         if len(self._evictable) >= self._open_files_max:
-            victim = self._evictable[int(random.random() * len(self._evictable))]  # noqa: S311 - no secret
-            self.forget(victim)
-            victim.close_descriptor()
+            evicted = self._evictable[int(random.random() * len(self._evictable))]  # noqa: S311 - no secret
+            self.forget(evicted)
+            evicted.close_descriptor()
         self._place[file] = len(self._evictable)
         self._evictable.append(file)
 

@@ -112,7 +112,7 @@ class CommitLog:
         """Allocate space for records of these sizes, to be appended in this order. Their appends then cannot fail.
 
         If the disk of the current segment is full and the next one can be on another disk, the current one ends here
-        with a blank. `internal` (internal) writes may use half of the space reserved for queues, index and tables.
+        with a blank. `internal` writes may use half of the space reserved for queues, index and tables.
         Raises StoreFullError or StoreBusyError, with nothing changed except files prepared for later, and
         InvalidMessageError for a record larger than a segment.
         """

@@ -13,7 +13,7 @@ Each round takes all that the confirm offset has passed, gives it to every `Disp
 then tells the arrival listeners: when they hear of a message, it can be read and found by its key. The list is closed:
 what follows the log must also be completed by recovery, from a position that a checkpoint keeps, and these two are.
 
-What waits is bounded (`DispatchRoom`): a disk that hangs must not fill the memory. Then no message is taken.
+What waits is bounded (`DispatchLimits`): a disk that hangs must not fill the memory. Then no message is taken.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class ReceivedRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class DispatchRoom:
+class DispatchLimits:
     """The limits of what waits for dispatch. `count`: messages, where each additional queue of a message counts as one,
     and a batch in store layout as one; `size`: bytes of the log."""
 
@@ -259,7 +259,7 @@ class IndexDispatcher:
 class Dispatch:
     """Single-threaded: used by the event loop, or by recovery before there is one."""
 
-    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, room: DispatchRoom) -> None:
+    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, room: DispatchLimits) -> None:
         self._stats = stats
         self._room = room
         self._queues = QueueDispatcher()

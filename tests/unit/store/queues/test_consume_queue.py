@@ -19,7 +19,7 @@ PER_FILE = 200  # units: 4000 bytes, so that a file has several sectors
 
 
 def queue_on(disk: MemoryFileSystem, *, load: bool | None = None) -> ConsumeQueue:
-    """`load`: None for a new queue, else whether it is after_crash."""
+    """`load`: None for a new queue, else whether it is loaded after a crash."""
     queue = ConsumeQueue(disk, DIRECTORY / "q", "t", 0, PER_FILE * UNIT_SIZE)
     if load is not None:
         queue.load(after_crash=load)
