@@ -1,4 +1,4 @@
-"""How much may wait in memory, and who waits for room."""
+"""A limit of items in memory, with a queue of callers that wait for space."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 
 
-class Room:
-    """Room for `size_max` bytes in `count_max` items. Who asks first gets it first.
+class MemoryLimit:
+    """A limit of `size_max` bytes and `count_max` items in memory. Callers are admitted in order of arrival.
 
-    An item larger than all the room is let in when nothing else is there.
+    An item above the limit is admitted when it is alone.
     """
 
     def __init__(self, size_max: int, count_max: int) -> None:
@@ -22,7 +22,7 @@ class Room:
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def enter(self, size: int) -> None:
-        """Return when there is room; it is taken then. Cancelling takes none."""
+        """Wait for space and take it. Cancelling takes none."""
         if not self._line and self._fits(size):
             self._take(size)
             return

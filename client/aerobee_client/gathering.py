@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from aerobee_client.allocation import Queue
-from aerobee_client.bounds import Room
+from aerobee_client.bounds import MemoryLimit
 from aerobee_client.errors import ClientError
 from aerobee_client.message import Outgoing, SendResult
 
@@ -58,7 +58,7 @@ class Line:
 class Gathering:
     """The lines of one producer. `send` is called for each request, in a task of its own."""
 
-    def __init__(self, send: Send, room: Room, *, size_max: int, linger_seconds: float) -> None:
+    def __init__(self, send: Send, room: MemoryLimit, *, size_max: int, linger_seconds: float) -> None:
         self._send = send
         self._room = room
         self._size_max = size_max

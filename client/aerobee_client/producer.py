@@ -11,7 +11,7 @@ from typing import Self
 
 from aerobee_client import packing
 from aerobee_client.allocation import Queue
-from aerobee_client.bounds import Room
+from aerobee_client.bounds import MemoryLimit
 from aerobee_client.checks import BODY_SIZE_MAX, check, check_name
 from aerobee_client.compression import COMPRESS_ABOVE, Compression, require
 from aerobee_client.connection import Connection, Retry
@@ -101,7 +101,7 @@ class Producer:
         """Whether requests of many messages go by AppendRecords; None before the first one that may."""
         self._gathering = Gathering(
             self._send_request,
-            Room(waiting_size_max, waiting_count_max),
+            MemoryLimit(waiting_size_max, waiting_count_max),
             size_max=request_size_max,
             linger_seconds=linger_seconds,
         )

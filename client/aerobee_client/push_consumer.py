@@ -95,8 +95,8 @@ class PushConsumer:
         self._coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004  # not whether it can be called, but how
         )
-        self._ready: asyncio.Queue[_Lane] = asyncio.Queue()
-        self._lanes: dict[object, _Lane] = {}
+        self._ready: asyncio.Queue[_Sequence] = asyncio.Queue()
+        self._sequences: dict[object, _Sequence] = {}
         self._running: asyncio.Task[None] | None = None
         self._receivers: dict[tuple[str, str, int], asyncio.Task[None]] = {}
         self._draining = asyncio.Event()
@@ -230,27 +230,27 @@ class PushConsumer:
                 self._accept(message)
 
     def _accept(self, message: ReceivedMessage) -> None:
-        """Put a message into its lane: those of an ordered group that must follow one another share one."""
+        """Put a message into its sequence: those of an ordered group that must follow one another share one."""
         self._flow.add((message.topic, message.queue_id), message.queue_offset, len(message.body))
         self._busy += 1
         self._idle.clear()
         if not self.ordered:
-            self._ready.put_nowait(_Lane(deque([message])))
+            self._ready.put_nowait(_Sequence(deque([message])))
             return
         key = (message.topic, message.message_group or message.queue_id)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane(deque(), key)
-            self._ready.put_nowait(lane)
-        lane.messages.append(message)
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            sequence = self._sequences[key] = _Sequence(deque(), key)
+            self._ready.put_nowait(sequence)
+        sequence.messages.append(message)
 
     # --- Handling ---------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """One worker: takes a lane, works on its first message, and leaves the rest to whoever is free."""
+        """One worker: takes a sequence, works on its first message, and leaves the rest to whoever is free."""
         while True:
-            lane = await self._ready.get()
-            message = lane.messages.popleft()
+            sequence = await self._ready.get()
+            message = sequence.messages.popleft()
             try:
                 if not self._draining.is_set():
                     await (self._in_order(message) if self.ordered else self._once(message))
@@ -259,10 +259,10 @@ class PushConsumer:
                 self._busy -= 1
                 if not self._busy:
                     self._idle.set()
-                if lane.messages:
-                    self._ready.put_nowait(lane)
-                elif lane.key is not None:
-                    self._lanes.pop(lane.key, None)
+                if sequence.messages:
+                    self._ready.put_nowait(sequence)
+                elif sequence.key is not None:
+                    self._sequences.pop(sequence.key, None)
 
     async def _once(self, message: ReceivedMessage) -> None:
         """Work on a message, then acknowledge it, or give it back for later."""
@@ -364,7 +364,7 @@ class PushConsumer:
         return v2.TelemetryCommand(status=status, verify_message_result=v2.VerifyMessageResult(nonce=verify.nonce))
 
 
-class _Lane:
+class _Sequence:
     """Messages that are handled one after the other."""
 
     def __init__(self, messages: deque[ReceivedMessage], key: object = None) -> None:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aerobee_client import packing
-from aerobee_client.bounds import Room
+from aerobee_client.bounds import MemoryLimit
 from aerobee_client.compression import Compression, decompress
 from aerobee_client.connection import Connection, Retry, new_client_id
 from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
@@ -271,7 +271,7 @@ class Appender:
         self._metadata = metadata
         self._topic = topic
         self._queue_id = queue_id
-        self._room = Room(in_flight_size_max, 1024)
+        self._room = MemoryLimit(in_flight_size_max, 1024)
         self._requests: asyncio.Queue[records_v1.AppendRecordsRequest | None] = asyncio.Queue()
         self._waiting: deque[tuple[int, asyncio.Future[Appended]]] = deque()
         self._task: asyncio.Task[None] | None = None

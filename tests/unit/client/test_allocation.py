@@ -114,7 +114,7 @@ class TestFlowControl:
         assert (flow.span("q"), flow.count, flow.size) == (0, 0, 0)
 
     async def test_who_waits_goes_on(self) -> None:
-        """Room that is made wakes who waits for it."""
+        """Freed space wakes a waiter."""
         flow = FlowControl(1, 100, 100)
         flow.add("q", 0, 1)
         waiting = asyncio.create_task(flow.wait_room())

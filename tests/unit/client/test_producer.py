@@ -19,7 +19,7 @@ from aerobee_client import (
     SendResult,
     connect,
 )
-from aerobee_client.bounds import Room
+from aerobee_client.bounds import MemoryLimit
 from aerobee_client.checks import check
 from aerobee_client.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, decompress
 from aerobee_client.latency import LatencyAvoidance, avoid_seconds
@@ -136,7 +136,7 @@ class TestGathering:
 
 async def test_room_is_given_in_order() -> None:
     """A large item at the head of the line is not overtaken by small ones; a cancelled one leaves the line."""
-    room = Room(10, 5)
+    room = MemoryLimit(10, 5)
     await room.enter(6)
     large, small, last = (asyncio.create_task(room.enter(size)) for size in (8, 1, 1))
     await asyncio.sleep(0)
