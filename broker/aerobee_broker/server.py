@@ -314,12 +314,12 @@ async def _serve(
         requests=ByteBudget(
             "requests in progress",
             total_max=config.limits.request_bytes_max,
-            holder_max=config.limits.request_bytes_per_client_max,
+            owner_max=config.limits.request_bytes_per_client_max,
         ),
         answers=ByteBudget(
             "messages for clients",
             total_max=config.limits.answer_bytes_max,
-            holder_max=config.limits.answer_bytes_per_client_max,
+            owner_max=config.limits.answer_bytes_per_client_max,
         ),
     )
     remoting = RemotingService(parts)

@@ -121,8 +121,8 @@ class RemotingClients:
         locked: list[object] = []
         for item in objects(body, "mqSet"):
             key = (group, *_queue_of(item))
-            holder, until = self._locks.get(key, ("", 0.0))
-            if holder != client_id and until > now:
+            owner, until = self._locks.get(key, ("", 0.0))
+            if owner != client_id and until > now:
                 continue
             if key not in self._locks and len(self._locks) >= _LOCKS_MAX:
                 self._drop_expired_locks(now)

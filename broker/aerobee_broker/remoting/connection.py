@@ -182,12 +182,12 @@ class Connection(asyncio.Protocol):
 
     async def _kept(self, size: int) -> None:
         """An answer that waits in memory for the peer to read."""
-        answers, holders = self._server.answers, (self.key,)
-        answers.take_now(size, holders)
+        answers, owners = self._server.answers, (self.key,)
+        answers.take_now(size, owners)
         try:
             await self._writable.wait()
         finally:
-            answers.give(size, holders)
+            answers.give(size, owners)
 
     def _write(self, command: Command) -> None:
         assert self._transport is not None, "whoever writes has looked"
@@ -316,4 +316,4 @@ class RemotingServer:
 
 def _budget(what: str) -> ByteBudget:
     limits = LimitsConfig()
-    return ByteBudget(what, total_max=limits.request_bytes_max, holder_max=limits.request_bytes_per_client_max)
+    return ByteBudget(what, total_max=limits.request_bytes_max, owner_max=limits.request_bytes_per_client_max)

@@ -40,7 +40,7 @@ from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     ROOM_SECONDS,
     ClientIdentity,
-    holders_of,
+    owners_of,
     introduce,
     service_methods,
 )
@@ -118,7 +118,7 @@ class MessagingService:
         self, request: v2.ReceiveMessageRequest, client: Client, context: Context
     ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
         count = self._message_count(request, client)
-        memory = Share(self._answers, holders_of(client, context))
+        memory = Share(self._answers, owners_of(client, context))
         try:
             responses = self._processors.receive.process(request, client, context.time_remaining(), memory)
             async with aclosing(responses):
@@ -132,7 +132,7 @@ class MessagingService:
         self, request: v2.PullMessageRequest, client: Client, context: Context
     ) -> AsyncGenerator[v2.PullMessageResponse, None]:
         count = self._message_count(request, client)
-        memory = Share(self._answers, holders_of(client, context))
+        memory = Share(self._answers, owners_of(client, context))
         try:
             responses = self._processors.pull.pull(request, client, context.time_remaining(), memory)
             async with aclosing(responses):
@@ -176,7 +176,7 @@ class MessagingService:
         introduce(client, context)
         account = client.account
         stream = self._clients.open_stream(client)
-        held = Share(self._limits.in_progress, holders_of(client, context))
+        held = Share(self._limits.in_progress, owners_of(client, context))
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(
                 self._read_telemetry(requests, client, account, stream, held), name="telemetry-reader"

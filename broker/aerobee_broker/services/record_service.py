@@ -25,7 +25,7 @@ from aerobee_broker.services.rpc import (
     ROOM_SECONDS,
     ClientIdentity,
     code_name,
-    holders_of,
+    owners_of,
     introduce,
     service_methods,
 )
@@ -103,7 +103,7 @@ class RecordService:
         try:
             client = self._identify(context)
             introduce(client, context)
-            held = Share(self._limits.in_progress, holders_of(client, context))
+            held = Share(self._limits.in_progress, owners_of(client, context))
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(
                     self._append_requests(requests, client, appended, held), name="append-reader"

@@ -115,11 +115,11 @@ class MethodAdmission:
         return None
 
     async def room(self, context: Context) -> bytes | None:
-        holders = holders_of(self.caller(context), context)
-        if self.budget.has_room(1, holders):
+        owners = owners_of(self.caller(context), context)
+        if self.budget.has_room(1, owners):
             return None
         try:
-            await self.budget.room(holders, seconds=ROOM_SECONDS)
+            await self.budget.room(owners, seconds=ROOM_SECONDS)
         except TooManyRequestsError as error:
             return self._refused(error)
         return None
@@ -173,11 +173,11 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
         started = perf_counter()
         running.count += 1
         size = 0
-        holders = _NOBODY
+        owners = _NOBODY
         try:
             client = method.introduced(context)
-            holders = holders_of(client, context)
-            await budget.take(len(data), holders, seconds=ROOM_SECONDS)
+            owners = owners_of(client, context)
+            await budget.take(len(data), owners, seconds=ROOM_SECONDS)
             size = len(data)
             request = method.read(data, client)
             del data
@@ -192,7 +192,7 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
         finally:
             running.count -= 1
             if size:
-                budget.give(size, holders)
+                budget.give(size, owners)
         elapsed = (perf_counter() - started) * 1000
         if code == _OK:
             succeeded.observe(elapsed)
@@ -211,11 +211,11 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
         code = _OK
         running.count += 1
         size = 0
-        holders = _NOBODY
+        owners = _NOBODY
         try:
             client = method.introduced(context)
-            holders = holders_of(client, context)
-            await budget.take(len(data), holders, seconds=ROOM_SECONDS)
+            owners = owners_of(client, context)
+            await budget.take(len(data), owners, seconds=ROOM_SECONDS)
             size = len(data)
             request = method.read(data, client)
             del data
@@ -242,7 +242,7 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
         finally:
             running.count -= 1
             if size:
-                budget.give(size, holders)
+                budget.give(size, owners)
         elapsed = (perf_counter() - started) * 1000
         counters.answered(method.service, method.name, code_name(code)).observe(elapsed)
 
@@ -258,7 +258,7 @@ async def _taken(context: Context, answer: bytes) -> None:
         raise ClientWentAwayError from None
 
 
-def holders_of(client: Client, context: Context) -> Sequence[str]:
+def owners_of(client: Client, context: Context) -> Sequence[str]:
     """Who has the bytes of a call: its connection, and the account that signed it."""
     if client.account is None:
         return (context.connection(),)

@@ -1,4 +1,4 @@
-"""Bytes in flight: bounded in all and of each holder, granted in the order of arrival, never lost."""
+"""Bytes in flight: bounded in all and of each owner, granted in the order of arrival, never lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aerobee_broker.byte_budget import ByteBudget
 from aerobee_broker.errors import TooManyRequestsError
 
 
-def budget(total: int = 100, holder: int = 50) -> ByteBudget:
-    return ByteBudget("requests in progress", total_max=total, holder_max=holder)
+def budget(total: int = 100, owner: int = 50) -> ByteBudget:
+    return ByteBudget("requests in progress", total_max=total, owner_max=owner)
 
 
 async def settled() -> None:
@@ -35,7 +35,7 @@ async def test_reading_waits_for_the_bytes_of_its_holder_and_not_of_others() -> 
 
 async def test_all_holders_together_are_bounded_in_the_order_of_arrival() -> None:
     """A large one that came first is not passed by small ones."""
-    bytes_ = budget(total=100, holder=100)
+    bytes_ = budget(total=100, owner=100)
     await bytes_.take(60, ("a",), seconds=1)
     order: list[str] = []
 
@@ -75,25 +75,25 @@ async def test_a_size_above_all_limits_is_granted_when_nothing_is_taken() -> Non
 async def test_nothing_is_lost_whatever_is_cancelled() -> None:
     """Takers of all sizes, some of which are cancelled: at the end nothing is taken, and nobody waits."""
     dice = random.Random(7)
-    bytes_ = budget(total=100, holder=40)
+    bytes_ = budget(total=100, owner=40)
     done = 0
 
-    async def taker(holders: tuple[str, ...], size: int) -> None:
+    async def taker(owners: tuple[str, ...], size: int) -> None:
         nonlocal done
-        await bytes_.take(size, holders, seconds=60)
+        await bytes_.take(size, owners, seconds=60)
         assert bytes_.used <= 100
-        assert all(bytes_.used_by(holder) <= 40 for holder in holders)
+        assert all(bytes_.used_by(owner) <= 40 for owner in owners)
         try:
             for _ in range(dice.randrange(4)):
                 await asyncio.sleep(0)
         finally:
-            bytes_.give(size, holders)
+            bytes_.give(size, owners)
         done += 1
 
     tasks = []
     for _ in range(2000):
-        holders = (f"connection {dice.randrange(5)}", f"account {dice.randrange(2)}")
-        tasks.append(asyncio.create_task(taker(holders, dice.randrange(1, 40))))
+        owners = (f"connection {dice.randrange(5)}", f"account {dice.randrange(2)}")
+        tasks.append(asyncio.create_task(taker(owners, dice.randrange(1, 40))))
         if dice.random() < 0.3:
             await asyncio.sleep(0)
         if dice.random() < 0.2:
@@ -106,8 +106,8 @@ async def test_nothing_is_lost_whatever_is_cancelled() -> None:
 
 
 async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
-    """As long as all together have less than one holder may have; then it depends on who asks."""
-    bytes_ = budget(total=100, holder=50)
+    """As long as all together have less than one owner may have; then it depends on who asks."""
+    bytes_ = budget(total=100, owner=50)
     assert bytes_.has_room_for_anybody()
     bytes_.take_now(49, ("a",))
     assert bytes_.has_room_for_anybody()
@@ -118,6 +118,6 @@ async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
     assert bytes_.has_room(1, ("b",))
     bytes_.give(50, ("a",))
     assert bytes_.has_room_for_anybody()
-    small = budget(total=20, holder=50)
+    small = budget(total=20, owner=50)
     small.take_now(20, ("a",))
     assert not small.has_room_for_anybody()

@@ -13,7 +13,7 @@ from aerobee_broker.errors import TooManyRequestsError
 from aerobee_broker.remoting.connection import Connection, RemotingServer
 from aerobee_broker.remoting.frame import Command, encode
 
-HOLDER_MAX = 256 << 10
+OWNER_MAX = 256 << 10
 READ_SIZE = 512 << 10  # what one read of a socket may bring beyond that
 SIZE = 64 << 10
 
@@ -22,8 +22,8 @@ class Server:
     """A server whose requests wait until `let_go`; each answer has as many bytes as `answer_size`."""
 
     def __init__(self) -> None:
-        self.requests = ByteBudget("requests in progress", total_max=4 * HOLDER_MAX, holder_max=HOLDER_MAX)
-        self.answers = ByteBudget("answers", total_max=4 * HOLDER_MAX, holder_max=HOLDER_MAX)
+        self.requests = ByteBudget("requests in progress", total_max=4 * OWNER_MAX, owner_max=OWNER_MAX)
+        self.answers = ByteBudget("answers", total_max=4 * OWNER_MAX, owner_max=OWNER_MAX)
         self.remoting = RemotingServer(self._handle, requests=self.requests, answers=self.answers)
         self.let_go = asyncio.Event()
         self.answer_size = 0
@@ -63,13 +63,13 @@ async def test_requests_beyond_the_budget_are_not_read(server: Server) -> None:
     _, writer = await connect(server)
     count = 128
     writer.write(encode(Command(10, body=bytes(SIZE))) * count)
-    await until(lambda: server.requests.used >= HOLDER_MAX)
+    await until(lambda: server.requests.used >= OWNER_MAX)
     await asyncio.sleep(0.05)  # to read more, if it did
     assert server.handled < count
     server.let_go.set()
     await until(lambda: server.handled == count)
     await until(lambda: server.requests.used == 0)
-    assert HOLDER_MAX <= server.most <= HOLDER_MAX + READ_SIZE
+    assert OWNER_MAX <= server.most <= OWNER_MAX + READ_SIZE
     writer.close()
 
 
@@ -77,7 +77,7 @@ async def test_a_connection_that_ends_gives_its_bytes_back(server: Server) -> No
     """Also while it waits for room."""
     _, writer = await connect(server)
     writer.write(encode(Command(10, body=bytes(SIZE))) * 16)
-    await until(lambda: server.requests.used >= HOLDER_MAX)
+    await until(lambda: server.requests.used >= OWNER_MAX)
     writer.transport.abort()
     server.let_go.set()
     await until(lambda: server.requests.used == 0 and not server.remoting.connections)
@@ -97,7 +97,7 @@ async def test_answers_that_nobody_reads_are_counted(server: Server) -> None:
         received += len(await reader.read(1 << 20))
     await waiting
     await until(lambda: server.answers.used == 0)
-    server.answers.take_now(HOLDER_MAX, (server.connection.key,))
+    server.answers.take_now(OWNER_MAX, (server.connection.key,))
     with pytest.raises(TooManyRequestsError, match="answers in progress take"):
         await server.connection.writable(0.01)
     writer.close()
