@@ -139,9 +139,9 @@ class ConsumeQueue:
     def load(self, *, after_crash: bool) -> None:
         """Find the beginning and the end of the queue.
 
-        The queue ends with its valid units. `after_crash`: the process died, so every unit of the last files is checked;
-        otherwise they are known to be contiguous, and the end is found by bisection. Either way `torn` tells whether
-        more units followed: units are then missing, and only the log can restore them.
+        The queue ends with its valid units. `after_crash`: the process died, so every unit of the last files is
+        checked; otherwise they are known to be contiguous, and the end is found by bisection. Either way `torn` tells
+        whether more units followed: units are then missing, and only the log can restore them.
         """
         self._after_crash = after_crash
         self._starts = self._run.load()
