@@ -1,4 +1,4 @@
-"""How many bytes of requests and answers may be in memory at once: in all, and of each connection and account."""
+"""Bounds the bytes of requests and answers in memory: in total, and per connection and account."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class _Waiter:
 
 
 class ByteBudget:
-    """Bytes that are taken and given back; whoever finds none left waits, in the order of arrival.
+    """A limit of bytes that calls take and return; calls that find none left wait in order of arrival.
 
-    A *owner* is a connection or an account, by name; bytes have any number of owners. Each may have `owner_max`
-    bytes, all together `total_max`. A owner that has nothing may take more than its maximum at once, and so may
-    everybody when nothing is taken: no size waits for ever. Event loop only.
+    An *owner* is a connection or an account, by name; bytes may have several owners. Each owner may have `owner_max`
+    bytes, all together `total_max`. An owner without bytes may take more than its maximum at once, and so may any call
+    when nothing is taken, so no size waits forever. Event loop only.
     """
 
-    __slots__ = ("_owners", "_of_owner", "_of_total", "_what", "owner_max", "refused", "total_max", "used", "waited")
+    __slots__ = ("_of_owner", "_of_total", "_owners", "_what", "owner_max", "refused", "total_max", "used", "waited")
 
     def __init__(self, what: str, *, total_max: int, owner_max: int) -> None:
         """`what` names the bytes in errors: "requests in progress"."""
@@ -33,33 +33,33 @@ class ByteBudget:
         self.total_max = total_max
         self.owner_max = owner_max
         self.used = 0
-        self.waited = 0  # how often somebody had to wait
-        self.refused = 0  # how often somebody waited in vain
+        self.waited = 0  # calls that had to wait
+        self.refused = 0  # calls that waited in vain
         self._owners: dict[str, int] = {}
-        self._of_owner: dict[str, deque[_Waiter]] = {}  # who waits for bytes of this owner
-        self._of_total: deque[_Waiter] = deque()  # who waits for any bytes
+        self._of_owner: dict[str, deque[_Waiter]] = {}  # calls that wait for bytes of this owner
+        self._of_total: deque[_Waiter] = deque()  # calls that wait for bytes of the total
 
     def used_by(self, owner: str) -> int:
         return self._owners.get(owner, 0)
 
     def has_room(self, size: int, owners: Sequence[str]) -> bool:
-        """Whether so many bytes may be taken now."""
+        """Whether this many bytes may be taken now."""
         return self._total_has_room(size) and self._full_owner(size, owners) is None
 
     def has_room_for_anybody(self) -> bool:
-        """Whether `has_room` says yes to a byte more, whoever asks: no owner has more than all have together."""
+        """Whether one more byte may be taken by any owner: the total is not used up."""
         return not self.used or self.used < min(self.total_max, self.owner_max)
 
     def take_now(self, size: int, owners: Sequence[str]) -> None:
-        """Take the bytes, whether there is room or not: they are in memory already."""
+        """Take the bytes unconditionally: they are in memory already."""
         self.used += size
         for owner in owners:
             self._owners[owner] = self._owners.get(owner, 0) + size
 
     async def take(self, size: int, owners: Sequence[str], *, seconds: float) -> None:
-        """Take the bytes when there is room. TooManyRequestsError if there is none for so long.
+        """Wait for the bytes and take them. TooManyRequestsError if that takes longer than `seconds`.
 
-        Cancelled, it has taken nothing. Whoever takes must `give` the same to the same owners.
+        A cancelled call has taken nothing. Callers must `give` the same bytes back to the same owners.
         """
         if not self._of_total and self.has_room(size, owners):
             self.take_now(size, owners)
@@ -82,13 +82,13 @@ class ByteBudget:
             raise
 
     async def room(self, owners: Sequence[str], *, seconds: float) -> None:
-        """Return when there is room for a byte more. TooManyRequestsError as of `take`."""
+        """Return when at least one byte is free. TooManyRequestsError as `take`."""
         if not self.has_room(1, owners):
             await self.take(1, owners, seconds=seconds)
             self.give(1, owners)
 
     def give(self, size: int, owners: Sequence[str]) -> None:
-        """Give bytes back that were taken, and let those have them who waited."""
+        """Return bytes, and grant them to waiting calls."""
         self.used -= size
         for owner in owners:
             left = self._owners[owner] - size
@@ -110,7 +110,8 @@ class ByteBudget:
         return None
 
     def _enqueue(self, waiter: _Waiter, *, is_first: bool = False) -> None:
-        """Grant, or let it wait for what it lacks; `is_first`: nobody waits longer for any bytes."""
+        """Grant the request, or queue it for the limit that it exceeds; `is_first`: it has waited longest for the
+        total."""
         full = self._full_owner(waiter.size, waiter.owners)
         if full is not None:
             self._of_owner.setdefault(full, deque()).append(waiter)
@@ -121,13 +122,13 @@ class ByteBudget:
             waiter.granted.set_result(None)
 
     def _advance(self, owners: Sequence[str]) -> None:
-        """Bytes of these owners are free: first those who waited for any, then those who waited for these."""
+        """After bytes of these owners were freed: serve calls that wait for the total, then calls that wait for the owners."""
         while self._of_total:
             waiter = self._of_total[0]
             if not waiter.granted.done():
                 if not self._total_has_room(waiter.size):
                     break
-                self._enqueue(waiter, is_first=True)  # maybe it has to wait for its owner now
+                self._enqueue(waiter, is_first=True)  # it may have to wait for its owner now
             self._of_total.popleft()
         for owner in owners:
             queue = self._of_owner.get(owner)
@@ -135,7 +136,7 @@ class ByteBudget:
             while queue:
                 waiter = queue[0]
                 if not waiter.granted.done():
-                    # One at a time waits for any bytes: a owner with thousands of calls is not in front of others.
+                    # Only one call per owner waits for the total, so an owner with many calls does not delay others.
                     if (moved and self._of_total) or self._full_owner(waiter.size, (owner,)) is not None:
                         break
                     self._enqueue(waiter)
@@ -153,7 +154,7 @@ class ByteBudget:
 
 
 class Share:
-    """What one call holds of a budget. `close` it whatever happens: it gives back all that is left."""
+    """The bytes that one call has taken from a budget. Always `close` it: this returns what is left."""
 
     __slots__ = ("_budget", "_owners", "size")
 
@@ -180,7 +181,7 @@ class Share:
         self.size += size
 
     def give(self, size: int) -> None:
-        """Give so many bytes back."""
+        """Return this many bytes."""
         if size:
             self.size -= size
             self._budget.give(size, self._owners)

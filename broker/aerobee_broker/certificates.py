@@ -1,8 +1,8 @@
-"""The certificate that a broker for development makes at its start: an authority, and a certificate that it signs.
+"""The certificate of a development broker: an authority, and a certificate that it signs.
 
-Clients that check certificates, Rust's TLS first of all, refuse an authority's own certificate as that of a server. So
-the two are apart: clients trust the authority's certificate, the server shows its own. The authority's key is forgotten
-once it has signed, so whoever trusts it trusts this one server.
+Clients that verify certificates, above all Rust's TLS, refuse an authority's own certificate as a server certificate.
+So clients trust the authority's certificate, and the server presents its own. The authority's key is discarded after
+signing, so trusting it means trusting this one server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _VALID_DAYS: Final = 30
-_EARLIER: Final = datetime.timedelta(hours=1)  # clocks of clients may be behind
+_EARLIER: Final = datetime.timedelta(hours=1)  # clients' clocks may be slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Issued:
 
 def development_certificate(host: str) -> Issued:
     """A new certificate that names `host` and this machine, and the authority that signed it."""
-    # Only here: few brokers make one, and the library takes a tenth of a second to load.
+    # Imported here, because few brokers make one, and the library takes a tenth of a second to load.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -50,7 +50,7 @@ def development_certificate(host: str) -> Issued:
         )
 
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    # With a number: a client that has seen the authority of an earlier start must not take this one for it.
+    # The number distinguishes the authorities of different starts for clients.
     serial = x509.random_serial_number()
     authority_name = name(f"aerobee for development {serial:x}"[:64])
     now = datetime.datetime.now(datetime.UTC)

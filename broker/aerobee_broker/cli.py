@@ -1,7 +1,7 @@
 """The command `aerobee`: arguments in, exit code out. One module in `commands/` for each sub-command.
 
-Exit codes: 0 it worked; 1 it did not, with one line on standard error that names cause and next step; 2 it could not
-even try: the arguments are wrong, or a store cannot be looked at. Nothing heavy is imported before a command runs.
+Exit codes: 0 success; 1 failure, with one line on standard error that names cause and next step; 2 invalid arguments,
+or a store that cannot be read. Heavy modules are imported only when a command runs.
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. `arguments` are those of the process by default."""
+    """Run one command and return its exit code. `arguments` default to those of the process."""
     parser = build_parser()
     parsed, rest = parser.parse_known_args(arguments)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}; `aerobee COMMAND --help` shows what a command takes")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a damaged store has text that no terminal can show
+        if isinstance(stream, io.TextIOWrapper):  # a damaged store contains text that no terminal can show
             stream.reconfigure(errors="backslashreplace")
-    # gRPC's C library has its own lines on standard error about connections; ours say what to do.
+    # gRPC's C library prints lines about connections to standard error; our messages tell the next step.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         code: int = parsed.run(parsed)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return 130  # as a shell reports a program that SIGINT ended
+        return 130  # the exit code that shells report for SIGINT
     except BrokenPipeError:
-        # The reader of our output has seen enough (`| head`). Python would complain when it flushes at exit.
+        # The reader of our output has closed it (`| head`). Python would complain on flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # the boundary to the person: whatever it is, it becomes one line
+    except Exception as error:  # the boundary to the user: every error becomes one line
         if getattr(parsed, "debug", False):
             raise
         line = complete_advice(" ".join(error_line(error).split()), parsed)
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def error_line(error: Exception) -> str:
-    """Cause and next step of `error`, in our words where we know it."""
+    """Cause and next step of `error`, in our own words for known errors."""
     from aerobee_broker.errors import BrokerError
     from aerobee_client import ClientError
     from aerobee_store.errors import StoreError
@@ -116,7 +116,7 @@ def error_line(error: Exception) -> str:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group, or the one that is none."""
+    """The errors of a group, or the single error."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)

@@ -1,6 +1,6 @@
-"""What a broker is told at start: one frozen object, built once by `BrokerConfig.load` and passed down.
+"""Configuration of a broker: one frozen object, built once by `BrokerConfig.load` and passed down.
 
-A setting has a full name, `<section>.<key>`, and comes from, each before it overruling the ones after:
+A setting has a full name, `<section>.<key>`. A source in this list overrides the later ones:
 
     flags of the command line
     the environment            AEROBEE_<SECTION>_<KEY>, as AEROBEE_STORE_DIRECTORY
@@ -8,10 +8,10 @@ A setting has a full name, `<section>.<key>`, and comes from, each before it ove
     a RocketMQ broker.conf     under RocketMQ's names, see `_ROCKETMQ_KEYS`
     the defaults below
 
-What `aerobee config set` saved in the store lies between the environment and the TOML file: runtime_settings.py.
+Settings saved by `aerobee config set` rank between the environment and the TOML file: runtime_settings.py.
 
-Unknown names and values that cannot work raise ConfigError with the full name and what to do. Only the names of
-broker.conf are forgiven: those that we do not honour are kept in `ignored_rocketmq_keys`, to be listed at start.
+Unknown names and invalid values raise ConfigError with the full name and the next step. Only unknown names in
+broker.conf are tolerated: they are kept in `ignored_rocketmq_keys` and listed at start.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Address:
 
     @property
     def unix_path(self) -> Path | None:
-        """Of a Unix socket; None for TCP."""
+        """The path of a Unix socket; None for TCP."""
         return Path(self.host.removeprefix(_UNIX)) if self.host.startswith(_UNIX) else None
 
     def __str__(self) -> str:
@@ -92,12 +92,12 @@ class Address:
 
     @property
     def dialled(self) -> Address:
-        """Where clients on this machine find what listens here."""
+        """The address for clients on this machine."""
         return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)  # noqa: S104
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only processes of this machine reach it."""
+        """Whether only processes on this machine can reach it."""
         if self.host.startswith(_UNIX):
             return True
         try:
@@ -107,7 +107,7 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether listening here means listening on every interface."""
+        """Whether it stands for every interface."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -116,29 +116,29 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig(Section):
-    """Where the broker can be reached."""
+    """The addresses of the broker."""
 
     section: ClassVar[str] = "listen"
 
-    grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and TLS where there is a certificate; or a Unix socket
+    grpc: Address = Address("127.0.0.1", 8081)  # plaintext, and also TLS if there is a certificate; or a Unix socket
     unix_mode: str = "600"  # permissions of a Unix socket, as for chmod
-    tls: Address | None = None  # TLS and nothing else; None: nowhere
-    remoting: Address | None = None  # for clients before RocketMQ 5 and mqadmin; None: nowhere
+    tls: Address | None = None  # TLS only; None: not used
+    remoting: Address | None = None  # for RocketMQ 4 clients and mqadmin; None: not used
     front: Literal["native", "grpcio"] = "native"  # the gRPC server: native HTTP/2 or grpcio's server
     metrics: Address = Address("127.0.0.1", 5557)  # /metrics, /healthz, /readyz; the port of RocketMQ's exporter
-    advertise: Address | None = None  # what clients are told to dial; None: the address that they dialled
-    advertise_remoting: Address | None = None  # what name servers are told; None: where the broker listens
-    advertise_tls: Address | None = None  # the same for clients that came with TLS
-    drain_seconds: SecondsOrZero = 5.0  # how long a stop waits for calls in progress
+    advertise: Address | None = None  # the address given to clients; None: the one they connected to
+    advertise_remoting: Address | None = None  # the address given to name servers; None: the listening address
+    advertise_tls: Address | None = None  # as `advertise`, for clients that connected with TLS
+    drain_seconds: SecondsOrZero = 5.0  # how long a stop waits for running calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig(Section):
-    """The certificate for TLS, and its key: PEM files. Read again when they change."""
+    """The certificate for TLS, and its key: PEM files. Reloaded when they change."""
 
     section: ClassVar[str] = "tls"
 
-    certificate: Path | None = None  # with the chain that leads to it; None: made when needed, with broker.dev only
+    certificate: Path | None = None  # including its chain; None: made when needed, with broker.dev only
     key: Path | None = None
     client_authorities: Path | None = (
         None  # who signs certificates of clients, PEM; None: clients are not asked for one
@@ -148,16 +148,17 @@ class TlsConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig(Section):
-    """Who may call."""
+    """Authentication of callers."""
 
     section: ClassVar[str] = "auth"
 
-    accounts: Path | None = None  # a file of accounts, see accounts.py; read again when it changes. None: everybody
+    # a file of accounts, see accounts.py; reloaded when it changes. None: no authentication
+    accounts: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig(Section):
-    """Topics that are used before anyone created them."""
+    """Creation of topics on first use."""
 
     section: ClassVar[str] = "topics"
 
@@ -167,7 +168,7 @@ class TopicsConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsConfig(Section):
-    """Consumer groups that are used before anyone created them."""
+    """Creation of consumer groups on first use."""
 
     section: ClassVar[str] = "groups"
 
@@ -176,30 +177,31 @@ class GroupsConfig(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig(Section):
-    """What is refused, or given up on. The defaults are RocketMQ's."""
+    """Limits of requests and clients. The defaults are RocketMQ's."""
 
     section: ClassVar[str] = "limits"
 
     user_property_count_max: Positive = 128
     properties_size_max: Positive = 16384  # bytes: user properties, tag and keys of one message
     delay_seconds_max: Seconds = 40 * 86_400.0  # timerMaxDelaySec, there 3 days
-    client_expiry_seconds: Seconds = 120.0  # a client that is silent for longer is gone
-    request_bytes_max: Positive = 128 << 20  # of all requests in progress; reading goes on when some have been answered
-    request_bytes_per_client_max: Positive = 32 << 20  # of these, of one connection, and of all of one account
-    answer_bytes_max: Positive = 128 << 20  # of messages read for receives and pulls, and not taken by clients
-    answer_bytes_per_client_max: Positive = 32 << 20  # of these, of one connection, and of all of one account
+    client_expiry_seconds: Seconds = 120.0  # a client that is silent for longer is removed
+    # of all requests in progress; reading continues when some have been answered
+    request_bytes_max: Positive = 128 << 20
+    request_bytes_per_client_max: Positive = 32 << 20  # the same, per connection and per account
+    answer_bytes_max: Positive = 128 << 20  # of messages read for receives and pulls but not yet sent
+    answer_bytes_per_client_max: Positive = 32 << 20  # the same, per connection and per account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig(Section):
-    """Everything that a broker is told. Sizes in bytes, durations in seconds."""
+    """The whole configuration of a broker. Sizes in bytes, durations in seconds."""
 
     section: ClassVar[str] = "broker"
 
     store: StoreConfig
     name: str = "aerobee"  # brokerName: part of a queue's identity for clients
     cluster: str = "DefaultCluster"  # brokerClusterName
-    namesrv: tuple[str, ...] = ()  # name servers that learn of this broker, each host:port
+    namesrv: tuple[str, ...] = ()  # name servers to register with, each host:port
     dev: bool = False  # for development: topics and groups are created on first use
     listen: ListenConfig = field(default_factory=ListenConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -212,8 +214,9 @@ class BrokerConfig(Section):
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     front: FrontConfig = field(default_factory=FrontConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
-    ignored_rocketmq_keys: tuple[str, ...] = ()  # of broker.conf: set there, without effect here
-    sources: dict[str, Source] = field(default_factory=dict)  # by full name, of what is not a default
+    ignored_rocketmq_keys: tuple[str, ...] = ()  # keys of broker.conf that have no effect here
+    # by full name, for settings that differ from their defaults
+    sources: dict[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -228,7 +231,7 @@ class BrokerConfig(Section):
                 "broker.namesrv: needs an address that clients of the name server can connect to; set "
                 "listen.remoting, such as 0.0.0.0:10911"
             )
-        _ = self.name_servers  # checked with all else
+        _ = self.name_servers  # checked with the others
         for key, advertised in (
             ("advertise", self.listen.advertise),
             ("advertise_tls", self.listen.advertise_tls),
@@ -336,7 +339,7 @@ class BrokerConfig(Section):
 
     @classmethod
     def tiny(cls, directory: Path, **changes: Any) -> Self:
-        """Free ports, tiny files, topics and groups on first use: what a test wants."""
+        """Free ports, tiny files, topics and groups created on first use: for tests."""
         loopback = Address("127.0.0.1", 0)
         defaults: dict[str, Any] = {
             "store": StoreConfig.tiny(directory),
@@ -356,8 +359,8 @@ class BrokerConfig(Section):
     ) -> Self:
         """The configuration from all its sources.
 
-        `flags` has full names (`store.directory`); None values in it count as not given. `environment` is usually
-        `os.environ`. Raises ConfigError; a file that cannot be read is one, too.
+        `flags` has full names (`store.directory`); None values count as not given. `environment` is usually
+        `os.environ`. Raises ConfigError, also for a file that cannot be read.
         """
         values: dict[str, object] = {}
         sources: dict[str, Source] = {}
@@ -390,7 +393,7 @@ class BrokerConfig(Section):
         return getattr(self if section == "broker" else getattr(self, section), key)
 
     def with_settings(self, values: Mapping[str, object]) -> Self:
-        """A configuration with other values, by full name, checked as at a start. Raises ConfigError."""
+        """A configuration with changed values, by full name, checked as at a start. Raises ConfigError."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             section, _, key = name.partition(".")
@@ -419,7 +422,7 @@ def setting_names() -> list[str]:
 
 
 def setting_of_text(name: str, value: object) -> object:
-    """A value from a file, the environment or a flag as the type of its setting. Raises ConfigError."""
+    """Convert a value from a file, the environment or a flag to the type of its setting. Raises ConfigError."""
     section, _, key = name.partition(".")
     kind = _SECTIONS.get(section, {}).get(key)
     if kind is None:
@@ -428,8 +431,7 @@ def setting_of_text(name: str, value: object) -> object:
 
 
 def setting_of_rocketmq(name: str, text: str) -> tuple[str, object] | None:
-    """The setting that a key of RocketMQ's stands for, and its value; None for a key that we do not honour. Raises
-    ConfigError."""
+    """The setting for a RocketMQ key, and its value; None for an unsupported key. Raises ConfigError."""
     known = _ROCKETMQ_KEYS.get(name)
     if known is None:
         return None
@@ -441,7 +443,7 @@ def setting_of_rocketmq(name: str, text: str) -> tuple[str, object] | None:
 
 
 def setting_text(value: object) -> str:
-    """A value as `setting_of_text` reads it; empty for None, which cannot be written."""
+    """A value as text for `setting_of_text`; empty for None, which has no text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -452,13 +454,13 @@ def setting_text(value: object) -> str:
 
 
 def _store_host(listen: ListenConfig) -> tuple[str, int]:
-    """The IP address and port that records name as their broker's."""
+    """The IP address and port that records name as the broker's."""
     for address in (listen.advertise, listen.grpc):
         if address is not None and not address.is_wildcard:
             try:
                 return str(ipaddress.ip_address(address.host)), address.port or 8081
             except ValueError:
-                continue  # a name: records hold addresses only
+                continue  # a name: records can only contain addresses
     return "127.0.0.1", listen.grpc.port or 8081
 
 
@@ -474,7 +476,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "broker": {name: settings_of(BrokerConfig)[name] for name in ("name", "cluster", "namesrv", "dev")},
     **{name: dict(settings_of(kind)) for name, kind in _SECTION_TYPES.items()},
 }
-del _SECTIONS["store"]["store_host"]  # follows from the addresses
+del _SECTIONS["store"]["store_host"]  # derived from the addresses
 
 
 def _from_toml(path: Path) -> dict[str, object]:
@@ -515,11 +517,11 @@ def _known_names(name: str) -> str:
 
 
 def _converted(name: str, kind: Any, value: object) -> object:
-    """`value`, from TOML or as text, as the type of the setting."""
+    """Convert `value`, from TOML or text, to the type of the setting."""
     if get_origin(kind) is UnionType:  # every optional setting is `kind | None`, and None cannot be written
         kind = next(part for part in get_args(kind) if part is not type(None))
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if get_origin(plain) is tuple:  # as text with ";" or ",", as RocketMQ has them
+    if get_origin(plain) is tuple:  # as text with ";" or ",", as in RocketMQ
         part_kind = get_args(plain)[0]
         parts = re.split("[;,]", value) if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
@@ -559,7 +561,7 @@ def _comma_separated(text: str) -> object:
 
 
 def _queue_file_size(text: str) -> object:
-    return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ rounds up, too
+    return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ also rounds up
 
 
 def _batch_queue_file_size(text: str) -> object:
@@ -567,12 +569,12 @@ def _batch_queue_file_size(text: str) -> object:
 
 
 def _ratio(lowest: int, highest: int) -> Callable[[str], object]:
-    """Of a whole percentage, which RocketMQ brings into its range without a word."""
+    """Convert a percentage, which RocketMQ silently limits to its range."""
     return lambda text: min(max(int(text), lowest), highest) / 100
 
 
 def _timer_precision(text: str) -> object:
-    # RocketMQ rounds down to a step that it knows, and up to the smallest.
+    # RocketMQ rounds down to a supported step, and up to the smallest.
     return max((step for step in PRECISIONS_MS if step <= int(text)), default=PRECISIONS_MS[0])
 
 
@@ -585,7 +587,7 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "brokerClusterName": ("broker.cluster", _same),
     "storePathRootDir": ("store.directory", _same),
     "mappedFileSizeCommitLog": ("store.segment_size", int),
-    "mapedFileSizeCommitLog": ("store.segment_size", int),  # as 4.x spells it
+    "mapedFileSizeCommitLog": ("store.segment_size", int),  # as spelt in 4.x
     "mappedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapedFileSizeConsumeQueue": ("store.queue_file_size", _queue_file_size),
     "mapperFileSizeBatchConsumeQueue": ("store.batch_queue_file_size", _batch_queue_file_size),
@@ -635,12 +637,12 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 
 
 def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The settings that a broker.conf gives, and the names in it that we do not honour."""
+    """The settings in a broker.conf, and its keys that are not supported."""
     try:
         text = path.read_bytes().decode("latin-1")  # the encoding of Java's properties files
     except OSError as error:
         raise ConfigError(f"--rocketmq-conf {path}: {error.strerror}; check the path") from None
-    # Above 0x7F anything may be part of a comment, in whatever encoding.
+    # Bytes above 0x7F may be part of a comment in any encoding.
     if re.search(r"[^\t\n\f\r\x20-\x7e\x80-\xff]", text):
         raise ConfigError(f"--rocketmq-conf {path}: not a properties file: it has control characters; check the path")
     values: dict[str, object] = {}
@@ -649,16 +651,16 @@ def _from_rocketmq(path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
     for name, value in properties.items():
         known = _ROCKETMQ_KEYS.get(name)
         if known is None:
-            ignored.append(name if name.isprintable() else ascii(name)[1:-1])  # it will be shown on a terminal
+            ignored.append(name if name.isprintable() else ascii(name)[1:-1])  # it is shown on a terminal
             continue
         setting, convert = known
         try:
             values[setting] = _converted(setting, _kind(setting), convert(value))
         except (ValueError, KeyError):
-            # ConfigError is a ValueError: its text names our setting, but the person wrote RocketMQ's.
+            # ConfigError is a ValueError that names our setting, but the user wrote RocketMQ's.
             raise ConfigError(f"{name} in {path}: {value!r} is not a valid value; correct the file") from None
     if {"transientStorePoolEnable", "writeWithoutMmap"} & properties.keys():
-        # As RocketMQ: the pool, but not if files are to be written by system calls in any case; else what is ours.
+        # As in RocketMQ: the pool, unless files must be written by system calls; otherwise our default.
         pool = _switch(properties, "transientStorePoolEnable", path)
         if pool and not _switch(properties, "writeWithoutMmap", path):
             values["store.write_mode"] = "pool"
@@ -679,10 +681,10 @@ def _kind(setting: str) -> Any:
 
 
 def _java_properties(text: str) -> dict[str, str]:
-    """The pairs of a properties file: `name = value`, `name: value` or `name value`, `#` and `!` begin comments, a
-    backslash escapes, and at a line's end continues it."""
+    """The pairs of a properties file: `name = value`, `name: value` or `name value`. `#` and `!` begin comments; a
+    backslash escapes, and continues a line at its end."""
     properties = {}
-    lines = iter(re.split(r"\r\n|\r|\n", text))  # splitlines would also part UTF-8 characters that hold a 0x85
+    lines = iter(re.split(r"\r\n|\r|\n", text))  # splitlines would also split UTF-8 characters that contain 0x85
     for line in lines:
         line = line.lstrip(" \t\f")
         while _continues(line):

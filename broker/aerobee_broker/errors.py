@@ -1,22 +1,22 @@
-"""What can go wrong in the broker, one class for each answer that a caller can act on.
+"""Errors of the broker, one class for each answer that a caller can act on.
 
-A message names the cause and what to do next; it reaches the person at the client as it stands. Which protocol code a
-class becomes is decided in one table in `services/`, not here.
+A message names the cause and the next step; the client's user sees it unchanged. One table in `services/` maps the
+classes to protocol codes.
 """
 
 from __future__ import annotations
 
 
 class BrokerError(Exception):
-    """Root of everything that the broker raises on purpose."""
+    """Root of all errors that the broker raises on purpose."""
 
 
 class IllegalTopicError(BrokerError):
-    """The topic's name, or what is asked of a topic, is not allowed."""
+    """The topic's name, or the operation on the topic, is not allowed."""
 
 
 class IllegalGroupError(BrokerError):
-    """The consumer group's name, or what is asked of a group, is not allowed."""
+    """The consumer group's name, or the operation on the group, is not allowed."""
 
 
 class IllegalNamespaceError(BrokerError):
@@ -24,7 +24,7 @@ class IllegalNamespaceError(BrokerError):
 
 
 class TopicNotFoundError(BrokerError):
-    """No such topic."""
+    """The topic does not exist."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic!r} does not exist; create it with: aerobee topic create {topic}")
@@ -32,7 +32,7 @@ class TopicNotFoundError(BrokerError):
 
 
 class TopicExistsError(BrokerError):
-    """A topic of that name is there already."""
+    """A topic of this name exists."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic!r} exists already; change it with: aerobee topic update {topic}")
@@ -40,7 +40,7 @@ class TopicExistsError(BrokerError):
 
 
 class GroupNotFoundError(BrokerError):
-    """No such consumer group."""
+    """The consumer group does not exist."""
 
     def __init__(self, group: str) -> None:
         super().__init__(f"consumer group {group!r} does not exist; create it with: aerobee group create {group}")
@@ -48,7 +48,7 @@ class GroupNotFoundError(BrokerError):
 
 
 class GroupExistsError(BrokerError):
-    """A consumer group of that name is there already."""
+    """A consumer group of this name exists."""
 
     def __init__(self, group: str) -> None:
         super().__init__(f"consumer group {group!r} exists already; change it with: aerobee group update {group}")
@@ -56,7 +56,7 @@ class GroupExistsError(BrokerError):
 
 
 class ClientNotConnectedError(BrokerError):
-    """A client that should do something has no Telemetry stream, or it ended."""
+    """A client that should run a command has no Telemetry stream, or the stream has ended."""
 
     def __init__(self, client_id: str) -> None:
         super().__init__(
@@ -78,7 +78,7 @@ class ClientSilentError(BrokerError):
 
 
 class TableFormatError(BrokerError):
-    """A configuration file is valid JSON but does not hold what it should; `field` says where."""
+    """A configuration file is valid JSON but has wrong content; `field` tells where."""
 
     def __init__(self, field: str, cause: str) -> None:
         super().__init__(f"{field}: {cause}; correct the file or put its .bak copy in its place, then start again")
@@ -94,15 +94,15 @@ class InvalidRequestError(BrokerError):
 
 
 class InvalidFilterError(BrokerError):
-    """A filter expression cannot be parsed, or is too long."""
+    """A filter expression is invalid or too long."""
 
 
 class LiteQuotaError(BrokerError):
-    """A client would subscribe more lite topics than it may."""
+    """A client would subscribe to more lite topics than allowed."""
 
 
 class UnauthorizedError(BrokerError):
-    """Nobody knows who calls: no credentials, or wrong ones."""
+    """The caller is unknown: missing or wrong credentials."""
 
 
 class ForbiddenError(BrokerError):
@@ -114,15 +114,15 @@ class InvalidReceiptHandleError(BrokerError):
 
 
 class InvalidTransactionError(BrokerError):
-    """The transaction is unknown, or settled in another way."""
+    """The transaction is unknown, or has another outcome."""
 
 
 class TooManyRequestsError(BrokerError):
-    """A bound of the broker is reached; the same request may succeed a little later."""
+    """A limit of the broker is reached; the same request may succeed later."""
 
 
 class JournalFormatError(BrokerError):
-    """The delivery journal holds what this release cannot read; `queue_offset` says where in the journal."""
+    """The delivery journal contains data that this release cannot read, at `queue_offset` of the journal."""
 
     def __init__(self, cause: str, *, queue_offset: int = -1) -> None:
         super().__init__(
@@ -134,7 +134,7 @@ class JournalFormatError(BrokerError):
 
 
 class ListenError(BrokerError):
-    """An address cannot be listened on; `setting` is the full name of what says so."""
+    """The broker cannot listen on an address; `setting` is the full name of the setting."""
 
     def __init__(self, setting: str, address: object, cause: str) -> None:
         super().__init__(f"{setting}: cannot listen on {address}: {cause}; stop what uses it, or choose another")
@@ -142,9 +142,9 @@ class ListenError(BrokerError):
 
 
 class BadRecordError(InvalidRequestError):
-    """One of the records that a client wants appended is no valid one."""
+    """One of the records that a client wants to append is invalid."""
 
     def __init__(self, code: int, index: int, reason: str) -> None:
-        """`index`: of the record in its request, from 0."""
+        """`index`: number of the record in its request, from 0."""
         super().__init__(code, f"record {index} of the request: {reason}; nothing of the request was stored")
         self.index = index

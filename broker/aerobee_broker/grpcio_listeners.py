@@ -1,6 +1,6 @@
 """grpcio's server on the configured addresses (`listen.front = "grpcio"`): its options and its TLS.
 
-Imported by brokers with that front alone, for grpcio takes 10 MB and a tenth of a second.
+Imported only with that front, because grpcio takes 10 MB and a tenth of a second.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from aerobee_broker.listeners import CertificateContents, CertificateFiles, List
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
-    # Clients ping when they like: C++ every 60 s without calls.
+    # Clients choose their ping interval: C++ pings every 60 s without calls.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # RocketMQ's: a connection without calls is closed after two minutes. A Telemetry stream is a call.
+    # RocketMQ's limit: a connection without calls is closed after two minutes. A Telemetry stream is a call.
     ("grpc.max_connection_idle_ms", 120_000),
-    # Who connects has so long to speak HTTP/2 (or TLS); by default 120 s.
+    # The time for a new connection to speak HTTP/2 (or TLS); grpcio's default is 120 s.
     ("grpc.server_handshake_timeout_ms", 20_000),
-    # Who vanished without a word holds its streams no longer than that.
+    # A client that vanished keeps its streams no longer than this.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # gRPC cancels calls by chance when more than 1,000 begin at once, as when thousands of clients come back together.
+    # gRPC cancels calls at random when more than 1,000 begin at once, as when thousands of clients reconnect.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
     # Otherwise a second broker on the same port would take half of the connections instead of failing.
@@ -38,9 +38,9 @@ _OPTIONS: Final = (
 
 
 def listen_grpcio(methods: Methods, config: BrokerConfig, *, request_size_max: int) -> tuple[GrpcioServer, Listening]:
-    """A server that is bound to what the configuration names, and serves when it is started.
+    """A server bound to the configured addresses; it serves when it is started.
 
-    Raises ListenError, and ConfigError for a certificate that cannot be used.
+    Raises ListenError, and ConfigError for an unusable certificate.
     """
     server = GrpcioServer(methods, (*_OPTIONS, ("grpc.max_receive_message_length", request_size_max)))
     tls = None
@@ -63,7 +63,7 @@ def _tls_credentials(config: BrokerConfig) -> grpc.ServerCredentials:
         found = files.load_if_changed()
         return None if found is None else _configuration(found)
 
-    # None from the second is documented for it: no change. Its stub does not know that.
+    # None from the second function means no change, as documented; its stub does not say so.
     return grpc.dynamic_ssl_server_credentials(
         _configuration(files.load()),
         changed,  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from aerobee_store.errors import CorruptRecordError, InvalidMessageError, Record
 from aerobee_store.records.properties import parse_offset_message_id
 from aerobee_store.records.record import Record
 
-COUNT_MAX: Final = 64  # as many as RocketMQ's index gives
-ANSWER_SIZE_MAX: Final = 4 << 20  # bytes of records: what clients take by default
+COUNT_MAX: Final = 64  # as many as RocketMQ's index returns
+ANSWER_SIZE_MAX: Final = 4 << 20  # bytes of records: the default limit of clients
 _TIME_MAX: Final = (1 << 63) - 1
 
 
@@ -30,7 +30,7 @@ async def find_by_key(
     begin: int = 0,
     end: int = _TIME_MAX,
 ) -> list[Record]:
-    """What `MessageStore.query` brings: the newest messages with the key, oldest first."""
+    """As `MessageStore.query`: the newest messages with the key, oldest first."""
     found: list[Record] = []
     size = 0
     async with aclosing(newest_with_key(store, loop_share, topic, key, begin=begin, end=end)) as records:
@@ -49,7 +49,8 @@ async def newest_with_key(
 ) -> AsyncGenerator[Record, None]:
     """The messages with the key, newest first, in steps of the event loop.
 
-    Many may share a slot of the index with the key, and a few may have megabytes. So others get their turn.
+    Many entries may share the key's slot of the index, and some messages may have megabytes, so other tasks run in
+    between.
     """
     steps = Steps(loop_share)
     for physical_offset in store.places_of_key(topic, key, begin=begin, end=end):
@@ -63,13 +64,14 @@ async def newest_with_key(
 
 
 async def find_by_message_id(store: MessageStore, loop_share: LoopShare, topic: str, message_id: str) -> list[Record]:
-    """What the topic has of this id, the producer's or the server's. Raises InvalidRequestError if it is blank."""
+    """The messages of the topic with this id, the producer's or the server's. Raises InvalidRequestError if it is
+    blank."""
     if not message_id.strip():
         raise InvalidRequestError(v2.Code.ILLEGAL_MESSAGE_ID, "the message id is blank; give the id of a message")
     found = await find_by_key(store, loop_share, topic, message_id, count_max=COUNT_MAX, size_max=ANSWER_SIZE_MAX)
     records = [record for record in found if record.unique_key == message_id]
     if not records:
-        try:  # RocketMQ's consoles show the server's id, which says where the record lies
+        try:  # RocketMQ's consoles show the server's id, which contains the record's position
             _, physical_offset = parse_offset_message_id(message_id)
             record = store.record_at(physical_offset)
         except (InvalidMessageError, RecordNotFoundError, CorruptRecordError):

@@ -1,8 +1,8 @@
-"""Where clients connect: the plaintext address, and the TLS address if there is one, with its certificate.
+"""The addresses for clients: plaintext, and TLS with its certificate if configured.
 
-The certificate is read again when its files have changed, looked at with each new connection: whoever renews it need
-not restart the broker. What cannot be used (half written, key and certificate of two pairs) is logged once, and the one
-before stays. For development a certificate can be made at the start (certificates.py).
+Each new connection checks whether the certificate's files have changed, so renewing it needs no restart. An unusable
+pair (half written, or key and certificate do not match) is logged once, and the previous one stays in use. A
+development certificate can be made at the start (certificates.py).
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def check_certificate(config: BrokerConfig) -> None:
 
 
 def listen_native(front: Front, config: BrokerConfig) -> Listening:
-    """Bind what the configuration names. Where there is a certificate, the plaintext address takes TLS, too.
+    """Bind the configured addresses. With a certificate, the plaintext address also takes TLS.
 
-    Raises ListenError, and ConfigError for a certificate that cannot be used.
+    Raises ListenError, and ConfigError for an unusable certificate.
     """
     context = TlsContexts(config) if config.tls.certificate is not None or config.dev else None
     tls = None
@@ -110,10 +110,10 @@ class TlsContexts:
             self._made = True
 
     async def __call__(self) -> ssl.SSLContext:
-        """ConfigError if none can be made."""
+        """ConfigError if no context can be made."""
         if self._files is not None:
             if self._files.load_if_changed() is not None:
-                context = _context(self._config)  # a context cannot forget an authority
+                context = _context(self._config)  # a context cannot remove an authority
                 self._files.load_into(context)
                 self._context = context
         else:
@@ -125,7 +125,7 @@ class TlsContexts:
 
     def _make(self) -> None:
         issued = make_certificate(self._config)
-        with tempfile.NamedTemporaryFile() as file:  # ssl takes files only; this one nobody else can read
+        with tempfile.NamedTemporaryFile() as file:  # ssl reads only files; nobody else can read this one
             file.write(issued.key + issued.certificate)
             file.flush()
             self._context.load_cert_chain(file.name)
@@ -151,7 +151,7 @@ class CertificateFiles:
         self._seen: object = None
 
     def load(self) -> CertificateContents:
-        """The files as they are now. ConfigError with the file and the cause."""
+        """Read the files. ConfigError with the file and the cause."""
         self._seen = self._stamp()
         contents = []
         for setting, path in (("tls.certificate", self._certificate), ("tls.key", self._key)):
@@ -173,13 +173,13 @@ class CertificateFiles:
         return CertificateContents(contents[0], contents[1], authorities)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """The files for new connections with this context. They were loaded before, so they fit."""
+        """Load the files into this context for new connections. They were checked before."""
         context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
         if self._client_authorities is not None:
             _load_authorities(context, self._client_authorities)
 
     def load_if_changed(self) -> CertificateContents | None:
-        """The files if they have changed since they were read last and can be used; else None: keep what you have.
+        """The files if they have changed since the last read and are usable; otherwise None.
 
         Called for each connection; by grpcio's server from a thread of its own.
         """
@@ -207,7 +207,7 @@ class CertificateFiles:
 
 
 def _context(config: BrokerConfig) -> ssl.SSLContext:
-    """Without a certificate and authorities, which are loaded into it."""
+    """A context without certificate and authorities, which are loaded into it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
@@ -218,7 +218,7 @@ def _context(config: BrokerConfig) -> ssl.SSLContext:
 
 
 def _load_authorities(context: ssl.SSLContext, file: Path) -> bytes:
-    """Believe certificates of clients that these have signed; return the content of the file. ConfigError."""
+    """Trust client certificates signed by these authorities; return the content of the file. ConfigError."""
     try:
         contents = file.read_bytes()
     except OSError as error:
@@ -235,7 +235,8 @@ def _load_authorities(context: ssl.SSLContext, file: Path) -> bytes:
 
 
 def make_certificate(config: BrokerConfig) -> Issued:
-    """For development: a certificate and its authority, whose certificate is left in the store for clients to trust."""
+    """For development: a certificate and its authority. The authority's certificate is written to the store for
+    clients."""
     issued = development_certificate((config.listen.tls or config.listen.grpc).host)
     path = config.store.directory / "config" / AUTHORITY_FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

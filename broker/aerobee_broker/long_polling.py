@@ -1,12 +1,11 @@
-"""Receives that wait for a message, without ever looking at an interval.
+"""Receives that wait for a message, without polling.
 
-Waiting receives stand in one line for each (group, topic), and those that take from one queue only in a line of that
-queue: each line has whatever its first could take. What may end a wait: a message arrived or became ready
-again (`wake`), the client said goodbye, the broker drains, the time is over.
+Receives wait in one line for each (group, topic), or for each queue if they take from one queue only. A wait ends when
+a message arrives or becomes ready again (`wake`), the client terminates, the broker drains, or the time is over.
 
-One wake lets one receive of a line go on, however many messages there are: it takes what it can, and if that may not be
-all, it wakes the next (the baton). So a message costs one look at the queues and not a thousand, and nobody sleeps
-while there is something to take: a receive that was woken but goes away instead passes the baton on as well.
+A wake wakes one receive of a line, however many messages there are. That receive takes what it can, and wakes the next
+one if more may be left (the baton). So a message costs one look at the queues instead of a thousand, and no receive
+waits while messages are available: a woken receive that ends without looking also passes the baton on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ WAITING_PER_LINE_MAX: Final = 1024  # RocketMQ's limits
 WAITING_MAX: Final = 100_000
 
 Place = str | tuple[str, int]
-"""Where the messages come from: the stored name of a topic, or of a topic and one of its queues."""
+"""The source of the messages: the stored name of a topic, or of a topic and one of its queues."""
 
 
 class _Waiter:
@@ -33,13 +32,13 @@ class _Waiter:
 
 
 class _Waiting:
-    """One line. An OrderedDict as a set, because waiters leave from the middle too."""
+    """One queue of waiting receives. An OrderedDict as a set, because waiters also leave from the middle."""
 
     __slots__ = ("awake", "waiters")
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[_Waiter, None] = OrderedDict()
-        self.awake = 0  # receives that were woken and have not looked yet; they will see what arrives meanwhile
+        self.awake = 0  # receives that were woken and have not looked yet; they will see later arrivals too
 
 
 class LongPolling:
@@ -63,11 +62,11 @@ class LongPolling:
         queue_id: int | None = None,
         again: bool = False,
     ) -> bool:
-        """True when it is worth looking for a message, False when the wait is over (time, drain, client gone).
+        """Return True when a message may be available, False when the wait is over (timeout, drain, client gone).
 
         Must be called in the same step of the loop in which the caller looked and found nothing. `again`: the caller
-        was woken before and keeps its place at the head of the line. `queue_id` None: a message of any queue will do.
-        Raises TooManyRequestsError when too many wait.
+        was woken before and keeps its place at the head of the line. `queue_id` None: any queue. Raises
+        TooManyRequestsError when too many receives wait.
         """
         if seconds <= 0 or self._draining:
             return False
@@ -109,9 +108,9 @@ class LongPolling:
             self._remove_line(place, group, line)
 
     def wake(self, topic: str, group: str | None = None, queue_id: int | None = None) -> None:
-        """There may be a message: let one receive of that group look; without a group, one of each.
+        """Wake one waiting receive of the group, or one of each group, because there may be a message.
 
-        `queue_id`: where it is, so that those who take from this queue only look, too.
+        `queue_id`: the queue of the message, so that receives of this queue alone are woken too.
         """
         self._wake_place(topic, group)
         if queue_id is not None:
@@ -132,14 +131,14 @@ class LongPolling:
         self.wake(topic, None, queue_id)
 
     def end_client(self, client_id: str) -> None:
-        """This client waits no longer."""
+        """End the waits of this client."""
         for waiter in tuple(self._of_client.get(client_id, ())):
             _resolve(waiter.future, False)
 
     def end_line(self, topic: str | None = None, group: str | None = None) -> None:
-        """Topic or group was changed or deleted: those who wait look again, and learn it.
+        """After a change or deletion of topic or group: wake all waiting receives, so that they notice it.
 
-        Lines whose name has the group's and a blank in front are the group's, too.
+        Includes groups whose names begin with the group's name and a blank.
         """
         for place, lines in self._lines.items():
             if topic is None or topic == (place if isinstance(place, str) else place[0]):
@@ -149,7 +148,7 @@ class LongPolling:
                             _resolve(waiter.future, True)
 
     def drain(self) -> None:
-        """Every wait ends now, and none begins any more."""
+        """End every wait; none begins after this."""
         self._draining = True
         for waiters in tuple(self._of_client.values()):
             for waiter in tuple(waiters):
@@ -160,7 +159,7 @@ class LongPolling:
             return
         waiter, _ = line.waiters.popitem(last=False)
         line.awake += 1
-        # If its time was over, or it was cancelled, in this same step: it passes the baton on when it runs.
+        # A receive that timed out or was cancelled in this same step passes the baton on when it runs.
         _resolve(waiter.future, True)
 
     def _forget(self, waiter: _Waiter) -> None:
@@ -184,10 +183,10 @@ def _resolve(future: asyncio.Future[bool], look: bool) -> None:
 
 
 def poll_seconds(requested: float | None, remaining: float | None, *, reserve: float, longest: float) -> float:
-    """How long a receive may wait: what it asks for, but over before its deadline by `reserve`, and at most `longest`.
+    """How long a receive may wait: the requested time, ending `reserve` before its deadline, and at most `longest`.
 
-    `requested` None: an old client, which means as long as its deadline allows. `remaining` None: no deadline.
-    Never negative; 0 means to answer at once.
+    `requested` None: an old client, which waits until its deadline. `remaining` None: no deadline. Never negative; 0
+    means to answer at once.
     """
     limit = longest if remaining is None else min(longest, remaining - reserve)
     return max(0.0, limit if requested is None else min(requested, limit))

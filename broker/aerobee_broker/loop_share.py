@@ -1,7 +1,7 @@
-"""How much of the event loop the long work of clients may take: searches through backlogs, and large answers.
+"""Bounds the event loop's time for long work of clients: searches through backlogs, and large answers.
 
-Work that needs many steps of the event loop is no threat by the length of its steps alone: a hundred clients with a
-step each leave others as little as one long step would. So all such work together has a share of the loop's time.
+Short steps are not enough: a hundred clients with one step each delay others as much as one long step. So all such work
+together gets a share of the loop's time.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ import asyncio
 import time
 from typing import Final
 
-SHARE: Final = 0.25  # of one processor; a search in columns passes over some 300,000 messages a second with it
-_BURST_SECONDS: Final = 0.02  # of processor time that may be used without a pause after a quiet time
-_TURN_SECONDS: Final = 0.005  # of processor time, after which work on one request lets others run
-_SLEEP_SECONDS_MIN: Final = 0.001  # a shorter sleep is a turn of the loop
-STEP_SIZE: Final = 256 << 10  # bytes of a step: about a millisecond
-READ_COUNT: Final = 64  # messages of one read within a step
-_PIECE_SIZE: Final = 4 << 10  # bytes that take as long as what each piece costs beside its bytes
+SHARE: Final = 0.25  # of one processor; enough for a search in columns to skip some 300,000 messages per second
+_BURST_SECONDS: Final = 0.02  # of CPU time that may be used without a pause after an idle period
+_TURN_SECONDS: Final = 0.005  # of CPU time, after which work on one request lets other tasks run
+_SLEEP_SECONDS_MIN: Final = 0.001  # a shorter sleep becomes a yield to the loop
+STEP_SIZE: Final = 256 << 10  # bytes per step: about a millisecond
+READ_COUNT: Final = 64  # messages per read within a step
+_PIECE_SIZE: Final = 4 << 10  # bytes that take as long as the fixed cost of a piece
 
 
 class LoopShare:
-    """The share of one event loop. Each step is paid for after it was made, in the order in which they are made."""
+    """The share of one event loop. Each step is paid for after it ran, in order."""
 
     __slots__ = ("_paid_at", "_share")
 
     def __init__(self, share: float = SHARE) -> None:
         self._share = share
-        self._paid_at = 0.0  # when all steps so far are paid for, in the time of the loop
+        self._paid_at = 0.0  # when all steps so far are paid for, in loop time
 
     def wait_after(self, used_seconds: float, now: float) -> float:
-        """How long to wait after a step that used so much processor time. Seconds; 0 or less: not at all."""
+        """The wait after a step that used this much CPU time. Seconds; 0 or less: none."""
         earliest = now - _BURST_SECONDS / self._share
         self._paid_at = max(self._paid_at, earliest) + used_seconds / self._share
         return self._paid_at - now
 
     async def pause(self, started: float, *, until: float | None = None) -> None:
-        """Let others run after a step that began when `step_started` gave this number.
+        """Let other tasks run after a step that began when `step_started` returned this number.
 
-        Returns when the step is paid for, or at `until`, a time of the event loop. Cancelling only ends the pause.
+        Returns when the step is paid for, or at `until`, in loop time. Cancelling only ends the pause.
         """
         now = asyncio.get_running_loop().time()
         seconds = self.wait_after(time.thread_time() - started, now)
@@ -47,7 +47,7 @@ class LoopShare:
 
 
 class Steps:
-    """Long work that is done in steps: tell it of each piece, and it pauses when they make a step."""
+    """Long work in steps: report each piece of work, and it pauses after each step."""
 
     __slots__ = ("_left", "_share", "_started")
 
@@ -57,22 +57,22 @@ class Steps:
         self._started = step_started()
 
     async def did(self, size: int) -> None:
-        """A piece of so many bytes was read, or written, or made to something else."""
+        """Note that a piece of this many bytes was read, written or converted."""
         self._left -= size + _PIECE_SIZE
         if self._left <= 0:
             await self.pause()
 
     async def pause(self) -> None:
-        """End the step, whatever was done in it."""
+        """End the step, whatever its size."""
         await self._share.pause(self._started)
         self._left = STEP_SIZE
         self._started = step_started()
 
 
 class Turns:
-    """Work over the items of one request, which others may interrupt after some milliseconds of it.
+    """Work over the items of one request that lets other tasks run every few milliseconds.
 
-    It has no share of the loop: the work is what the request asks for, and its size is bounded.
+    It is not charged to the share: the request asks for the work, and its size is bounded.
     """
 
     __slots__ = ("_started",)
@@ -81,11 +81,11 @@ class Turns:
         self._started = step_started()
 
     async def next(self) -> None:
-        """Between two items: let others run if it is their turn."""
+        """Between two items: let other tasks run if it is time."""
         if step_started() - self._started > _TURN_SECONDS:
             await asyncio.sleep(0)
             self._started = step_started()
 
 
 step_started: Final = time.thread_time
-"""The processor time of the thread that calls: what other processes do meanwhile is not paid for."""
+"""The CPU time of the calling thread, so that the time of other processes is not charged."""

@@ -1,7 +1,7 @@
-"""Wire message <-> stored message.
+"""Conversion between wire messages and stored messages.
 
 A stored message is what RocketMQ would have stored: system fields are properties under RocketMQ's names. Two things do
-not fit into those and travel in properties of our own, written only when they are needed and hidden from users:
+not fit into those and are in properties of our own, written only when needed and hidden from users:
 
     __AEROBEE_KEYS   the exact list of keys, when joining them with spaces (KEYS, for RocketMQ's index) loses it
     __AEROBEE_EMPTY  the names of user properties with an empty value, which a property string cannot hold
@@ -23,11 +23,11 @@ LITE_TOPIC: Final = "__LITE_TOPIC"
 PRIORITY_PROPERTY: Final = "_SYS_MSG_PRIORITY_"
 EXACT_KEYS: Final = "__AEROBEE_KEYS"
 EMPTY_PROPERTIES: Final = "__AEROBEE_EMPTY"
-RESENT_FROM: Final = "__AEROBEE_RESENT"  # of a dead letter that was sent again: topic and offset of the dead letter
+RESENT_FROM: Final = "__AEROBEE_RESENT"  # of a resent dead letter: topic and offset of the dead letter
 
 _LIST_SEPARATOR: Final = "\n"
 _TIME_MAX: Final = (1 << 63) - 1
-LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, and of what a protobuf Timestamp may say
+LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the limit of a protobuf Timestamp
 
 COMPRESSION_ZLIB: Final = 0x300
 _READABLE_COMPRESSION: Final = (0, COMPRESSION_ZLIB)  # 0: clients from before the type bits, always zlib
@@ -43,7 +43,7 @@ _MD5: Final = v2.DigestType.MD5
 _IDENTITY: Final = v2.Encoding.IDENTITY
 _GZIP: Final = v2.Encoding.GZIP
 
-# The names that RocketMQ refuses as user properties and hides from consumers, and behind them those that it lets leak.
+# Names that RocketMQ refuses as user properties and hides from consumers, followed by names that it does not hide.
 RESERVED_NAMES: Final = frozenset(
     """
     TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -64,8 +64,8 @@ _DELAY_NAMES: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC, p.TIMER_D
 
 
 def message_type(system: v2.SystemProperties) -> v2.MessageType.ValueType:
-    """What kind of message the fields make it, whatever type the client declared; TRANSACTION has no field and must be
-    declared."""
+    """The message type that follows from the fields, whatever type the client declared; TRANSACTION has no field and
+    must be declared."""
     if system.message_type == TRANSACTION:
         return TRANSACTION
     if system.HasField("delivery_timestamp"):
@@ -81,10 +81,9 @@ def message_type(system: v2.SystemProperties) -> v2.MessageType.ValueType:
 
 
 def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer: p.Host, now_ms: int) -> Message:
-    """What is stored for `message`, which was validated before.
+    """The stored form of `message`, which is already validated.
 
-    `peer` is the address that the connection comes from; `now_ms` (Unix milliseconds) stands in for a missing
-    birth time.
+    `peer` is the address of the connection; `now_ms` (Unix milliseconds) replaces a missing birth time.
     """
     system = message.system_properties
     properties = {p.UNIQ_KEY: system.message_id}
@@ -109,12 +108,12 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         properties[p.TRANSACTION_MESSAGE] = "true"
         properties[p.PRODUCER_GROUP] = stored_topic
         immunity = system.orphaned_transaction_recovery_duration
-        if seconds := immunity.seconds + (immunity.nanos > 0):  # 0 is like none: nobody wants to be asked at once
+        if seconds := immunity.seconds + (immunity.nanos > 0):  # 0 means none: nobody wants to be asked at once
             properties[p.CHECK_IMMUNITY_TIME_SECONDS] = str(seconds)
     if system.born_host and system.born_host != peer[0]:
         properties[p.BORN_HOST] = system.born_host
     if message.user_properties:
-        by_name = sorted(message.user_properties.items())  # protobuf's order differs from process to process
+        by_name = sorted(message.user_properties.items())  # protobuf's order differs between processes
         empty = [name for name, value in by_name if not value]
         if empty:
             properties[EMPTY_PROPERTIES] = _LIST_SEPARATOR.join(empty)
@@ -135,10 +134,10 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
 def to_wire_message(
     record: Record, topic: v2.Resource, *, receipt_handle: str | None = None, delivery_attempt: int | None = None
 ) -> v2.Message:
-    """The message to deliver for `record`, with `topic` as the client named it.
+    """The message to deliver for `record`, with `topic` as named by the client.
 
-    A query gives neither receipt handle nor attempt, and both stay unset. A body that a RocketMQ 4 client compressed
-    with LZ4 or Zstandard, which this protocol cannot name, is delivered as it is stored.
+    A query passes neither receipt handle nor attempt, and both stay unset. A body that a RocketMQ 4 client compressed
+    with LZ4 or Zstandard, which this protocol cannot express, is delivered as stored.
     """
     properties = record.properties
     get = properties.get
@@ -183,13 +182,12 @@ def to_wire_message(
 
 
 def delivery_ms(timestamp: v2.Timestamp) -> int:
-    """When a message with this delivery timestamp is due: never before it, so parts of a millisecond count as one."""
+    """The due time for this delivery timestamp, rounded up to whole milliseconds so that it is never early."""
     return timestamp.seconds * 1000 + -(-timestamp.nanos // 1_000_000)
 
 
 def timestamp_ms(timestamp: v2.Timestamp) -> int:
-    """A time that somebody asks for, in whole milliseconds: any value can be sent, what is out of range is brought into
-    0 to 2^63 - 1."""
+    """A requested time in whole milliseconds, limited to 0..2^63 - 1, because clients can send any value."""
     return min(max(timestamp.seconds * 1000 + timestamp.nanos // 1_000_000, 0), _TIME_MAX)
 
 

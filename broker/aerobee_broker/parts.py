@@ -1,4 +1,4 @@
-"""The parts of a broker that has recovered, in one object for what uses most of them."""
+"""The parts of a recovered broker in one object, for code that uses most of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aerobee_store.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerParts:
-    """Made once by `server`. A part that uses only a few of them takes these."""
+    """Made once by `server`. A part that needs only a few of them takes those."""
 
     settings: Settings
     clock: Clock
@@ -31,7 +31,7 @@ class BrokerParts:
     tables: Tables
     clients: ClientRegistry
     accounts: Accounts | None
-    """None: whoever can connect may do everything."""
+    """None: every caller may do everything."""
     deliveries: Deliveries
     timer: Timer
     level_delay: LevelDelay

@@ -55,7 +55,7 @@ _DECIDED_AT_START: Final = ("environment", "flag")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as a person sees it; values as text."""
+    """One setting as shown to users; values as text."""
 
     name: str
     value: str
@@ -65,7 +65,7 @@ class Setting:
 
 
 class ConfiguredStore(Protocol):
-    """The store as its settings need it."""
+    """The store as needed by run-time settings."""
 
     @property
     def file_system(self) -> TableFiles:
@@ -73,10 +73,10 @@ class ConfiguredStore(Protocol):
 
     @property
     def stats(self) -> StoreStats:
-        """What counts unreadable tables."""
+        """Statistics that count unreadable tables."""
 
     def in_disk_thread(self, function: Callable[[object], None], content: object, /) -> Awaitable[None]:
-        """Run what blocks."""
+        """Run a blocking function."""
 
     def reconfigure(self, config: StoreConfig) -> None:
         """Use these settings from now on."""
@@ -96,7 +96,7 @@ class RuntimeSettings:
 
     @classmethod
     def load(cls, settings: Settings, store: ConfiguredStore) -> Self:
-        """Publish what was saved. Raises ConfigError, TableFormatError, UnreadableTableError, OSError."""
+        """Publish the saved settings. Raises ConfigError, TableFormatError, UnreadableTableError or OSError."""
         config = settings.current
         path = config.store.directory / "config" / FILE_NAME
         runtime = cls(settings, store, JsonTable(store.file_system, path, stats=store.stats))
@@ -114,13 +114,13 @@ class RuntimeSettings:
         return runtime
 
     def all(self, prefix: str = "") -> list[Setting]:
-        """In order of names; those whose names begin with `prefix`."""
+        """All settings in order of names, or those whose names begin with `prefix`."""
         return [self._setting(name) for name in setting_names() if name.startswith(prefix)]
 
     async def change(self, values: Mapping[str, str], unset: Iterable[str] = ()) -> list[Setting]:
-        """Set these, give those their values back that they would have without; all or none. Returns all of them.
+        """Set settings, and restore others to their values without saved changes; all or none. Returns all settings.
 
-        On disk when this returns. Raises ConfigError for what cannot be; OSError, and nothing has changed then.
+        Durable on return. Raises ConfigError for an invalid change, and OSError; nothing has changed then.
         """
         unset = set(unset)
         if both := sorted(values.keys() & unset):
@@ -138,7 +138,7 @@ class RuntimeSettings:
 
     def _check_changeable(self, name: str) -> None:
         if name not in setting_names():
-            setting_of_text(name, "")  # raises, with the names that there are
+            setting_of_text(name, "")  # raises an error that lists the known names
         if name not in CHANGEABLE:
             raise ConfigError(
                 f"{name}: cannot change while the broker runs; change it in the configuration file and restart"
@@ -150,7 +150,7 @@ class RuntimeSettings:
             raise ConfigError(f"{name}: {where} overrides it; change it there and restart the broker")
 
     def _with_saved(self, saved: Mapping[str, str]) -> BrokerConfig:
-        """The configuration of the start with these settings; checked as a whole, as at a start."""
+        """The configuration of the start with these settings, checked as a whole."""
         values = {}
         for name, text in saved.items():
             if name not in CHANGEABLE:

@@ -83,13 +83,13 @@ _SERVICES: Final = (
 
 
 class Server(Protocol):
-    """What serves the methods."""
+    """A server of the methods."""
 
     async def start(self) -> None:
-        """Serve from now on."""
+        """Begin to serve."""
 
     async def stop(self, grace_seconds: float, /) -> None:
-        """Take no more calls, let those that run end for so long, and end what is left. May be called again."""
+        """Refuse new calls, give running calls this much time, then end them. May be called again."""
 
 
 class _Readiness:
@@ -106,7 +106,7 @@ class _Readiness:
         return self.reason
 
     def note(self) -> str:
-        """What a ready broker does not do. A full disk is no reason to take it out of service: nobody else has its
+        """Restrictions of a ready broker. A full disk is no reason to take it out of service: no other broker has its
         messages, and consumers still get them."""
         if self.store is None or not self.store.running.reason:
             return ""
@@ -117,7 +117,7 @@ class _Readiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    """What stays when a replica becomes a master."""
+    """The parts that stay when a replica becomes a master."""
 
     config: BrokerConfig
     accounts: Accounts | None
@@ -130,7 +130,7 @@ class _Process:
 
 
 def _announce_nothing(_remoting: Address, _metrics: Address) -> None:
-    """Nobody wants to know."""
+    """Announce nothing."""
 
 
 async def run(
@@ -143,10 +143,10 @@ async def run(
 ) -> int:
     """Serve until `stop` is set, then drain and return 0.
 
-    `announce` is called once with the addresses for clients and for metrics when the broker serves; `announce_replica`
-    before that with its remoting address, while it is a replica. Raises StoreError
-    or BrokerError for what a person has to set right (a locked store, a port in use), and whatever a dying service died
-    of, after logging its traceback: a half-alive broker is worse than a restart.
+    `announce` is called once, when the broker serves, with the addresses for clients and for metrics;
+    `announce_replica` before that with the remoting address of a replica. Raises StoreError or BrokerError for problems
+    that an operator must solve (a locked store, a port in use), and the error that ended a service, after logging its
+    traceback: a half-alive broker is worse than a restart.
     """
     clock = clock or SystemClock()
     _warn(config)
@@ -183,7 +183,7 @@ async def run(
                 else:
                     again = await _serve(process, store, batch_topics, announce, is_master=role == "master")
             finally:
-                # Blocking, and nothing else is left to run: only the probes must still be answered.
+                # Blocking, because nothing else runs: only the probes must still be answered.
                 await asyncio.to_thread(store.close)
             if not again or stop.is_set():
                 break
@@ -407,7 +407,7 @@ async def _serve(
 async def _listen(
     parts: BrokerParts, runtime_settings: RuntimeSettings, remoting: RemotingService
 ) -> tuple[Server, asyncio.Event, Listening]:
-    """Bind the gRPC ports and serve every service on it. The event, once set, ends streams of health and reflection.
+    """Bind the gRPC ports and serve every service on them. Setting the event ends streams of health and reflection.
 
     Raises ListenError.
     """
@@ -416,7 +416,7 @@ async def _listen(
     config = settings.current
     limits = RequestLimits(parts.requests, body_size_max=config.store.body_size_max)
     remoting_address = None if config.listen.remoting is None else await remoting.listen(config.listen.remoting)
-    methods: dict[str, Method] = {}  # complete before the loop turns to the first connection
+    methods: dict[str, Method] = {}  # complete before the loop accepts the first connection
     server: Server
     if config.listen.front == "native":
         server = front = Front(methods, config.front, counters.front, doors=(remoting.door(),))
@@ -527,7 +527,7 @@ def _warn(config: BrokerConfig) -> None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong first says more than the group around it."""
+    """The first error of a group, which says more than the group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

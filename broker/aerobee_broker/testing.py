@@ -37,12 +37,13 @@ from aerobee_broker.errors import BrokerError
 from aerobee_store.errors import StoreError
 from aerobee_store.testing.travelling_clock import TravellingClock
 
-_ORDER_SIZE_MAX: Final = 1 << 18  # bytes; as many as fit into what the parent may send
+_ORDER_SIZE_MAX: Final = 1 << 18  # bytes: the limit of what the parent may send
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """For one broker. `log` is where standard error goes; `settings` have full names, as `store.segment_size`."""
+    """An order for one broker. `log` receives standard error; `settings` have full names, such as
+    `store.segment_size`."""
 
     arguments: list[str]
     log: str
@@ -53,10 +54,10 @@ class Order:
 
 
 def main(control: socket.socket) -> int:
-    """Fork a broker for each order; return in each of them with its exit code, and here when nobody wants another."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever runs the tests
+    """Fork a broker for each order; return its exit code in each broker, and here after the last order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test runner
     gc.collect()
-    gc.freeze()  # what was imported stays shared with all brokers
+    gc.freeze()  # imported modules stay shared with all brokers
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _ORDER_SIZE_MAX, 2)
         if not data:
@@ -93,7 +94,7 @@ def run(order: Order, stdin: int, stdout: int) -> int:
     try:
         config = serve.load_config(arguments, order.settings)
         serve.prepare_process()
-        # uvloop keeps its own time, which cannot be moved.
+        # uvloop has a clock of its own, which cannot be moved.
         loop_factory = asyncio.new_event_loop if order.moving_time else uvloop.new_event_loop
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(config, moving_time=order.moving_time))

@@ -17,7 +17,7 @@ from aerobee_proto import v2
 
 MESSAGE_GROUP_SIZE_MAX: Final = 63  # bytes
 TRANSACTION_RECOVERY_SECONDS_MAX: Final = 3600
-# The id and the trace context have no limit of their own in the protocol, but all properties of a record share 32 KiB.
+# The protocol does not limit id and trace context, but all properties of a record share 32 KiB.
 FREE_TEXT_SIZE_MAX: Final = 8192
 LITE_TOPIC_SIZE_MAX: Final = 64
 KEY_COUNT_MAX: Final = 4096  # of a message; with a separator each, more do not fit into its properties
@@ -31,7 +31,7 @@ _SHA1: Final = v2.DigestType.SHA1
 
 
 def has_control_character(text: str) -> bool:
-    # isprintable is one pass in C and true for nearly everything; what it doubts is looked at closely.
+    # isprintable is one pass in C and true for nearly all text; other text is checked closely.
     return not text.isprintable() and _CONTROL_CHARACTER.search(text) is not None
 
 

@@ -40,8 +40,8 @@ from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
     ROOM_SECONDS,
     ClientIdentity,
-    owners_of,
     introduce,
+    owners_of,
     service_methods,
 )
 from aerobee_proto import v2

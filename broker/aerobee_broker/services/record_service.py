@@ -25,8 +25,8 @@ from aerobee_broker.services.rpc import (
     ROOM_SECONDS,
     ClientIdentity,
     code_name,
-    owners_of,
     introduce,
+    owners_of,
     service_methods,
 )
 from aerobee_proto import records_v1

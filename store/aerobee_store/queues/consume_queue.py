@@ -61,9 +61,9 @@ class ConsumeQueue:
     """One queue. Units `min_offset <= n < max_offset` can be served; `next_offset` is the next message's."""
 
     __slots__ = (
+        "_after_crash",
         "_changed",
         "_dirty",
-        "_after_crash",
         "_dtype",
         "_files",
         "_run",
