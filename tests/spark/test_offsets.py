@@ -63,7 +63,7 @@ def test_the_checkpoint_form_is_the_same_text_whatever_the_order() -> None:
 
 def test_another_version_is_refused() -> None:
     """A checkpoint of a later release is not misread."""
-    with pytest.raises(OptionError, match="version 2, this release reads version 1"):
+    with pytest.raises(OptionError, match="version 2, but this release reads version 1"):
         Position.from_json({"v": 2, "q": {}})
 
 

@@ -16,19 +16,19 @@ STORE = {"storepath": "/s", "subscribe": "t"}
     [
         ({"subscribe": "t"}, "option endpoint is missing"),
         ({"mode": "store", "subscribe": "t"}, "option storePath is missing"),
-        ({"storepath": "/s"}, "exactly one of subscribe, subscribePattern and assign; given are none"),
-        ({**STORE, "assign": '{"t": [0]}'}, "given are subscribe, assign"),
+        ({"storepath": "/s"}, "exactly one of subscribe, subscribePattern and assign, not none"),
+        ({**STORE, "assign": '{"t": [0]}'}, "assign, not subscribe, assign"),
         ({"storepath": "/s", "assign": '{"t": 0}'}, "expected queue ids"),
         ({"storepath": "/s", "subscribepattern": "("}, "not a regular expression"),
         ({**STORE, "stratingoffsets": "latest"}, "unknown option 'stratingoffsets'"),
         ({**STORE, "startingoffsets": "latest"}, "latest .* is not allowed here"),
         (
             {**STORE, "endingoffsets": '{"t": {"0": -2}}'},
-            "earliest .* makes no sense here, given for topic 't', queue 0",
+            "earliest .* is not allowed here, given for topic 't', queue 0",
         ),
         ({**STORE, "splitbytes": "many"}, "splitBytes: 'many' is not a size"),
         ({**STORE, "minpartitions": "0"}, "minPartitions: '0' is not a number of at least 1"),
-        ({**STORE, "maxtriggerdelay": "long"}, "maxTriggerDelay: 'long' is no time"),
+        ({**STORE, "maxtriggerdelay": "long"}, "maxTriggerDelay: 'long' is not a duration"),
         (
             {**STORE, "minoffsetspertrigger": "9", "maxoffsetspertrigger": "8"},
             "minOffsetsPerTrigger: 9 is more than maxOffsetsPerTrigger, 8",
