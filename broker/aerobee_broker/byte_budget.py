@@ -122,7 +122,7 @@ class ByteBudget:
             waiter.granted.set_result(None)
 
     def _advance(self, owners: Sequence[str]) -> None:
-        """After bytes of these owners were freed: serve calls that wait for the total, then calls that wait for the owners."""
+        """Serve calls after bytes were freed: first those that wait for the total, then those of these owners."""
         while self._of_total:
             waiter = self._of_total[0]
             if not waiter.granted.done():
