@@ -132,10 +132,10 @@ class RouteTables:
                 and wanted.version.state_version <= live.version.state_version  # no master of a newer epoch
             ):
                 raise RegistrationRefusedError(
-                    f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {owner}, which is alive; "
+                    f"id {wanted.broker_id} of broker {wanted.broker!r} belongs to {holder}, which is alive; "
                     f"stop that broker, or give {wanted.address} another id or name"
                 )
-        is_new_id = owner is None
+        is_new_id = holder is None
         if is_new_id and len(wanted.topics) == 1:
             # RocketMQ: the first registration lists all topics, and a broker always has more than one.
             raise RegistrationRefusedError(
