@@ -1,4 +1,4 @@
-"""What a consumer says about messages that it received: done, later, or never again."""
+"""The outcomes of received messages: acknowledge, delay, or dead-letter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Acknowledgement:
         self._gathering: asyncio.Task[None] | None = None
 
     async def ack(self, messages: Sequence[ReceivedMessage]) -> list[ClientError | None]:
-        """One outcome a message: None, or why it is not acknowledged."""
+        """One outcome per message: None, or the error."""
         by_topic: dict[str, list[int]] = {}
         for index, message in enumerate(messages):
             by_topic.setdefault(message.topic, []).append(index)
@@ -43,7 +43,7 @@ class Acknowledgement:
         return outcomes
 
     async def ack_one(self, message: ReceivedMessage) -> ClientError | None:
-        """As `ack`, in one request with the messages that others finish while the last request is under way."""
+        """As `ack`, in one request together with messages acknowledged while the last request was in flight."""
         outcome: asyncio.Future[ClientError | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, outcome))
         if self._gathering is None or self._gathering.done():
@@ -53,7 +53,7 @@ class Acknowledgement:
     async def change_invisible(
         self, message: ReceivedMessage, invisible_seconds: float, *, retry: Retry | None = None
     ) -> ReceivedMessage:
-        """Hide a delivered message for so long from now; the message with its new receipt handle."""
+        """Hide a delivered message for this duration from now; return it with its new receipt handle."""
         await self._telemetry.ready()
         request = v2.ChangeInvisibleDurationRequest(
             group=self._group,
@@ -100,7 +100,7 @@ class Acknowledgement:
         request = v2.AckMessageRequest(group=self._group, topic=v2.Resource(name=messages[0].topic), entries=entries)
         try:
             await self._telemetry.ready()
-            # With entries, theirs are the outcomes; the status above them only repeats or sums up.
+            # Entries have the outcomes; the status above them only repeats or summarises them.
             answer = await self._connection.call(
                 lambda stubs: stubs.messaging.AckMessage,
                 request,

@@ -1,9 +1,8 @@
-"""What an operator asks of a broker: topics, groups, clients, messages, dead letters, settings, state.
+"""Administration of a broker: topics, groups, clients, messages, dead letters, settings, status.
 
-What is answered is explained where it is declared: in `aerobee/v1/admin.proto` (`aerobee_proto.admin_v1`, which only
-Aerobee answers) and in RocketMQ's `admin.proto` (`v2`). Names are stored names, `namespace%name` in a namespace; times
-are Unix milliseconds. Long lists are iterators that fetch page by page. All calls raise the errors of
-`aerobee_client.errors`.
+The answers are documented where they are declared: in `aerobee/v1/admin.proto` (`aerobee_proto.admin_v1`, only on
+Aerobee) and in RocketMQ's `admin.proto` (`v2`). Names are stored names, `namespace%name` in a namespace; times are Unix
+milliseconds. Long lists are iterators that fetch page by page. All calls raise the errors of `aerobee_client.errors`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LogLevel = Literal["TRACE", "DEBUG", "INFO", "WARN", "ERROR"]
 
 
 class Admin:
-    """`Client.admin` is one; it needs no closing."""
+    """The administration calls of `Client.admin`; needs no closing."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -63,7 +62,7 @@ class Admin:
         attributes: Mapping[str, str] | None = None,
         permission: v2.Permission.ValueType | None = None,
     ) -> admin_v1.Topic:
-        """Change what is given and keep the rest."""
+        """Change the given attributes and keep the others."""
         request = admin_v1.UpdateTopicRequest(
             name=name,
             read_queue_count=queue_count,
@@ -75,7 +74,7 @@ class Admin:
         return (await self._call(lambda stubs: stubs.aerobee_admin.UpdateTopic, request)).topic
 
     async def delete_topic(self, name: str) -> None:
-        """Forget a topic and the offsets of its groups."""
+        """Delete a topic and the offsets of its groups."""
         request = admin_v1.DeleteTopicRequest(name=name)
         await self._call(lambda stubs: stubs.aerobee_admin.DeleteTopic, request)
 
@@ -103,7 +102,8 @@ class Admin:
         max_attempts: int = 0,
         retry_policy: v2.RetryPolicy | None = None,
     ) -> admin_v1.Group:
-        """Create a consumer group, or return the one that exists alike. 0 attempts, no policy: the broker's default."""
+        """Create a consumer group, or return the one that exists with the same definition. 0 attempts, no policy: the
+        broker's default."""
         group = admin_v1.Group(name=name, fifo=fifo, max_attempts=max_attempts, retry_policy=retry_policy)
         request = admin_v1.CreateGroupRequest(group=group)
         return (await self._call(lambda stubs: stubs.aerobee_admin.CreateGroup, request)).group
@@ -117,7 +117,8 @@ class Admin:
         consume_enabled: bool | None = None,
         retry_policy: v2.RetryPolicy | None = None,
     ) -> admin_v1.Group:
-        """Change what is given and keep the rest. Without `consume_enabled` a group keeps its progress and waits."""
+        """Change the given attributes and keep the others. Without `consume_enabled` a group keeps its progress and
+        waits."""
         request = admin_v1.UpdateGroupRequest(
             name=name,
             fifo=fifo,
@@ -128,7 +129,7 @@ class Admin:
         return (await self._call(lambda stubs: stubs.aerobee_admin.UpdateGroup, request)).group
 
     async def delete_group(self, name: str) -> None:
-        """Forget a group and its offsets; ForbiddenError while clients of the group are connected."""
+        """Delete a group and its offsets; ForbiddenError while clients of the group are connected."""
         request = admin_v1.DeleteGroupRequest(name=name)
         await self._call(lambda stubs: stubs.aerobee_admin.DeleteGroup, request)
 
@@ -162,10 +163,10 @@ class Admin:
         lite_topic: str = "",
         dry_run: bool = False,
     ) -> list[admin_v1.ResetOffsetsResponse.Queue]:
-        """Move a group to another place of a topic; give exactly one. Consumers need not be stopped.
+        """Move a group to another offset of a topic; give exactly one target. Consumers may keep running.
 
-        `skip`: so many messages behind the oldest that is not finished. `dry_run` only says what would be done.
-        All queues, or lite topics, unless some are named.
+        `skip`: this many messages after the oldest unfinished one. `dry_run` only reports the changes. Applies to all
+        queues or lite topics, unless some are named.
         """
         request = admin_v1.ResetOffsetsRequest(
             group=group, topic=topic, queue_ids=queue_ids, lite_topic=lite_topic, dry_run=dry_run
@@ -188,12 +189,12 @@ class Admin:
         return list((await self._call(lambda stubs: stubs.aerobee_admin.ResetOffsets, request)).queues)
 
     async def accumulation(self, group: str, topics: Iterable[str] = ()) -> v2.DescribeGroupAccumulationResponse:
-        """How far a group is behind, in all and by topic; in the topics that are named, or in all."""
+        """The lag of a group, in total and by topic; in the named topics, or all."""
         request = v2.DescribeGroupAccumulationRequest(group=_resource(group), topics=map(_resource, topics))
         return await self._call(lambda stubs: stubs.admin.DescribeGroupAccumulation, request)
 
     async def time_spans(self, group: str, topics: Iterable[str] = ()) -> list[v2.QueryTimeSpanResponse.QueueTimeSpan]:
-        """From when to when the messages of each queue are, and where the group is in them."""
+        """The time span of the messages in each queue, and the group's position in it."""
         request = v2.QueryTimeSpanRequest(group=_resource(group), topics=map(_resource, topics))
         answer = await self._call(lambda stubs: stubs.admin.QueryTimeSpan, request)
         return list(answer.queue_time_span_list)
@@ -203,7 +204,8 @@ class Admin:
     async def connections(
         self, *, group: str = "", topic: str = "", client_id: str = ""
     ) -> AsyncIterator[admin_v1.Connection]:
-        """Who is connected, in order of client ids; only consumers of a group, users of a topic, or one client."""
+        """The connected clients in order of client ids; optionally only consumers of a group, users of a topic, or one
+        client."""
         request = admin_v1.ListConnectionsRequest(group=group, topic=topic, client_id=client_id)
         while True:
             answer = await self._call(lambda stubs: stubs.aerobee_admin.ListConnections, request)
@@ -214,7 +216,7 @@ class Admin:
             request.page_token = answer.next_page_token
 
     async def subscriptions(self, *, topic: str | None = None, group: str | None = None) -> list[v2.SubscriptionInfo]:
-        """Which group reads which topic, and whether its clients agree."""
+        """The topics that each group reads, and whether the subscriptions of its clients agree."""
         request = v2.ListSubscriptionRequest(topic=_optional(topic), group=_optional(group))
         answer = await self._call(lambda stubs: stubs.admin.ListSubscription, request)
         return list(answer.subscription_info)
@@ -222,42 +224,42 @@ class Admin:
     async def client_subscriptions(
         self, *, topic: str | None = None, group: str | None = None
     ) -> list[v2.DescribeSubscriptionResponse.ClientSubscriptionInfo]:
-        """The same, client by client; of connected ones."""
+        """The subscriptions of each connected client."""
         request = v2.DescribeSubscriptionRequest(topic=_optional(topic), group=_optional(group))
         answer = await self._call(lambda stubs: stubs.admin.DescribeSubscription, request)
         return list(answer.client_subscription_info)
 
     async def delete_subscription(self, topic: str, group: str) -> None:
-        """Forget what a group has read of a topic; ForbiddenError while clients of it do."""
+        """Delete the position of a group in a topic; ForbiddenError while clients of the group read it."""
         request = v2.DeleteSubscriptionRequest(topic=_resource(topic), group=_resource(group))
         await self._call(lambda stubs: stubs.admin.DeleteSubscription, request)
 
     async def consumer_running_info(self, client_id: str, group: str) -> v2.ConsumerRunningInfo:
-        """What the broker sees of a consumer."""
+        """The broker's view of a consumer."""
         request = v2.GetConsumerRunningInfoRequest(client_id=client_id, group=_resource(group))
         answer = await self._call(lambda stubs: stubs.admin.GetConsumerRunningInfo, request)
         return answer.consumer_running_info
 
     async def reconnect_client(self, client_id: str) -> None:
-        """Tell a client to open its Telemetry stream anew; not every SDK does."""
+        """Ask a client to reopen its Telemetry stream; not every SDK does."""
         request = admin_v1.ReconnectClientRequest(client_id=client_id)
         await self._call(lambda stubs: stubs.aerobee_admin.ReconnectClient, request)
 
     async def client_stacks(self, client_id: str) -> str:
-        """What the threads of a client do, as text. The broker waits 5 s for the client: allow a longer time-out.
+        """The thread stacks of a client, as text. The broker waits 5 s for the client, so allow a longer timeout.
 
-        UnsupportedError if its SDK does not tell.
+        UnsupportedError if its SDK does not support it.
         """
         request = v2.PrintThreadStackTraceRequest(client_id=client_id)
         answer = await self._call(lambda stubs: stubs.admin.PrintThreadStackTrace, request, check=lambda answer: None)
-        if error := status_error(answer.status):  # not tried again: it has taken long enough
+        if error := status_error(answer.status):  # not retried: it has taken long enough
             raise error
         return answer.thread_stack_trace
 
     async def verify_message(self, client_id: str, group: str, topic: str, message_id: str) -> None:
-        """Let the listener of a push consumer try a stored message; nothing is acknowledged. Times as client_stacks.
+        """Deliver a stored message to a push consumer as a test; nothing is acknowledged. Timeouts as `client_stacks`.
 
-        ServerError with FAILED_TO_CONSUME_MESSAGE if the listener does not take it.
+        ServerError with FAILED_TO_CONSUME_MESSAGE if the listener fails.
         """
         request = v2.VerifyMessageRequest(
             client_id=client_id, group=_resource(group), topic=_resource(topic), message_id=message_id
@@ -269,41 +271,41 @@ class Admin:
     # --- The broker -------------------------------------------------------------------------------------------
 
     async def broker_status(self) -> admin_v1.GetBrokerStatusResponse:
-        """Who the broker is, how it is set up and whether it takes messages."""
+        """The broker's identity and configuration, and whether it accepts messages."""
         request = admin_v1.GetBrokerStatusRequest()
         return await self._call(lambda stubs: stubs.aerobee_admin.GetBrokerStatus, request)
 
     async def store_status(self) -> admin_v1.GetStoreStatusResponse:
-        """Where the log begins and ends, how much of it is durable, what it costs."""
+        """The beginning and end of the log, its durable part, and counters."""
         request = admin_v1.GetStoreStatusRequest()
         return await self._call(lambda stubs: stubs.aerobee_admin.GetStoreStatus, request)
 
     async def traffic(
         self, window: Literal["minute", "hour", "day"] = "minute", *, topic: str = "", count: int = 100
     ) -> admin_v1.ListTrafficResponse:
-        """The `count` (up to 1000) busiest topics, and pairs of topic and group, lately."""
+        """The `count` (up to 1000) busiest topics, and pairs of topic and group, of the recent past."""
         request = admin_v1.ListTrafficRequest(
             window=admin_v1.TrafficWindow.Value(f"TRAFFIC_WINDOW_{window.upper()}"), topic=topic, count=count
         )
         return await self._call(lambda stubs: stubs.aerobee_admin.ListTraffic, request)
 
     async def configuration(self, prefix: str = "") -> list[admin_v1.Setting]:
-        """All settings in order of names, or those whose names begin so; with where each value comes from."""
+        """All settings in order of names, or those whose names begin with a prefix, each with its source."""
         request = admin_v1.GetConfigurationRequest(prefix=prefix)
         return list((await self._call(lambda stubs: stubs.aerobee_admin.GetConfiguration, request)).settings)
 
     async def update_configuration(
         self, values: Mapping[str, str] | None = None, *, unset: Iterable[str] = ()
     ) -> list[admin_v1.Setting]:
-        """Change settings of the running broker, for good; `unset` ones get back what they would be without."""
+        """Change settings of the running broker, also after restarts; `unset` ones return to their other source."""
         request = admin_v1.UpdateConfigurationRequest(set=values or {}, unset=unset)
         return list((await self._call(lambda stubs: stubs.aerobee_admin.UpdateConfiguration, request)).settings)
 
     async def change_log_level(self, level: LogLevel) -> str:
-        """Until the next start; returns what the broker says it did."""
+        """Change the log level until the next start; returns the broker's answer."""
         request = v2.ChangeLogLevelRequest(level=v2.ChangeLogLevelRequest.Level.Value(level))
 
-        # The one response without a status; anything that arrives is an answer.
+        # The one response without a status; any answer means success.
         def method(stubs: Stubs) -> Any:
             return stubs.admin.ChangeLogLevel
 
@@ -324,10 +326,10 @@ class Admin:
         end: int | None = None,
         max_count: int = 64,
     ) -> AsyncIterator[StoredMessage]:
-        """Up to `max_count` messages by key, by message id, or all within a time range, page by page.
+        """Up to `max_count` messages by key, by message id, or within a time range, page by page.
 
-        `unfinished_by` is a group: what it has in flight or ready (only Aerobee knows). `begin` and `end` are Unix
-        milliseconds of storing, both included. Give one of the others at most.
+        `unfinished_by` is a group: its messages in flight or ready (Aerobee only). `begin` and `end` are store times in
+        Unix milliseconds, inclusive. Give at most one of the other criteria.
         """
         if sum(each is not None for each in (key, message_id, unfinished_by, lite_topic)) > 1:
             raise ValueError("give one of key, message_id, unfinished_by and lite_topic")
@@ -366,9 +368,10 @@ class Admin:
         group: str = "",
         history: bool = False,
     ) -> list[admin_v1.MessageTimeline]:
-        """What became of a message, by its id or its place; of one group, or all. NotFoundError if there is none.
+        """The events and state of a message, by its id or position; for one group, or all. NotFoundError if there is
+        none.
 
-        `history`: also when it was delivered and acknowledged, which takes longer.
+        `history`: also its deliveries and acknowledgements, which takes longer.
         """
         request = admin_v1.DescribeMessageRequest(
             topic=topic,
@@ -383,7 +386,7 @@ class Admin:
     # --- Dead letters -----------------------------------------------------------------------------------------
 
     async def dead_letter_queues(self) -> AsyncIterator[admin_v1.DeadLetterQueue]:
-        """The groups that have dead letters, and how many."""
+        """The groups that have dead letters, and their number."""
         request = admin_v1.ListDeadLetterQueuesRequest()
         while True:
             answer = await self._call(lambda stubs: stubs.aerobee_admin.ListDeadLetterQueues, request)
@@ -403,7 +406,8 @@ class Admin:
         bodies: bool = False,
         max_count: int | None = None,
     ) -> AsyncIterator[admin_v1.DeadLetter]:
-        """What a group gave up, oldest first; `begin` and `end` are when, both included. `bodies`: with them."""
+        """The dead letters of a group, oldest first; `begin` and `end` limit when they were dead-lettered, inclusive.
+        `bodies`: with bodies."""
         request = admin_v1.ListDeadLettersRequest(group=group, message_id=message_id, include_bodies=bodies)
         if begin is not None:
             request.begin_timestamp.FromMilliseconds(begin)
@@ -432,10 +436,10 @@ class Admin:
     async def resend_dead_letters(
         self, group: str, offsets: Sequence[int], *, topic: str = "", again: bool = False
     ) -> list[admin_v1.ResendDeadLettersResponse.Result]:
-        """Store dead letters once more in the topics that they came from, or in `topic`; all its groups get them.
+        """Store dead letters again in their original topics for this group, or in `topic` for all its groups.
 
-        At most 1000 at a time. Each result has a status of its own; those that were sent again before are refused
-        unless `again`. With `again`, messages may be stored twice if an answer is lost: the call is then repeated.
+        At most 1000 at a time. Each result has a status of its own; dead letters resent before are refused unless
+        `again`. With `again`, messages may be stored twice if an answer is lost, because the call is then repeated.
         """
         request = admin_v1.ResendDeadLettersRequest(group=group, offsets=offsets, topic=topic, again=again)
         answer = await self._call(

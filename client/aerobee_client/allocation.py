@@ -1,7 +1,7 @@
-"""How the queues of a topic are shared among the consumers of a group: RocketMQ's strategies.
+"""Allocation of the queues of a topic to the consumers of a group: RocketMQ's strategies.
 
-Every consumer computes the whole allocation from the same lists, so nobody has to hand it out. While the lists differ
-(a consumer has just come or gone), a queue may be read by two consumers, or by none, for a moment.
+Every consumer computes the whole allocation from the same lists, so no coordinator is needed. While the lists differ (a
+consumer has just joined or left), a queue may be read by two consumers, or by none, for a moment.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Queue:
     queue_id: int
 
     def __str__(self) -> str:
-        return f"MessageQueue [topic={self.topic}, brokerName={self.broker}, queueId={self.queue_id}]"  # as RocketMQ's
+        return f"MessageQueue [topic={self.topic}, brokerName={self.broker}, queueId={self.queue_id}]"  # as in RocketMQ
 
 
 class Allocation(Protocol):
-    """A strategy. The same arguments give the same result in every process."""
+    """A strategy. Equal arguments give equal results in every process."""
 
     def allocate(self, consumer: str, queues: Sequence[Queue], consumers: Sequence[str]) -> list[Queue]:
         """The queues of `consumer`. `queues` and `consumers` are sorted; `consumer` is one of them."""
 
 
 class Averagely:
-    """Neighbouring queues in shares that differ by one at the most. The default."""
+    """Contiguous queues, in shares that differ by at most one. The default."""
 
     def allocate(self, consumer: str, queues: Sequence[Queue], consumers: Sequence[str]) -> list[Queue]:
         index = consumers.index(consumer)
@@ -50,7 +50,7 @@ class AveragelyByCircle:
 
 
 class ByConfig:
-    """The queues that this consumer is given, whoever else there is."""
+    """A fixed list of queues for this consumer, whatever the others read."""
 
     def __init__(self, queues: Iterable[Queue]) -> None:
         self._queues = frozenset(queues)
@@ -60,7 +60,7 @@ class ByConfig:
 
 
 class ByMachineRoom:
-    """The queues of brokers in some machine rooms, whose names are ROOM@BROKER, averagely."""
+    """The queues of brokers in some machine rooms, named ROOM@BROKER, averagely."""
 
     def __init__(self, rooms: Collection[str]) -> None:
         self._rooms = frozenset(rooms)
@@ -76,9 +76,9 @@ class ByMachineRoom:
 
 
 class NearMachineRoom:
-    """Queues go to consumers in their broker's machine room; those of a room without consumers to all, by `inner`.
+    """Queues go to consumers in their broker's machine room; queues of a room without consumers go to all, by `inner`.
 
-    `room_of` gives the machine room of a broker's or a consumer's name.
+    `room_of` gives the machine room of a broker's or consumer's name.
     """
 
     def __init__(self, room_of: Mapping[str, str], inner: Allocation | None = None) -> None:
@@ -97,7 +97,7 @@ class NearMachineRoom:
 
 
 class ConsistentHash:
-    """A queue stays where it is when others come and go, as far as possible; shares are less even."""
+    """Queues move as little as possible when consumers join or leave; shares are less even."""
 
     def __init__(self, virtual_nodes: int = 10) -> None:
         if virtual_nodes < 1:

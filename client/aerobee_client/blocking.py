@@ -56,7 +56,8 @@ class BlockingClient:
             raise
 
     def run(self, work: Awaitable[ResultT], timeout_seconds: float | None = None) -> ResultT:
-        """The result of a coroutine of this client. TimeoutError, and the coroutine is cancelled, after the time."""
+        """Run a coroutine of this client and return its result. On timeout, raises TimeoutError and cancels the
+        coroutine."""
         future = self.start(work)
         try:
             return future.result(timeout_seconds)
@@ -65,7 +66,7 @@ class BlockingClient:
             raise
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """The result of a plain function of this client, called in its thread."""
+        """Call a plain function of this client in its thread and return the result."""
 
         async def called() -> ResultT:
             return function(*arguments)
@@ -73,7 +74,7 @@ class BlockingClient:
         return self.run(called())
 
     def start(self, work: Awaitable[ResultT]) -> Future[ResultT]:
-        """Begin a coroutine of this client."""
+        """Start a coroutine of this client."""
         return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
     def producer(
@@ -182,7 +183,7 @@ class BlockingClient:
         return BlockingPullConsumer(self, self.run(make()))
 
     def close(self) -> None:
-        """Close what the client made, and end its thread."""
+        """Close everything the client made, and end its thread."""
         if self._thread.is_alive():
             try:
                 self.run(self.asynchronous.close())
@@ -204,14 +205,14 @@ class BlockingClient:
 
 
 class _Face:
-    """Something of a client, with a beginning and an end."""
+    """A wrapper of an object with a beginning and an end."""
 
     def __init__(self, client: BlockingClient, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._client = client
         self._close = close
 
     def close(self) -> None:
-        """As of the object behind."""
+        """As the wrapped object's."""
         self._client.run(self._close())
 
     def __enter__(self) -> Self:
@@ -239,7 +240,7 @@ class BlockingProducer(_Face):
         return self._client.run(self._producer.send_many(messages))
 
     def submit(self, message: Message) -> Future[SendResult]:
-        """Begin to send, and return when there is room for the message; its result comes with the future."""
+        """Start a send, and return when there is space in memory for the message; the future has the result."""
 
         async def submit() -> asyncio.Future[SendResult]:
             return await self._producer.submit(message)
@@ -260,7 +261,7 @@ class BlockingProducer(_Face):
 
     @contextmanager
     def transaction(self) -> Iterator[Callable[[Message], SendResult]]:
-        """As `Producer.transaction`; gives the function that sends a message of it."""
+        """As `Producer.transaction`; yields the function that sends a message within it."""
         transaction = self._producer.transaction()
         try:
             yield lambda message: self._client.run(transaction.send(message))
@@ -297,7 +298,7 @@ class BlockingSimpleConsumer(_Face):
         return self._client.run(self._consumer.change_invisible(message, invisible_seconds))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages without end, each acknowledged when the next one is asked for."""
+        """Messages without end, each acknowledged when the next one is requested."""
         while True:
             for message in self.receive():
                 yield message
@@ -316,7 +317,7 @@ class BlockingPushConsumer(_Face):
         self._client.run(self._consumer.start())
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Return when the consumer is closed; TimeoutError after the time."""
+        """Return when the consumer is closed; TimeoutError after the timeout."""
         self._client.run(self._consumer.wait(), timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -325,7 +326,7 @@ class BlockingPushConsumer(_Face):
 
 
 class BlockingPullConsumer(_Face):
-    """As `PullConsumer`; what is missing is reached by `client.run` and `asynchronous`."""
+    """As `PullConsumer`; other methods are available through `client.run` and `asynchronous`."""
 
     def __init__(self, client: BlockingClient, consumer: PullConsumer) -> None:
         super().__init__(client, consumer.close)

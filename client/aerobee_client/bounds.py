@@ -38,7 +38,7 @@ class MemoryLimit:
             raise
 
     def leave(self, size: int) -> None:
-        """Give back what `enter` took."""
+        """Return the space that `enter` took."""
         self.size -= size
         self.count -= 1
         self._admit()

@@ -24,19 +24,20 @@ import threading
 from collections.abc import Mapping
 from typing import IO, Any, Final
 
-_ANSWER_SECONDS: Final = 120.0  # the first answer comes after the imports: a second, on a busy machine many
-_ORDER_SIZE_MAX: Final = 1 << 17  # bytes; the environment is the most of it
+_ANSWER_SECONDS: Final = 120.0  # the first answer comes after the imports: a second, or many on a busy machine
+_ORDER_SIZE_MAX: Final = 1 << 17  # bytes; mostly for the environment
 
 
 class ForkedBroker:
-    """A broker's process, which is a child of the starter: what `subprocess.Popen` has of its own children."""
+    """A broker's process, which is a child of the starter, with the interface of `subprocess.Popen`."""
 
     def __init__(self, starter: BrokerStarter, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self.pid = pid
         self.stdin = stdin
         self.stdout = stdout
         self._starter = starter
-        self._descriptor = os.pidfd_open(pid)  # readable when the process has ended; it keeps the id from being reused
+        # readable when the process has ended; it prevents reuse of the process id
+        self._descriptor = os.pidfd_open(pid)
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -44,14 +45,14 @@ class ForkedBroker:
         return self._ended(0.0)
 
     def wait(self, timeout_seconds: float) -> int:
-        """The exit code. TimeoutError if it still runs after the time."""
+        """The exit code. TimeoutError if the process is still running after the timeout."""
         code = self._ended(timeout_seconds)
         if code is None:
             raise TimeoutError(f"process {self.pid} is still running after {timeout_seconds:g} s")
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens to a process that has ended."""
+        """Send a signal; ignored if the process has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self._descriptor, number)
 
@@ -85,7 +86,7 @@ class BrokerStarter:
 
     @property
     def pid(self) -> int:
-        """Of the process that imports."""
+        """Process id of the starter."""
         return self._process.pid
 
     @property
@@ -111,16 +112,16 @@ class BrokerStarter:
             os.close(stdout_theirs)
 
     def exit_code(self, pid: int) -> int:
-        """Of a broker that has ended. -1 if nobody can tell any more, because the starter was killed."""
+        """The exit code of a broker that has ended; -1 if it is unknown, because the starter was killed."""
         try:
             return int(self._ask({"exit_code_of": pid}, [])["code"])
         except RuntimeError:
             return -1
 
     def close(self) -> None:
-        """End it. Brokers go on."""
+        """End the starter. Brokers keep running."""
         self._socket.close()
-        self._process.kill()  # at once, also amid its imports
+        self._process.kill()  # at once, even during its imports
         self._process.wait()
 
     def _ask(self, order: Mapping[str, object], descriptors: list[int]) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class BrokerStarter:
                 socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
                 answer = self._socket.recv(4096)
         except OSError as error:
-            self._process.kill()  # its answer might come later, and be taken for that to another order
+            self._process.kill()  # a late answer could be taken for that to another order
             raise RuntimeError(f"the process that starts brokers does not answer: {error}") from error
         if not answer:
             raise RuntimeError("the process that starts brokers has ended; see its standard error")
@@ -138,7 +139,7 @@ class BrokerStarter:
 
 
 def _environment() -> dict[str, str]:
-    """Settings of the person who runs the tests are not settings of the test."""
+    """The environment without the user's own settings, which must not affect the tests."""
     return {name: value for name, value in os.environ.items() if not name.startswith("AEROBEE_")}
 
 
@@ -148,14 +149,14 @@ _kept: BrokerStarter | None = None
 
 
 def keep() -> None:
-    """Start one now, for all brokers of this program until `drop`."""
+    """Start a starter now, for all brokers of this program until `drop`."""
     global _kept
     if _kept is None or not _kept.alive:
         _kept = BrokerStarter()
 
 
 def drop() -> None:
-    """End the one that is kept. A broker that runs goes on."""
+    """End the kept starter. Running brokers keep running."""
     global _kept
     if _kept is not None:
         _kept.close()
@@ -163,5 +164,5 @@ def drop() -> None:
 
 
 def kept() -> BrokerStarter | None:
-    """The one that is kept, if it is alive."""
+    """The kept starter, if it is alive."""
     return _kept if _kept is not None and _kept.alive else None

@@ -1,7 +1,7 @@
-"""What a message must be before it is sent, by the limits of RocketMQ's protocol.
+"""Checks a message against the limits of RocketMQ's protocol before it is sent.
 
-Checked here, a mistake is an error of the call that made it, without a round trip, and cannot fail the other messages
-of a request. The server has the last word: its limits may be lower.
+So a mistake fails the call that made it, without a round trip and without failing other messages of a request. The
+server's limits may be lower.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ TOPIC_LENGTH_MAX = 127
 PROPERTIES_MAX = 128
 PROPERTIES_SIZE_MAX = 16_384  # names, values, tag and keys, in UTF-8 bytes
 MESSAGE_GROUP_SIZE_MAX = 63
-BODY_SIZE_MAX = 4 << 20  # what a broker takes unless its settings say otherwise
+BODY_SIZE_MAX = 4 << 20  # the broker's default limit
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(topic: str) -> None:
-    """BadRequestError unless `topic` can be the name of a topic."""
+    """BadRequestError unless `topic` is a valid topic name."""
     if len(topic) > TOPIC_LENGTH_MAX or not _NAME.fullmatch(topic):
         raise BadRequestError(
             v2.Code.ILLEGAL_TOPIC,
@@ -32,7 +32,7 @@ def check_name(topic: str) -> None:
 
 
 def check(message: Message, body_size_max: int = BODY_SIZE_MAX) -> None:
-    """BadRequestError, with the code that the server would give, if `message` breaks a limit."""
+    """BadRequestError, with the server's code, if `message` exceeds a limit."""
     check_name(message.topic)
     if not message.body:
         raise BadRequestError(v2.Code.MESSAGE_BODY_EMPTY, "the body is empty; a message needs at least one byte")

@@ -1,4 +1,4 @@
-"""The way in: a client of one broker or cluster, and the producers and consumers that it made."""
+"""The entry point: a client of one broker or cluster, with the producers and consumers that it made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Closable(Protocol):
 
 
 class ConnectOptions(TypedDict, total=False):
-    """The arguments of `connect` besides the endpoint and the namespace, for functions that pass them on."""
+    """The arguments of `connect` except the endpoint and the namespace, for functions that pass them on."""
 
     request_timeout_seconds: float
     retry_seconds: float
@@ -78,7 +78,7 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint in use, as it was given."""
+        """The current endpoint, as given."""
         return self._connection.endpoint
 
     def producer(
@@ -154,11 +154,12 @@ class Client:
         span_max: int = 100_000,
         drain_seconds: float = 30.0,
     ) -> PushConsumer:
-        """A new consumer of `group` that calls `handler` for each message. Begins with `async with`, or `start`.
+        """A new consumer of `group` that calls `handler` for each message. Start it with `async with` or `start`.
 
-        - `concurrency`: how many handlers run at once. `waiting_count_max` and `waiting_size_max` (bytes) bound what is
-          received and not handled, `span_max` how far the offsets of a queue may be apart in that.
-        - `drain_seconds`: how long `close` waits for handlers that run.
+        - `concurrency`: how many handlers run at once. `waiting_count_max` and `waiting_size_max` (bytes) limit
+        messages received but not handled, `span_max` the span of their offsets in a queue.
+
+        - `drain_seconds`: how long `close` waits for running handlers.
         """
         return self._closed_with_client(
             PushConsumer(
@@ -217,7 +218,7 @@ class Client:
         )
 
     async def close(self) -> None:
-        """Close the producers and consumers, then the connection. Calls under way end as cancelled."""
+        """Close the producers and consumers, then the connection. Running calls are cancelled."""
         try:
             await asyncio.gather(*(closable.close() for closable in self._closables))
         finally:

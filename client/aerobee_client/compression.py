@@ -1,9 +1,9 @@
-"""Bodies made smaller before they are sent, in the three ways that RocketMQ's stored messages name.
+"""Compression of bodies before they are sent, in the three methods of RocketMQ's stored messages.
 
-    sys_flag & 0x001    the body is compressed
-    sys_flag & 0x700    how: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format), 0x200 Zstandard
+sys_flag & 0x001: the body is compressed. sys_flag & 0x700: the method: 0x000 and 0x300 zlib, 0x100 LZ4 (frame format),
+0x200 Zstandard.
 
-The gRPC protocol itself has a name for zlib only; records (`RecordService`) carry the flags. LZ4 and Zstandard need the
+The gRPC protocol itself supports zlib only; records (`RecordService`) carry the flags. LZ4 and Zstandard need the
 packages `lz4` and `zstandard`: `pip install aerobee[compression]`.
 """
 
@@ -17,21 +17,21 @@ from aerobee_client.errors import ConfigurationError
 
 Compression = Literal["zlib", "lz4", "zstd"]
 
-COMPRESS_ABOVE: Final = 4096  # bytes of a body, as RocketMQ's producers
-ZLIB_LEVEL: Final = 5  # theirs, too
+COMPRESS_ABOVE: Final = 4096  # bytes of a body, as in RocketMQ's producers
+ZLIB_LEVEL: Final = 5  # RocketMQ's default too
 SYS_FLAGS: Final[dict[Compression, int]] = {"lz4": 0x101, "zstd": 0x201, "zlib": 0x301}
 
-# What a compressed body may grow to: 16 times the largest body that a broker takes by default. A bound, so that a few
-# bytes from the wire cannot fill the memory.
+# Limit of a decompressed body: 16 times the largest body that a broker accepts by default. It prevents a few bytes from
+# the wire from filling the memory.
 INFLATED_SIZE_MAX: Final = 64 << 20
 
 
 class CorruptedBodyError(Exception):
-    """Why a body cannot be decompressed."""
+    """A body cannot be decompressed; the text gives the reason."""
 
 
 def require(kind: Compression) -> None:
-    """ConfigurationError if the package for `kind` is not installed, or `kind` is none of the three."""
+    """ConfigurationError if the package for `kind` is not installed, or `kind` is unknown."""
     if kind not in SYS_FLAGS:
         raise ConfigurationError(f"compression {kind!r}: give zlib, lz4 or zstd")
     if kind != "zlib":
@@ -39,7 +39,7 @@ def require(kind: Compression) -> None:
 
 
 def compress(body: bytes, kind: Compression) -> bytes:
-    """`body`, compressed. ConfigurationError if the package for that is not installed."""
+    """`body`, compressed. ConfigurationError if the package for it is not installed."""
     if kind == "zlib":
         return zlib.compress(body, ZLIB_LEVEL)
     package = _package(kind)
@@ -47,7 +47,7 @@ def compress(body: bytes, kind: Compression) -> bytes:
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was, by the flags of its record. CorruptedBodyError if that cannot be had."""
+    """The original body, by the flags of its record. CorruptedBodyError if it cannot be decompressed."""
     from aerobee_store.records import compression
 
     try:
@@ -57,7 +57,8 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 
 
 def inflate(body: bytes) -> bytes:
-    """A body that is gzip or zlib by its first bytes. CorruptedBodyError if it is neither, cut off, or too large."""
+    """Decompress a body that is gzip or zlib by its first bytes. CorruptedBodyError if it is neither, truncated, or too
+    large."""
     stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
     try:
         inflated = stream.decompress(body, INFLATED_SIZE_MAX)

@@ -1,7 +1,7 @@
-"""The channels to the endpoints of a client: headers, deadlines, retries, and errors that say what to do.
+"""The channels to the endpoints of a client: headers, deadlines, retries, and errors that name the next step.
 
-Calls go to the endpoints that were given, never to an address from a route, so an address that is advertised wrongly
-cannot hurt. One endpoint is in use at a time. When it does not answer, the next one takes over for all calls.
+Calls go to the given endpoints, never to an address from a route, so a wrongly advertised address does no harm. One
+endpoint is in use at a time. When it does not answer, the next one is used for all calls.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _log = logging.getLogger(__name__)
 
 try:
     VERSION = version("aerobee")
-except PackageNotFoundError:  # the source tree, used without being installed
+except PackageNotFoundError:  # the source tree, used without installation
     VERSION = "0"
 
 _client_number = itertools.count()
 
 _CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", 130 << 20),  # what RocketMQ itself takes; a body alone may have gRPC's 4 MiB
+    ("grpc.max_receive_message_length", 130 << 20),  # RocketMQ's own limit; a body alone may have gRPC's 4 MiB
     ("grpc.max_send_message_length", 130 << 20),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # a broker is back within a second; gRPC would first look after one
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a broker is back within a second; gRPC would first retry after one
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 60_000),  # notices a peer that vanished without a word
+    ("grpc.keepalive_time_ms", 60_000),  # detects a peer that vanished
 ]
 
 
@@ -70,24 +70,24 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How long a call is tried, and the waits between its attempts, in seconds.
+    """How long a call is retried, and the delays between its attempts, in seconds.
 
-    No connection, no answer, and a server that is busy: until `seconds` have passed since the first attempt. A server
-    that answers with a failure of its own: `max_attempts` times within the same time. 0 seconds: one attempt.
+    No connection, no answer, or a busy server: retried until `seconds` have passed since the first attempt. A server
+    failure: at most `max_attempts` attempts within the same time. 0 seconds: one attempt.
     """
 
     seconds: float = 30.0
-    max_attempts: int = 3  # the waits and this number are what RocketMQ tells its producers
+    max_attempts: int = 3  # RocketMQ gives its producers these delays and this number
     initial_seconds: float = 0.01
     max_seconds: float = 1.0
     multiplier: float = 2.0
 
     def delay_seconds(self, attempt: int) -> float:
-        """The wait after attempt number `attempt` (from 1) failed."""
+        """The delay after attempt number `attempt` (from 1) failed."""
         return float(min(self.initial_seconds * self.multiplier ** min(attempt - 1, 64), self.max_seconds))
 
     def gives_up(self, error: ClientError, attempt: int, seconds: float) -> bool:
-        """Whether `error`, after `attempt` attempts and `seconds`, is the last word."""
+        """Whether `error`, after `attempt` attempts and `seconds`, is final."""
         if not may_help(error) or seconds >= self.seconds:
             return True
         return isinstance(error, InternalServerError) and attempt >= self.max_attempts
@@ -114,12 +114,12 @@ class Peer:
 
 
 def new_client_id() -> str:
-    """Unique among all clients of a broker, in the form of the official ones."""
+    """Unique among all clients of a broker, in the form of the official SDKs."""
     return f"{socket.gethostname()}@{os.getpid()}@{next(_client_number)}@{os.urandom(6).hex()}"
 
 
 def headers(client_id: str, namespace: str = "") -> Metadata:
-    """What every call of a client carries."""
+    """The headers of every call of a client."""
     common = (
         ("x-mq-client-id", client_id),
         ("x-mq-language", "PYTHON"),
@@ -130,7 +130,7 @@ def headers(client_id: str, namespace: str = "") -> Metadata:
 
 
 class Connection:
-    """Channels and stubs. Must be made inside of a running event loop. Plaintext unless there is `tls`."""
+    """Channels and stubs. Must be made within a running event loop. Plaintext unless there is `tls`."""
 
     def __init__(
         self,
@@ -150,21 +150,21 @@ class Connection:
         self.peers = [_dial(name, tls) for name in names]
         self._current = 0
         self._aerobee: bool | None = None
-        self._outage = False  # whether somebody was told that nobody answers
+        self._outage = False  # whether the missing server was logged
 
     @property
     def peer(self) -> Peer:
-        """The endpoint in use."""
+        """The current endpoint."""
         return self.peers[self._current]
 
     @property
     def endpoint(self) -> str:
-        """The endpoint in use, as it was given."""
+        """The current endpoint, as given."""
         return self.peer.endpoint
 
     @property
     def dials_ipv6(self) -> bool:
-        """Whether the endpoint in use is an IPv6 address; of a name nobody knows."""
+        """Whether the current endpoint is an IPv6 address; False for a host name."""
         return self.peer.endpoints.scheme == v2.AddressScheme.IPv6
 
     def stored_name(self, name: str) -> str:
@@ -172,7 +172,7 @@ class Connection:
         return f"{self.namespace}%{name}" if self.namespace else name
 
     def headers(self, client_id: str) -> Metadata:
-        """What every call of the client `client_id` carries, but for the signature."""
+        """The headers of every call of the client `client_id`, without the signature."""
         return headers(client_id, self.namespace)
 
     async def is_aerobee(self) -> bool:
@@ -203,11 +203,11 @@ class Connection:
         choose: Callable[[int], Peer] | None = None,
         renew: Callable[[int], RequestT] | None = None,
     ) -> AnswerT:
-        """The answer of the method that `select` names, tried again while `check`'s error says that it may help.
+        """Call the method that `select` names, and retry while the error from `check` allows it. Return the answer.
 
-        `timeout_seconds` bounds one attempt. `choose` gives the peer for attempt number n, from 1; by default the one
-        in use, and after a failure the next. `renew` gives the request for attempt number n, from 2. Raises the last
-        error. Cancelling leaves it open whether the server did what was asked.
+        `timeout_seconds` limits one attempt. `choose` gives the peer for attempt number n, from 1; by default the
+        current one, and after a failure the next. `renew` gives the request for attempt number n, from 2. Raises the
+        last error. After a cancellation, the server may or may not have executed the request.
         """
 
         async def attempt(number: int) -> AnswerT:
@@ -256,7 +256,7 @@ class Connection:
         *,
         timeout_seconds: float | None,
     ) -> AsyncGenerator[ItemT, None]:
-        """The items of a stream, tried once."""
+        """The items of a stream, without retries."""
         peer = self.peer
         call = select(peer.stubs)(request, timeout=timeout_seconds, metadata=self.signed(metadata))
         try:
@@ -265,7 +265,7 @@ class Connection:
         except grpc.RpcError as rpc:
             raise self.failed(peer, rpc) from None
         finally:
-            cast("Any", call).cancel()  # no effect on a call that is done
+            cast("Any", call).cancel()  # no effect on a finished call
 
     async def exchange(
         self,
@@ -273,7 +273,7 @@ class Connection:
         requests: AsyncIterator[RequestT],
         metadata: Metadata,
     ) -> AsyncGenerator[ItemT, None]:
-        """The items that answer a stream of requests, tried once and without a deadline."""
+        """The answers to a stream of requests, without retries and without a deadline."""
         peer = self.peer
         call = select(peer.stubs)(cast("Any", requests), metadata=self.signed(metadata))
         try:
@@ -285,7 +285,8 @@ class Connection:
             cast("Any", call).cancel()
 
     def failed(self, peer: Peer, rpc: grpc.RpcError) -> ClientError:
-        """The error for a call to `peer` without an answer. If nobody answers there, the next endpoint takes over."""
+        """The error for an unanswered call to `peer`. If the peer is unreachable, the next endpoint is used from now
+        on."""
         error = rpc_error(rpc, peer.endpoint)
         if isinstance(error, UnavailableError) and len(self.peers) > 1 and peer is self.peer:
             self._current = (self._current + 1) % len(self.peers)
@@ -293,16 +294,16 @@ class Connection:
         return error
 
     def signed(self, metadata: Metadata) -> Metadata:
-        """The headers of a call that is made now: `metadata`, and the signature of who has credentials."""
+        """The headers of a call made now: `metadata`, and the signature if there are credentials."""
         return metadata if self._credentials is None else (*metadata, *self._credentials.headers())
 
     async def close(self) -> None:
-        """Close the channels; calls under way end as cancelled."""
+        """Close the channels; running calls are cancelled."""
         await asyncio.gather(*(peer.channel.close(None) for peer in self.peers))
 
 
 def may_help(error: ClientError) -> bool:
-    """Whether to try once more. The caller's own fault stays one, however often it is tried."""
+    """Whether a retry may help. An error of the caller is never retried."""
     if isinstance(error, UnsupportedError):
         return False
     return isinstance(error, UnavailableError | DeadlineError | TooManyRequestsError | InternalServerError)

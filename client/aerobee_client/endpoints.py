@@ -1,4 +1,4 @@
-"""Addresses of brokers: what a person writes, what gRPC dials, and what goes on the wire."""
+"""Addresses of brokers as written by users, as used by gRPC, and as sent on the wire."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def parse_endpoint(endpoint: str) -> v2.Endpoints:
 
 
 def split_endpoints(endpoints: str | Sequence[str]) -> list[str]:
-    """One endpoint, several joined by `;` or `,`, or a sequence of them, as a list without repetitions.
+    """One endpoint, several joined by `;` or `,`, or a sequence of them, as a list without duplicates.
 
-    InvalidEndpointError if one of them is not `HOST:PORT`, or there is none.
+    InvalidEndpointError if one of them is not `HOST:PORT`, or the list is empty.
     """
     parts = _SEPARATOR.split(endpoints) if isinstance(endpoints, str) else endpoints
     found = list(dict.fromkeys(part.strip() for part in parts))

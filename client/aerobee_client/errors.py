@@ -26,7 +26,7 @@ from aerobee_proto import v2
 
 
 class ClientError(Exception):
-    """Root of everything that this package raises on purpose."""
+    """Root of all errors that this package raises on purpose."""
 
 
 class InvalidEndpointError(ClientError, ValueError):
@@ -42,11 +42,11 @@ class UnavailableError(ClientError):
 
 
 class DeadlineError(ClientError):
-    """No answer in time. A send or an acknowledgement may have happened nevertheless."""
+    """No answer in time. A send or acknowledgement may have succeeded nevertheless."""
 
 
 class ServerError(ClientError):
-    """The server's answer was not OK; `code` is the number of the protocol, `server_message` its own words."""
+    """The server's answer was not OK; `code` is the protocol's number, `server_message` the server's text."""
 
     def __init__(self, code: int, server_message: str) -> None:
         super().__init__(f"{server_message or 'the server gave no reason'} ({code_name(code)} {code})")
@@ -55,11 +55,11 @@ class ServerError(ClientError):
 
 
 class BadRequestError(ServerError):
-    """The request cannot work as it is."""
+    """The request is invalid; a retry does not help."""
 
 
 class NotFoundError(BadRequestError):
-    """There is no such topic, group, message or offset."""
+    """The topic, group, message or offset does not exist."""
 
 
 class ForbiddenError(BadRequestError):
@@ -67,7 +67,7 @@ class ForbiddenError(BadRequestError):
 
 
 class TooManyRequestsError(ServerError):
-    """The server asks for patience."""
+    """A limit of the server is reached; retry later."""
 
 
 class InternalServerError(ServerError):
@@ -75,11 +75,11 @@ class InternalServerError(ServerError):
 
 
 class UnsupportedError(InternalServerError):
-    """The server does not know this call."""
+    """The server does not support this call."""
 
 
 class BatchError(ClientError):
-    """Some items of one call failed. `outcomes` has one entry an item, in order: its result, or its error."""
+    """Some items of one call failed. `outcomes` has one entry per item, in order: its result or its error."""
 
     def __init__(self, outcomes: Sequence[object]) -> None:
         failed = [outcome for outcome in outcomes if isinstance(outcome, ClientError)]
@@ -87,7 +87,7 @@ class BatchError(ClientError):
         self.outcomes = outcomes
 
 
-# The longest prefix that fits wins: 404xx before 4xxxx.
+# The longest matching prefix wins: 404xx before 4xxxx.
 _BY_PREFIX: dict[str, type[ServerError]] = {
     "4": BadRequestError,
     "401": ForbiddenError,
@@ -100,7 +100,7 @@ _BY_PREFIX: dict[str, type[ServerError]] = {
 
 
 def code_name(code: int) -> str:
-    """The protocol's name of a code; "code" for one that this version does not know."""
+    """The protocol's name of a code; "code" for an unknown one."""
     try:
         return str(v2.Code.Name(code))  # type: ignore[arg-type]  # any number may come from the wire
     except ValueError:
@@ -119,7 +119,7 @@ def status_error(status: v2.Status) -> ServerError | None:
 
 
 def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
-    """The error for a call that brought no answer of the protocol."""
+    """The error for a call without an answer of the protocol."""
     call: Any = error  # grpc.aio raises AioRpcError, whose methods the stubs of RpcError lack
     code, details = call.code(), call.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE and "handshake" in details.lower():
@@ -128,7 +128,7 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
             f"signed its certificate for this name ({details})"
         )
     if code == grpc.StatusCode.UNAVAILABLE:
-        # How plaintext ends at an address with TLS: the connection is made, and closed at the first bytes.
+        # Plaintext at a TLS address fails like this: the connection is made, and closed after the first bytes.
         tls = ", or use TLS if it listens with TLS there" if "socket closed" in details.lower() else ""
         return UnavailableError(
             f"no broker answers at {endpoint}; start one with `aerobee serve`, or give the right address{tls} "
@@ -141,6 +141,6 @@ def rpc_error(error: grpc.RpcError, endpoint: str) -> ClientError:
     name, colon, message = details.partition(": ")
     if colon and name in v2.Code.keys():  # noqa: SIM118  # how a Telemetry stream says it; an enum is no mapping
         return status_error(v2.Status(code=v2.Code.Value(name), message=message)) or ClientError(details)
-    if code == grpc.StatusCode.INVALID_ARGUMENT:  # how RocketMQ refuses settings
+    if code == grpc.StatusCode.INVALID_ARGUMENT:  # RocketMQ refuses settings like this
         return BadRequestError(v2.Code.BAD_REQUEST, details)
     return ClientError(f"the call to {endpoint} failed: {code.name}: {details}")

@@ -1,4 +1,4 @@
-"""What to receive of a topic."""
+"""Filters of subscriptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SqlFilter:
 
 
 Filter = str | SqlFilter
-"""What to receive of a topic: tags such as `"paid || refunded"`, `"*"` for all, or SQL over the properties."""
+"""A filter of a topic: tags such as `"paid || refunded"`, `"*"` for all messages, or SQL over properties."""
 
 Subscriptions = str | Mapping[str, Filter]
 """One topic, or topics with their filters: `{"orders": "paid || refunded", "stock": SqlFilter("amount > 100")}`."""
@@ -32,7 +32,7 @@ def wire_filters(subscriptions: Subscriptions) -> dict[str, v2.FilterExpression]
 
 
 def wire_subscription(group: str, filters: Mapping[str, v2.FilterExpression]) -> v2.Subscription:
-    """How a consumer of `group` introduces itself."""
+    """The settings with which a consumer of `group` registers."""
     entries = [v2.SubscriptionEntry(topic=v2.Resource(name=t), expression=f) for t, f in filters.items()]
     subscription = v2.Subscription(group=v2.Resource(name=group), subscriptions=entries)
     subscription.long_polling_timeout.FromSeconds(20)

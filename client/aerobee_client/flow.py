@@ -1,4 +1,4 @@
-"""How much a consumer holds that is not finished, and when it may fetch more."""
+"""Flow control of a consumer: how many unfinished messages it holds, and when it may fetch more."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import heapq
 
 
 class FlowControl:
-    """Bounds what is fetched and not finished: so many messages, so many bytes, and so wide a span of queue offsets.
+    """Limits unfinished messages: their count, their bytes, and the span of their queue offsets.
 
-    The span bounds what a crash delivers again where progress is one offset a queue, and how far ahead a consumer runs
-    of a message that it cannot get done.
+    The span limits how many messages a crash delivers again if progress is one offset per queue, and how far a consumer
+    runs ahead of a message that it cannot finish.
     """
 
     def __init__(self, count_max: int, size_max: int, span_max: int) -> None:
@@ -21,8 +21,8 @@ class FlowControl:
         self._span_max = span_max
         self.count = 0
         self.size = 0
-        self._open: dict[object, dict[int, int]] = {}  # offsets that are not finished, and how often each was added
-        self._lowest: dict[object, list[int]] = {}  # the same as heaps, with some that are finished
+        self._open: dict[object, dict[int, int]] = {}  # unfinished offsets, and how often each was added
+        self._lowest: dict[object, list[int]] = {}  # the same offsets as heaps, which may also contain finished ones
         self._highest: dict[object, int] = {}
         self._changed = asyncio.Event()
 
@@ -48,7 +48,7 @@ class FlowControl:
         self._changed.set()
 
     def room(self, queue: object = None) -> int:
-        """How many messages may be fetched now; 0 at a bound; the span is that of `queue`, or of any."""
+        """How many messages may be fetched now; 0 at a limit. The span checked is that of `queue`, or of any queue."""
         if self.size >= self._size_max:
             return 0
         for each in list(self._open) if queue is None else [queue]:
@@ -57,7 +57,7 @@ class FlowControl:
         return max(0, self._count_max - self.count)
 
     def span(self, queue: object) -> int:
-        """From the lowest offset that is not finished to the highest that was fetched since; 0 if all is finished."""
+        """From the lowest unfinished offset to the highest fetched since; 0 if all are finished."""
         counts = self._open.get(queue)
         if not counts:
             return 0
@@ -67,7 +67,7 @@ class FlowControl:
         return self._highest[queue] - heap[0] + 1
 
     async def wait_room(self, queue: object = None) -> int:
-        """Return the room when there is some."""
+        """Wait until messages may be fetched, and return how many."""
         while not (room := self.room(queue)):
             self._changed.clear()
             await self._changed.wait()

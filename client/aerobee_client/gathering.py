@@ -1,9 +1,8 @@
-"""Messages that are sent at the same time travel in few requests.
+"""Gathers messages that are sent at the same time into few requests.
 
-A line holds messages of one topic in the order in which they were given. Whatever is in a line when a request may go
-goes with it, as far as count and bytes allow. While as many requests of the line are under way as may be, its messages
-gather: the slower the broker, the larger the requests, and with a fast one nobody waits. `linger_seconds` makes the
-first message of a request wait for company.
+A line holds messages of one topic in order. A request takes as many messages of the line as count and bytes allow.
+While the maximum number of requests of a line is in flight, its messages gather: the slower the broker, the larger the
+requests; with a fast one no message waits. `linger_seconds` lets the first message of a request wait for others.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from aerobee_client.message import Outgoing, SendResult
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A message on its way, and what becomes of it."""
+    """A message to be sent, and its future result."""
 
     outgoing: Outgoing
     size: int  # bytes on the wire
-    queue: Queue | None  # the one that a selector chose; the messages of a line have the same
+    queue: Queue | None  # the queue chosen by a selector; all messages of a line have the same
     outcome: asyncio.Future[SendResult]
     finished: Callable[[Entry, SendResult | ClientError], None]
 
     def finish(self, outcome: SendResult | ClientError) -> None:
-        """Tell who waits, if somebody still does."""
+        """Set the result, if the caller still waits."""
         self.finished(self, outcome)
         if self.outcome.done():
             return
@@ -41,15 +40,15 @@ class Entry:
 
 
 Send = Callable[[Sequence[Entry]], Awaitable[list[SendResult | ClientError]]]
-"""Sends one request and returns one outcome an entry; raises nothing but what cancels it."""
+"""Sends one request and returns one outcome per entry; raises only when cancelled."""
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """Messages of one topic in order, and the requests of them that are under way."""
+    """Messages of one topic in order, and their requests in flight."""
 
     in_flight_max: int
-    count_max: int  # messages a request
+    count_max: int  # messages per request
     entries: deque[Entry] = field(default_factory=deque)
     in_flight: int = 0
     timer: asyncio.Handle | None = None
@@ -69,7 +68,7 @@ class Gathering:
         self._idle.set()
 
     async def put(self, key: object, entry: Entry, *, in_flight_max: int, count_max: int) -> None:
-        """Add `entry` to the line `key` once there is room for it."""
+        """Add `entry` to the line `key` once there is space for it."""
         await self._room.enter(entry.size)
         line = self._lines.get(key)
         if line is None:
@@ -81,12 +80,12 @@ class Gathering:
             loop = asyncio.get_running_loop()
             if line.timer is not None:
                 line.timer.cancel()
-            # A call at the end of this turn of the loop, not now: who else sends in this turn comes along.
+            # Send at the end of this loop iteration, so that other sends of the iteration join.
             wait = 0.0 if full else self._linger_seconds
             line.timer = loop.call_later(wait, self._go, key, line) if wait else loop.call_soon(self._go, key, line)
 
     async def flush(self) -> None:
-        """Return when nothing is waiting or under way; what lingers goes at once."""
+        """Return when no message is waiting or in flight; lingering messages are sent at once."""
         for key, line in list(self._lines.items()):
             if line.timer is not None:
                 line.timer.cancel()
@@ -94,7 +93,7 @@ class Gathering:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """End what is under way; its messages may be stored nevertheless."""
+        """Cancel requests in flight; their messages may be stored nevertheless."""
         for line in self._lines.values():
             if line.timer is not None:
                 line.timer.cancel()
@@ -122,7 +121,7 @@ class Gathering:
             self._idle.set()
 
     def _next_request(self, line: Line) -> list[Entry]:
-        """The first messages of the line, without those that nobody waits for any more."""
+        """The first messages of the line, without cancelled ones."""
         request: list[Entry] = []
         size = 0
         while line.entries and len(request) < line.count_max:

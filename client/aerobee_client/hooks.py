@@ -1,4 +1,4 @@
-"""Code of the application that runs around every send, and around every handler of a consumer."""
+"""Application code that runs around every send and every message handler."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from aerobee_client.message import Message, ReceivedMessage, SendResult
 
 
 class Hooks:
-    """Does nothing; override what you need. `connect(..., hooks=[MyHooks()])` uses it.
+    """Does nothing; override methods as needed. `connect(..., hooks=[MyHooks()])` installs it.
 
-    They run in the order given before, and in the opposite order after. An exception in `before_send` fails the send,
-    one in `before_handle` counts as a failure of the handler; `after_send` and `after_handle` must not raise.
+    Hooks run in the given order before an operation, and in reverse order after it. An exception in `before_send` fails
+    the send; one in `before_handle` counts as a failure of the handler. `after_send` and `after_handle` must not raise.
     """
 
     def before_send(self, message: Message) -> Message:
-        """The message to send instead of `message`, or the same."""
+        """The message to send: `message` or a replacement."""
         return message
 
     def after_send(self, message: Message, outcome: SendResult | ClientError) -> None:
-        """The broker has stored `message`, or it was given up."""
+        """The broker has stored `message`, or the send has failed."""
 
     def before_handle(self, message: ReceivedMessage) -> None:
-        """A handler is about to get `message`."""
+        """A handler is about to receive `message`."""
 
     def after_handle(self, message: ReceivedMessage, error: BaseException | None) -> None:
         """The handler has returned, or raised `error`."""
 
 
 def before_send(hooks: Sequence[Hooks], message: Message) -> Message:
-    """`message` as all hooks want it."""
+    """`message` after all hooks."""
     for hook in hooks:
         message = hook.before_send(message)
     return message
 
 
 def after_send(hooks: Sequence[Hooks], message: Message, outcome: SendResult | ClientError) -> None:
-    """Tell all hooks."""
+    """Call all hooks."""
     for hook in reversed(hooks):
         hook.after_send(message, outcome)

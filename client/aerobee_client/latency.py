@@ -22,12 +22,12 @@ FAILED_SECONDS: Final = 30.0  # what a send that failed counts as
 
 
 def avoid_seconds(latency_seconds: float) -> float:
-    """For how long an endpoint is avoided after a send that took `latency_seconds`."""
+    """How long an endpoint is avoided after a send that took `latency_seconds`."""
     return next((avoided for least, avoided in AVOIDANCE if latency_seconds >= least), 0.0)
 
 
 class LatencyAvoidance:
-    """What is known of endpoints by their names. `now` gives seconds that never go back."""
+    """Latencies and failures of endpoints by name. `now` returns seconds that never go back."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -35,7 +35,7 @@ class LatencyAvoidance:
         self._turn = 0
 
     def record(self, name: str, latency_seconds: float, *, failed: bool = False) -> None:
-        """A send to `name` took so long, or failed."""
+        """Record the duration of a send to `name`, or its failure."""
         self._avoided_until[name] = self._now() + avoid_seconds(FAILED_SECONDS if failed else latency_seconds)
 
     def available(self, name: str) -> bool:
@@ -43,9 +43,9 @@ class LatencyAvoidance:
         return self._now() >= self._avoided_until.get(name, 0.0)
 
     def choose(self, names: Sequence[str], *, last: str | None = None) -> str:
-        """The next of the available `names` in turn, another than `last` if there is one.
+        """The next available name in turn, different from `last` if possible.
 
-        If all are avoided: the one whose time ends first.
+        If all are avoided: the one whose avoidance ends first.
         """
         self._turn += 1
         turned = [names[(self._turn + index) % len(names)] for index in range(len(names))]

@@ -1,4 +1,4 @@
-"""Messages as a program sees them, and their form on the wire. Times are Unix milliseconds."""
+"""Messages as seen by programs, and their form on the wire. Times are Unix milliseconds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
-_ID_EPOCH = 1609459200  # 2021-01-01T00:00:00Z, from which the seconds in a message id count
+_ID_EPOCH = 1609459200  # 2021-01-01T00:00:00Z, the epoch of the seconds in a message id
 HOST: Final = socket.gethostname()
-"""What messages name as their origin."""
+"""The host name that messages carry as their origin."""
 _MAC = uuid.getnode().to_bytes(6, "big")
 _id_counter = itertools.count()
 
@@ -34,11 +34,11 @@ class Message:
     keys: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     message_group: str | None = None  # messages of one group are kept in order; the topic must accept FIFO
-    delivery_timestamp: int | None = None  # not delivered before; the topic must accept DELAY
+    delivery_timestamp: int | None = None  # earliest delivery; the topic must accept DELAY
     priority: int | None = None  # 0 or more, higher ones first; the topic must accept PRIORITY
     lite_topic: str | None = None  # a sub-stream of a topic that accepts LITE
-    trace_context: str | None = None  # any text for who traces; delivered as it is
-    message_id: str | None = None  # the producer makes one if there is none; a repeated send must keep it
+    trace_context: str | None = None  # text for tracing; delivered unchanged
+    message_id: str | None = None  # made by the producer if missing; a repeated send must keep it
 
 
 SendCall = Literal["SendMessage", "AppendRecords"]
@@ -51,18 +51,18 @@ class SendResult:
 
     message_id: str
     queue_offset: int
-    recall_handle: str = ""  # of a delayed message
-    transaction_id: str = ""  # of a message that is held back
-    call: SendCall = "SendMessage"  # what carried it to the broker
-    queue_id: int | None = None  # known if the client chose the queue, which it does with AppendRecords
+    recall_handle: str = ""  # for a delayed message
+    transaction_id: str = ""  # for a transactional message
+    call: SendCall = "SendMessage"  # the call that carried it to the broker
+    queue_id: int | None = None  # known if the client chose the queue, as AppendRecords does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A message as the broker has it.
+    """A message as stored by the broker.
 
-    `corrupted`: its body is marked as compressed and cannot be decompressed, or is encoded in a way that is not known;
-    `body` then is what the broker has, byte for byte. The other messages of a receive are not touched by it.
+    `corrupted`: its body is marked as compressed but cannot be decompressed, or has an unknown encoding; `body` then
+    has the stored bytes. Other messages of the receive are not affected.
     """
 
     topic: str
@@ -86,9 +86,9 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedMessage(StoredMessage):
-    """One delivery to a consumer group; `receipt_handle` names it when it is acknowledged.
+    """One delivery to a consumer group; `receipt_handle` identifies it for the acknowledgement.
 
-    A `corrupted` one is acknowledged to be rid of it; left alone, it comes back until the group gives it up.
+    Acknowledge a `corrupted` message to remove it; otherwise it is delivered again until it becomes a dead letter.
     """
 
     receipt_handle: str
@@ -96,7 +96,8 @@ class ReceivedMessage(StoredMessage):
 
 
 def new_message_id() -> str:
-    """34 upper-case hex digits: version, MAC address, process id, seconds and a counter, as RocketMQ 5 makes them."""
+    """A message id as made by RocketMQ 5: 34 upper-case hex digits of version, MAC address, process id, seconds and a
+    counter."""
     number = b"\x01" + _MAC
     number += (os.getpid() & 0xFFFF).to_bytes(2, "big")
     number += ((int(time.time()) - _ID_EPOCH) & 0xFFFFFFFF).to_bytes(4, "big")
@@ -110,35 +111,34 @@ _KINDS: Final = (
     ("lite_topic", v2.MessageType.LITE),
     ("priority", v2.MessageType.PRIORITY),
 )
-_WIRE_OVERHEAD: Final = 320  # bytes besides texts and body: ids, times, numbers of fields, the host name
+_WIRE_OVERHEAD: Final = 320  # bytes besides texts and body: ids, times, field numbers, the host name
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message on its way, with what every attempt to send it must repeat: its id, its time, and its body as it goes
-    on the wire."""
+    """A message to be sent, with the id, time and encoded body that every attempt must repeat."""
 
     message: Message
     message_id: str
     born_timestamp: int  # Unix milliseconds
     body: bytes
-    sys_flag: int  # how the body is compressed, as RocketMQ's stored messages say it; 0: it is not
+    sys_flag: int  # the compression of the body, as in RocketMQ's system flags; 0: none
     kind: v2.MessageType.ValueType
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, or somewhat less."""
+        """Bytes on the wire, or slightly fewer."""
         message = self.message
         size = len(self.body) + len(message.topic) + len(HOST) + _WIRE_OVERHEAD
         for text in (message.tag, message.message_group, message.trace_context, message.lite_topic, *message.keys):
             if text:
-                size += 4 * len(text) + 6  # UTF-8 takes 4 bytes a character at most
+                size += 4 * len(text) + 6  # UTF-8 takes at most 4 bytes per character
         for name, value in message.properties.items():
             size += 4 * (len(name) + len(value)) + 12
         return size
 
     def to_wire(self) -> v2.Message:
-        """Its form in SendMessage, which can name zlib only."""
+        """Its form in SendMessage, which supports zlib only."""
         assert self.sys_flag in (0, SYS_FLAGS["zlib"]), "a producer compresses with zlib only"
         message = self.message
         properties = v2.SystemProperties(
@@ -167,8 +167,8 @@ class Outgoing:
 def outgoing(
     message: Message, *, compression: Compression | None = None, compress_above: int = 0, transactional: bool = False
 ) -> Outgoing:
-    """`message` with an id and the time of now. A body of more than `compress_above` bytes is compressed, if that makes
-    it smaller."""
+    """`message` with an id and the current time. Bodies above `compress_above` bytes are compressed if that makes them
+    smaller."""
     kind: v2.MessageType.ValueType = v2.MessageType.NORMAL
     if transactional:
         kind = v2.MessageType.TRANSACTION
@@ -185,7 +185,7 @@ def outgoing(
 
 
 def stored_message(wire: v2.Message) -> StoredMessage:
-    """What `wire` says, with the body as it was before compression; `corrupted`, and logged, if that cannot be had."""
+    """The message in `wire`, with its body decompressed; `corrupted`, and logged, if that fails."""
     properties = wire.system_properties
     body, corrupted = wire.body, False
     try:

@@ -19,11 +19,11 @@ from aerobee_client.hooks import Hooks
 from aerobee_client.message import Message, ReceivedMessage, SendResult, new_message_id
 
 _SCOPE: Final = "aerobee_client"
-_OPEN_MAX: Final = 100_000  # spans that were begun and not ended: of messages that were given up unseen
+_OPEN_MAX: Final = 100_000  # open spans, including those of messages that were dropped without an event
 
 
 class OpenTelemetryHooks(Hooks):
-    """Give one to `connect`. ConfigurationError if the API is not installed."""
+    """Pass an instance to `connect`. ConfigurationError if the API is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -38,7 +38,7 @@ class OpenTelemetryHooks(Hooks):
         self._open: OrderedDict[str, tuple[Any, float]] = OrderedDict()
 
     def before_send(self, message: Message) -> Message:
-        """Begin a span, and let its context travel with the message."""
+        """Begin a span and attach its context to the message."""
         if message.message_id is None:
             message = replace(message, message_id=new_message_id())
         span = self._tracer.start_span(
@@ -52,12 +52,12 @@ class OpenTelemetryHooks(Hooks):
         return replace(message, trace_context=trace_context)
 
     def after_send(self, message: Message, outcome: SendResult | ClientError) -> None:
-        """End it."""
+        """End the span."""
         error = outcome if isinstance(outcome, ClientError) else None
         self._end(f"send {message.message_id}", self._sends, _attributes(message.topic, "send"), error)
 
     def before_handle(self, message: ReceivedMessage) -> None:
-        """Begin a span below that of the send."""
+        """Begin a span as a child of the send's."""
         span = self._tracer.start_span(
             f"process {message.topic}",
             context=self._parent(message.trace_context),
@@ -67,7 +67,7 @@ class OpenTelemetryHooks(Hooks):
         self._begin(f"process {message.receipt_handle}", span)
 
     def after_handle(self, message: ReceivedMessage, error: BaseException | None) -> None:
-        """End it."""
+        """End the span."""
         self._end(f"process {message.receipt_handle}", self._handles, _attributes(message.topic, "process"), error)
 
     def _begin(self, key: str, span: Any) -> None:
@@ -88,7 +88,7 @@ class OpenTelemetryHooks(Hooks):
         span.end()
 
     def _parent(self, trace_context: str | None) -> Any:
-        """The context of the send; None for a text that is not of W3C's form."""
+        """The context of the send; None for a text that is not in W3C's form."""
         try:
             _, trace_id, span_id, flags = (trace_context or "").split("-")
             context = self._trace.SpanContext(

@@ -1,4 +1,4 @@
-"""Messages as records of the store: what SendMessage would have stored, packed here for AppendRecords."""
+"""Packs messages as records of the store, identical to those stored by SendMessage, for AppendRecords."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ _UNKNOWN_V6: Final = ("::", 0)
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """What a record has room for: the address of its producer and that of its broker, which the broker fills in."""
+    """Address sizes of a record: the producer's address, and the broker's, which the broker fills in."""
 
     born_v6: bool
     store_v6: bool
 
     @property
     def born(self) -> tuple[str, int]:
-        """No address, of the right size."""
+        """An empty address of the right size."""
         return _UNKNOWN_V6 if self.born_v6 else _UNKNOWN_V4
 
     @property
     def store(self) -> tuple[str, int]:
-        """The same."""
+        """An empty address of the right size."""
         return _UNKNOWN_V6 if self.store_v6 else _UNKNOWN_V4
 
 
-# What fields of a message are stored as. A user property of such a name would take the place of the field.
+# Property names of message fields. A user property of such a name would replace the field.
 _FIELD_NAMES: Final = frozenset({"UNIQ_KEY", "TAGS", "KEYS", "__SHARDINGKEY", "TRACE_CONTEXT", "__BORNHOST"})
 
 
 def check_packable(message: Message) -> None:
-    """BadRequestError if `message` breaks a limit, or no record can be what SendMessage would have stored for it."""
+    """BadRequestError if `message` exceeds a limit, or no record can equal what SendMessage would store."""
     check(message)
     if reason := _reason(message):
         raise BadRequestError(*reason)
 
 
 def is_packable(message: Message) -> bool:
-    """Whether a record can be what SendMessage would have stored for a message that breaks no limit."""
+    """Whether a record can equal what SendMessage would store for this valid message."""
     return _reason(message) is None
 
 
@@ -70,8 +70,8 @@ def pack(
 def pack_outgoing(
     stored_topic: str, queue_id: int, messages: Sequence[Outgoing], *, hosts: Hosts, born_host: str = HOST
 ) -> bytes:
-    """The records of messages that were checked before. `born_host`: the name of this machine, as SendMessage gives it;
-    without one consumers are told the address of the connection."""
+    """The records of checked messages. `born_host`: the name of this machine, as in SendMessage; without it consumers
+    see the address of the connection."""
     from aerobee_store.records import packing
     from aerobee_store.records.properties import encode_properties
 
@@ -116,7 +116,7 @@ def pack_batch(
 
 
 def _reason(message: Message) -> tuple[v2.Code.ValueType, str] | None:
-    """The code and the sentence why `message` cannot be a record."""
+    """The code and the reason why `message` cannot be a record."""
     if (message.delivery_timestamp, message.lite_topic, message.priority) != (None, None, None):
         return (
             v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
@@ -134,7 +134,7 @@ def _reason(message: Message) -> tuple[v2.Code.ValueType, str] | None:
 
 
 def _properties(message: Message, message_id: str, born_host: str) -> dict[str, str]:
-    """As the broker stores them for SendMessage, in its order."""
+    """The properties as SendMessage stores them, in its order."""
     properties = {"UNIQ_KEY": message_id}
     if message.tag:
         properties["TAGS"] = message.tag

@@ -1,4 +1,4 @@
-"""Sending messages: what is gathered in one request, by which call it goes, and what becomes of each message."""
+"""Sends messages: how they are gathered into requests, the call used, and the result of each message."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _log = logging.getLogger(__name__)
 
 REQUEST_COUNT_MAX = 500
 REQUEST_SIZE_MAX = 4 << 20
-RECORDS_COUNT_MIN = 8  # fewer messages are as fast by SendMessage
+RECORDS_COUNT_MIN = 8  # below this, SendMessage is as fast
 RECORDS_COUNT_MAX = 32_768  # the limit of one AppendRecords
 WAITING_SIZE_MAX = 64 << 20
 WAITING_COUNT_MAX = 100_000
 
 
 class Producer:
-    """Sends messages. Safe to share between tasks; `Client.producer` makes one and explains its options.
+    """Sends messages. Safe to share between tasks; `Client.producer` makes one and documents its options.
 
-    A send that failed in a way that may pass (no connection, no answer, a failure of the server) is tried again under
-    the same message id. So a message may be stored twice, which is what consumers of RocketMQ have to expect.
+    A send that failed temporarily (no connection, no answer, a server failure) is retried with the same message id. So
+    a message may be stored twice, which consumers of RocketMQ must expect.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Producer:
         self._records = records
         self._use_records = use_records
         self._queue_selector = queue_selector
-        self._no_records_until: dict[str, float] = {}  # topics whose records were refused; times of the loop
+        self._no_records_until: dict[str, float] = {}  # topics whose records were refused; in loop time
         self.uses_records: bool | None = None
-        """Whether requests of many messages go by AppendRecords; None before the first one that may."""
+        """Whether requests of many messages use AppendRecords; None before the first one that may."""
         self._gathering = Gathering(
             self._send_request,
             MemoryLimit(waiting_size_max, waiting_count_max),
@@ -107,20 +107,20 @@ class Producer:
         )
 
     async def send(self, message: Message) -> SendResult:
-        """Return once the broker has stored the message as safely as it promises.
+        """Return when the broker has stored the message as safely as it promises.
 
-        Sends of several tasks at the same time share requests. Raises NotFoundError if there is no such topic,
-        BadRequestError if the message breaks a limit, and UnavailableError, DeadlineError or InternalServerError after
-        the last attempt. After the last two, and after cancelling, the message may be stored nevertheless.
+        Concurrent sends share requests. Raises NotFoundError if the topic does not exist, BadRequestError if the
+        message exceeds a limit, and UnavailableError, DeadlineError or InternalServerError after the last attempt.
+        After the last two, and after a cancellation, the message may be stored nevertheless.
         """
         return await (await self.submit(message))
 
     async def submit(self, message: Message) -> asyncio.Future[SendResult]:
-        """Return once there is room in memory for the message, with a future for the result of sending it.
+        """Return when there is space in memory for the message, with a future for the result of the send.
 
-        Messages of one message group are stored in the order in which they are submitted; others of one topic, too, if
-        the producer has `max_in_flight=1` and no attempt had to be repeated. Cancelling the future before the message
-        has left takes it back. Raises BadRequestError if it breaks a limit.
+        Messages of one message group are stored in the order of submission; so are other messages of one topic if the
+        producer has `max_in_flight=1` and no attempt is repeated. Cancelling the future before the message is sent
+        withdraws it. Raises BadRequestError if the message exceeds a limit.
         """
         await self._telemetry.ready()
         return await self._put(message)
@@ -158,16 +158,16 @@ class Producer:
         return results
 
     async def send_one_way(self, message: Message) -> None:
-        """Return once there is room in memory for the message, and do not hear what became of it.
+        """Return when there is space in memory for the message, without a result.
 
-        A failure is logged, at the level of debugging. `flush` and `close` wait for it.
+        A failure is logged at debug level. `flush` and `close` wait for the message.
         """
         (await self.submit(message)).add_done_callback(_forget)
 
     def transaction(self) -> Transaction:
-        """Messages that are held back until something else has happened: see `Transaction`.
+        """Messages that are held back until another operation succeeds: see `Transaction`.
 
-        ConfigurationError without a `transaction_checker`: the broker must be able to ask what became of it.
+        ConfigurationError without a `transaction_checker`: the broker must be able to ask for the outcome.
         """
         if self._checker is None:
             raise ConfigurationError(
@@ -176,9 +176,10 @@ class Producer:
         return Transaction(self)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Take back a delayed message that is not due yet; its message id. `SendResult.recall_handle` is its handle.
+        """Recall a delayed message that is not due yet; returns its message id. `SendResult.recall_handle` is its
+        handle.
 
-        Raises NotFoundError if it was delivered or recalled before.
+        Raises NotFoundError if it is already delivered or recalled.
         """
         check_name(topic)
         await self._telemetry.ready()
@@ -189,11 +190,11 @@ class Producer:
         return answer.message_id
 
     async def flush(self) -> None:
-        """Return when every message that was submitted is stored or has failed."""
+        """Return when every submitted message is stored or has failed."""
         await self._gathering.flush()
 
     async def close(self) -> None:
-        """Send what was submitted, and say goodbye to the broker."""
+        """Send submitted messages, and unregister from the broker."""
         if self._telemetry.closed:
             return
         try:
@@ -213,7 +214,7 @@ class Producer:
     # --- What a Transaction uses ------------------------------------------------------------------------------
 
     async def send_half(self, message: Message) -> SendResult:
-        """Store a message that is held back until `end_half`."""
+        """Store a half message, which is held back until `end_half`."""
         message = before_send(self._hooks, message)
         check(message, self._telemetry.settings.publishing.max_body_size or BODY_SIZE_MAX)
         if message.message_group is not None or message.delivery_timestamp is not None:
@@ -234,7 +235,7 @@ class Producer:
         return outcome
 
     async def end_half(self, topic: str, half: SendResult, resolution: Resolution) -> None:
-        """Let consumers have a message, or discard it."""
+        """Commit a half message, or discard it."""
         await self._end_transaction(topic, half.message_id, half.transaction_id, resolution, checked=False)
 
     # ----------------------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class Producer:
         key: object = (message.topic, new.kind, queue)
         in_flight_max, count_max = self._max_in_flight, self._request_count_max
         if new.kind != v2.MessageType.NORMAL and not await self._connection.is_aerobee():
-            # RocketMQ looks at the message group of a lone message only, and delays only lone ones.
+            # RocketMQ honours the message group and the delay only of a message sent alone.
             count_max = 1
             if new.kind == v2.MessageType.FIFO:
                 key = (message.topic, message.message_group)
@@ -276,8 +277,8 @@ class Producer:
             after_send(self._hooks, entry.outgoing.message, outcome)
 
     async def _send_request(self, entries: Sequence[Entry]) -> list[SendResult | ClientError]:
-        """One outcome an entry. A request that the broker refuses as a whole for the fault of one message is sent
-        again message by message, in order: nothing of it was stored."""
+        """One outcome per entry. If the broker refuses a whole request because of one message, its messages are sent
+        one by one, in order: nothing of it was stored."""
         queue = entries[0].queue
         messages = [entry.outgoing for entry in entries]
 
@@ -290,7 +291,7 @@ class Producer:
             outcomes = await self._sending.append_records(messages, None)
             if not isinstance(outcomes[0], BadRequestError | UnsupportedError):
                 return outcomes
-            # Nothing is stored. What the topic does not take as records, it may take as messages.
+            # Nothing is stored. A topic may accept as messages what it refuses as records.
             self._no_records_until[messages[0].message.topic] = asyncio.get_running_loop().time() + ROUTE_SECONDS
         outcomes = await send(messages)
         refused = all(isinstance(each, BadRequestError) for each in outcomes)
@@ -305,7 +306,7 @@ class Producer:
             return False
         try:
             supported = await self._records.supported(retry=Retry(seconds=0))
-        except ClientError:  # SendMessage says what is wrong
+        except ClientError:  # SendMessage reports the error
             return False
         if self.uses_records is None:
             self.uses_records = supported
@@ -317,7 +318,7 @@ class Producer:
         return supported and asyncio.get_running_loop().time() >= self._no_records_until.get(topic, 0.0)
 
     async def _obey(self, command: v2.TelemetryCommand) -> v2.TelemetryCommand | None:
-        """The broker asks what became of a transaction."""
+        """Handle the broker's check of a transaction."""
         if not command.HasField("recover_orphaned_transaction_command") or self._checker is None:
             return None
         orphan = command.recover_orphaned_transaction_command

@@ -1,4 +1,4 @@
-"""Reading queues from offsets that the reader keeps: forwards, again, from a time, all of it by every reader."""
+"""Reads queues from offsets that the reader controls: forwards, again, from a time, or all queues by every reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from aerobee_proto import admin_v1, v2
 _log = logging.getLogger(__name__)
 
 Start = Literal["begin", "end"] | int
-"""Where to read a queue that has no committed offset: its first message, behind its last, or a time (Unix ms)."""
+"""Where to read a queue without a committed offset: its beginning, its end, or a time (Unix ms)."""
 
 REBALANCE_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
@@ -46,10 +46,10 @@ class _Reading:
     def __init__(self, queue: Queue, wire: v2.MessageQueue) -> None:
         self.queue = queue
         self.wire = wire
-        self.position: int | None = None  # of the next message to hand out; None until it is known
-        self.handled: int | None = None  # behind the last message that was worked on
-        self.saved: int | None = None  # what was committed last
-        self.fetched = 0  # where to fetch next
+        self.position: int | None = None  # of the next message to return; None until it is known
+        self.handled: int | None = None  # after the last handled message
+        self.saved: int | None = None  # the last committed offset
+        self.fetched = 0  # the next offset to fetch
         self.waiting: deque[StoredMessage] = deque()
         self.paused = asyncio.Event()
         self.running = asyncio.Event()
@@ -109,7 +109,7 @@ class PullConsumer:
         self._readings: dict[Queue, _Reading] = {}
         self._by_hand = False
         self._arrived = asyncio.Event()
-        self._at_hand: dict[Queue, int] = {}  # handed out by iteration and not yet asked for the next
+        self._at_hand: dict[Queue, int] = {}  # returned by iteration, and the next one not requested yet
         self._failure: ClientError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._turn = 0
@@ -117,7 +117,7 @@ class PullConsumer:
     # --- Life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to read. Errors as of a call."""
+        """Begin to read. Errors as for a call."""
         if self._tasks:
             raise ClientError("this consumer is already started")
         await self._telemetry.ready()
@@ -129,7 +129,7 @@ class PullConsumer:
             self._tasks.append(asyncio.create_task(self._keep_committing(self._commit_seconds), name="commit"))
 
     async def close(self) -> None:
-        """Commit what was handled, if the consumer commits by itself, and say goodbye."""
+        """Commit handled offsets, if the consumer commits automatically, and unregister."""
         if self._telemetry.closed:
             return
         tasks = [*self._tasks, *(each.task for each in self._readings.values() if each.task is not None)]
@@ -156,10 +156,10 @@ class PullConsumer:
     # --- Messages ---------------------------------------------------------------------------------------------
 
     async def getmany(self, *, max_count: int = 500, wait_seconds: float = 10.0) -> list[StoredMessage]:
-        """Up to `max_count` messages of the queues in turn; empty if none came within `wait_seconds`.
+        """Up to `max_count` messages of the queues in turn; empty if none arrived within `wait_seconds`.
 
-        They count as handled with the next `getmany`, or `commit`. Raises what ended reading: NotFoundError if a topic
-        is gone, UnsupportedError if the server has no such calls.
+        They count as handled with the next `getmany`, or `commit`. Raises the error that ended reading: NotFoundError
+        if a topic is gone, UnsupportedError if the server lacks these calls.
         """
         self._handled()
         with contextlib.suppress(TimeoutError):
@@ -199,7 +199,7 @@ class PullConsumer:
     # --- Places -----------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[Queue]:
-        """The queues that this consumer reads now."""
+        """The queues assigned to this consumer now."""
         return frozenset(self._readings)
 
     async def queues(self, topic: str) -> list[Queue]:
@@ -208,7 +208,7 @@ class PullConsumer:
         return sorted(queue_of(wire) for wire in await self._routes.readable(topic))
 
     async def assign(self, queues: Iterable[Queue]) -> None:
-        """Read exactly these from now on, whatever others of the group read. ValueError for a topic that is not
+        """Read exactly these queues from now on, whatever others of the group read. ValueError for a topic that is not
         subscribed."""
         wanted = set(queues)
         if unknown := sorted({queue.topic for queue in wanted} - set(self._filters)):
@@ -218,39 +218,39 @@ class PullConsumer:
         await self._use(wanted)
 
     async def seek(self, queue: Queue, offset: int) -> None:
-        """Read on from `offset`; what waits is dropped."""
+        """Continue at `offset`; buffered messages are dropped."""
         self._seek(self._reading(queue), offset)
 
     async def seek_to_beginning(self, *queues: Queue) -> None:
-        """Read the given queues, or all assigned ones, from their first message."""
+        """Read the given queues, or all assigned ones, from their beginning."""
         for queue, offset in (await self.beginning_offsets(queues or self.assignment())).items():
             self._seek(self._reading(queue), offset)
 
     async def seek_to_end(self, *queues: Queue) -> None:
-        """Read what is stored from now on."""
+        """Read only messages stored from now on."""
         for queue, offset in (await self.end_offsets(queues or self.assignment())).items():
             self._seek(self._reading(queue), offset)
 
     async def seek_to_time(self, timestamp: int, *queues: Queue) -> None:
-        """Read what was stored at `timestamp` (Unix milliseconds) or later."""
+        """Read messages stored at `timestamp` (Unix milliseconds) or later."""
         for queue in queues or self.assignment():
             self._seek(self._reading(queue), await self.offset_for_time(queue, timestamp))
 
     async def seek_to_committed(self, *queues: Queue) -> None:
-        """Read on from the committed offset; from `start` where there is none."""
+        """Continue at the committed offset; at `start` where there is none."""
         for queue in queues or self.assignment():
             reading = self._reading(queue)
             self._seek(reading, await self._first_offset(reading))
 
     def pause(self, *queues: Queue) -> None:
-        """Hand out nothing of these queues, or of any, until `resume`; nothing more of them is fetched, either."""
+        """Return no messages of these queues, or of any, until `resume`, and fetch no more."""
         for queue in queues or self.assignment():
             reading = self._reading(queue)
             reading.paused.set()
             reading.running.clear()
 
     def resume(self, *queues: Queue) -> None:
-        """Go on with paused queues; with all by default."""
+        """Resume paused queues; all by default."""
         for queue in queues or self.assignment():
             reading = self._reading(queue)
             reading.paused.clear()
@@ -258,11 +258,11 @@ class PullConsumer:
         self._arrived.set()
 
     def paused(self) -> frozenset[Queue]:
-        """The queues that are paused."""
+        """The paused queues."""
         return frozenset(queue for queue, reading in self._readings.items() if reading.paused.is_set())
 
     async def position(self, queue: Queue) -> int:
-        """The offset of the next message to be handed out."""
+        """The offset of the next message to be returned."""
         reading = self._reading(queue)
         if reading.position is None:
             self._seek(reading, await self._first_offset(reading))
@@ -286,7 +286,7 @@ class PullConsumer:
         return answer.offset
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> None:
-        """Keep `offsets`, by default behind all messages handed out so far, as where the group goes on."""
+        """Commit `offsets` as the positions of the group; by default the end of all messages returned so far."""
         if offsets is None:
             self._handled()
             await self._commit_handled()
@@ -298,11 +298,12 @@ class PullConsumer:
         return {queue: await self._query(queue, v2.QueryOffsetPolicy.BEGINNING) for queue in queues}
 
     async def end_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """The offset that the next message of each queue gets."""
+        """The next offset of each queue."""
         return {queue: await self._query(queue, v2.QueryOffsetPolicy.END) for queue in queues}
 
     async def offset_for_time(self, queue: Queue, timestamp: int) -> int:
-        """The offset of the first message stored at `timestamp` (Unix milliseconds) or later; the end if none was."""
+        """The offset of the first message stored at `timestamp` (Unix milliseconds) or later; the end if there is
+        none."""
         return await self._query(queue, v2.QueryOffsetPolicy.TIMESTAMP, timestamp)
 
     # --- Reading ----------------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ class PullConsumer:
         return [each for each in self._readings.values() if each.waiting and not each.paused.is_set()]
 
     def _handled(self) -> None:
-        """What was handed out before is worked on by now."""
+        """Count messages returned before as handled."""
         for queue, offset in self._at_hand.items():
             if reading := self._readings.get(queue):
                 reading.handled = offset
@@ -324,7 +325,7 @@ class PullConsumer:
                 if reading.position is None:
                     first = await self._first_offset(reading)
                     self._begin(reading, first)
-                    # Committed as well where nothing was: a queue that brings nothing now goes on from here later.
+                    # Also committed where nothing was: a queue without messages now continues from here later.
                     reading.handled = first
                 await reading.running.wait()
                 room = await self._flow.wait_room(reading.queue)
@@ -339,7 +340,7 @@ class PullConsumer:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _pull(self, reading: _Reading, count: int) -> bool:
-        """One PullMessage; whether it brought messages."""
+        """One PullMessage; returns whether it brought messages."""
         request = v2.PullMessageRequest(
             group=v2.Resource(name=self.group),
             message_queue=reading.wire,
@@ -381,7 +382,7 @@ class PullConsumer:
         reading.waiting.extend(fetched)
         if fetched:
             self._arrived.set()
-        elif not reading.waiting:  # a filter left out all up to here
+        elif not reading.waiting:  # a filter skipped all messages up to here
             reading.position = next_offset
         return bool(fetched)
 
@@ -399,7 +400,7 @@ class PullConsumer:
         reading.position = reading.fetched = offset
 
     def _seek(self, reading: _Reading, offset: int) -> None:
-        """Fetch anew from `offset`; a fetch that is under way is given up."""
+        """Fetch from `offset`; a running fetch is dropped."""
         self._at_hand.pop(reading.queue, None)
         reading.handled = None
         self._begin(reading, offset)
@@ -444,7 +445,7 @@ class PullConsumer:
             await self._use(wanted)
 
     async def _consumers(self) -> list[str]:
-        """The pull consumers of the group that are connected, this one included, in order."""
+        """The connected pull consumers of the group, including this one, in order."""
         found = {self._telemetry.client_id}
         request = admin_v1.ListConnectionsRequest(group=self.group)
         while True:
@@ -459,7 +460,7 @@ class PullConsumer:
             request.page_token = answer.next_page_token
 
     async def _use(self, wanted: set[Queue]) -> None:
-        """Let go of queues that others read now, and begin with those that are new."""
+        """Release queues that others read now, and begin with new ones."""
         added, removed = wanted - set(self._readings), set(self._readings) - wanted
         if self._commit_seconds is not None and removed:
             await self._commit_handled()
@@ -533,7 +534,7 @@ class PullConsumer:
 
 
 def _load(file: Path | None) -> dict[Queue, int]:
-    """The offsets in a file; none if there is no file. ClientError if it has something else."""
+    """The offsets in a file; none if it does not exist. ClientError if its content is invalid."""
     if file is None or not file.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Messages handed to a function of the application, as many at once as it wants, and acknowledged when it returns."""
+"""Calls an application function for messages, with limited concurrency, and acknowledges each when it returns."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
-ASSIGNMENT_SECONDS = 5.0  # how often the broker is asked which queues to receive from, as the official clients
-_PAUSE_SECONDS = 1.0  # after a receive that failed
-_BUSY_SECONDS = 0.02  # after one that the broker had no room for
-_BATCH_COUNT = 32  # as many as RocketMQ's server puts into one answer
+ASSIGNMENT_SECONDS = 5.0  # interval of asking the broker for the queues, as in the official clients
+_PAUSE_SECONDS = 1.0  # after a failed receive
+_BUSY_SECONDS = 0.02  # after a receive that the broker refused as too many
+_BATCH_COUNT = 32  # RocketMQ's limit of one answer
 _WAIT_SECONDS = 20.0
-_ATTEMPTS_MAX = 17  # what RocketMQ tells consumers; used if a server tells nothing
+_ATTEMPTS_MAX = 17  # RocketMQ's default for consumers; used if a server sends none
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
-"""Works on a message. Returning means done; `False`, or an exception, means that it is to be delivered again."""
+"""Handles a message. Returning means success; `False` or an exception means that it must be delivered again."""
 
 
-class RetryLater(Exception):  # says what to do; nothing is wrong
-    """Raised by a handler to get the message again after `delay_seconds`, instead of the group's back-off."""
+class RetryLater(Exception):  # part of normal operation, so not an Error
+    """Raised by a handler to get the message again after `delay_seconds` instead of the group's backoff."""
 
     def __init__(self, delay_seconds: float) -> None:
         super().__init__(f"again in {delay_seconds:g} s")
@@ -110,7 +110,7 @@ class PushConsumer:
         return self._telemetry.settings.subscription.fifo
 
     async def start(self) -> None:
-        """Begin. Errors as of a call; those that come later are logged, and tried again."""
+        """Begin. Errors as for a call; later ones are logged and retried."""
         if self._running is not None:
             raise ClientError("this consumer is already started")
         await self._telemetry.ready()
@@ -120,7 +120,7 @@ class PushConsumer:
             self._receive_from(topic, queues)
 
     async def wait(self) -> None:
-        """Return when the consumer is closed. Raises what ended it if it ended by itself, which only a defect does."""
+        """Return when the consumer is closed. Raises an error that ended it, which only a bug causes."""
         if self._running is None:
             raise ClientError("this consumer was not started; use it with `async with`, or call start()")
         closing = asyncio.create_task(self._draining.wait())
@@ -132,9 +132,9 @@ class PushConsumer:
             self._running.result()
 
     async def close(self) -> None:
-        """Take no more messages, let the handlers that run finish and acknowledge theirs, and say goodbye.
+        """Stop receiving, let running handlers finish and acknowledge, and unregister.
 
-        Handlers have `drain_seconds`. What was not handled goes to the others of the group about a second later.
+        Handlers have `drain_seconds`. Unhandled messages go to other consumers of the group about a second later.
         """
         if self._draining.is_set():
             return
@@ -165,7 +165,7 @@ class PushConsumer:
     # --- Receiving --------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """The workers, and the refresh of what is received from."""
+        """The workers, and the refresh of the assignment."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._concurrency):
                 tasks.create_task(self._work(), name=f"handler {number} of {self.group}")
@@ -178,7 +178,7 @@ class PushConsumer:
                         _log.warning("assignment refresh failed topic=%s error=%s", topic, error)
 
     async def _assignment(self, topic: str) -> list[v2.MessageQueue]:
-        """The queues to receive from; of masters."""
+        """The queues to receive from; of masters only."""
         request = v2.QueryAssignmentRequest(
             topic=v2.Resource(name=topic),
             group=v2.Resource(name=self.group),
@@ -190,7 +190,7 @@ class PushConsumer:
         return [each.message_queue for each in answer.assignments if each.message_queue.broker.id == 0]
 
     def _receive_from(self, topic: str, queues: Sequence[v2.MessageQueue]) -> None:
-        """Start and end receivers, so that there is one for each of `queues`."""
+        """Start and end receivers, so that each of `queues` has one."""
         if self._draining.is_set():
             return
         wanted = {(topic, queue.broker.name, queue.id): queue for queue in queues}
@@ -265,7 +265,7 @@ class PushConsumer:
                     self._sequences.pop(sequence.key, None)
 
     async def _once(self, message: ReceivedMessage) -> None:
-        """Work on a message, then acknowledge it, or give it back for later."""
+        """Handle a message, then acknowledge it or return it for a later delivery."""
         error = await self._handled(message)
         if error is None:
             await self._acknowledge(message)
@@ -273,13 +273,13 @@ class PushConsumer:
         delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(message.delivery_attempt)
         try:
             await self._acknowledgement.change_invisible(message, delay)
-        except ClientError as failed:  # it comes back nevertheless, when it is not renewed any more
+        except ClientError as failed:  # it is delivered again anyway when it is not renewed
             _log.warning(
                 "message not returned to the broker topic=%s id=%s: %s", message.topic, message.message_id, failed
             )
 
     async def _in_order(self, message: ReceivedMessage) -> None:
-        """Work on a message until it succeeds or its attempts are used up; nothing behind it passes it."""
+        """Handle a message until it succeeds or its attempts are used up; later messages of its sequence wait."""
         attempts_max = self._telemetry.settings.backoff_policy.max_attempts or _ATTEMPTS_MAX
         attempt = message.delivery_attempt
         while (error := await self._handled(message)) is not None:
@@ -309,7 +309,7 @@ class PushConsumer:
             )
 
     async def _handled(self, message: ReceivedMessage) -> Exception | None:
-        """None if the handler did its work; otherwise why not."""
+        """None if the handler succeeded; otherwise the error."""
         error: Exception | None = None
         try:
             for hook in self._hooks:
@@ -320,7 +320,7 @@ class PushConsumer:
                 error = ClientError("the handler returned False")
         except RetryLater as later:
             error = later
-        except Exception as raised:  # whatever the handler raises: it is told again
+        except Exception as raised:  # whatever the handler raises is logged
             _log.exception(
                 "the handler failed topic=%s id=%s attempt=%d",
                 *(message.topic, message.message_id, message.delivery_attempt),
@@ -340,7 +340,7 @@ class PushConsumer:
         return await result if inspect.isawaitable(result) else result
 
     def _delay_seconds(self, attempt: int) -> float:
-        """How long until the next delivery, after attempt number `attempt` failed."""
+        """The delay before the next delivery, after attempt number `attempt` failed."""
         policy = self._telemetry.settings.backoff_policy
         if policy.HasField("customized_backoff") and (delays := policy.customized_backoff.next):
             return delays[min(attempt, len(delays)) - 1].ToMilliseconds() / 1000
@@ -351,7 +351,7 @@ class PushConsumer:
         return 1.0
 
     async def _obey(self, command: v2.TelemetryCommand) -> v2.TelemetryCommand | None:
-        """The broker wants to know whether the handler takes a message; nothing is acknowledged."""
+        """Handle a message for the broker's verification; nothing is acknowledged."""
         if not command.HasField("verify_message_command"):
             return None
         verify = command.verify_message_command

@@ -24,20 +24,20 @@ _FIXTURES = frozenset({"aerobee_broker", "aerobee_session_broker", "aerobee"})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The settings."""
+    """Declare the settings."""
     parser.addini("aerobee_store", "where the stores of brokers for tests are: memory or disk", default="disk")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Do a broker's imports while tests are collected and the first ones run, if one of them wants a broker."""
+    """Import the broker's modules while tests are collected and the first ones run, if a test needs a broker."""
     wanted = isinstance(item, pytest.Function) and not _FIXTURES.isdisjoint(item.fixturenames)
     if wanted and not item.config.option.collectonly:
         testing.prepare()
 
 
-@pytest.hookimpl(trylast=True)  # brokers of the session end before
+@pytest.hookimpl(trylast=True)  # brokers of the session end earlier
 def pytest_sessionfinish() -> None:
-    """No process is left."""
+    """End the processes."""
     testing.unprepare()
 
 
@@ -60,7 +60,7 @@ def aerobee_broker(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
 def aerobee_session_broker(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[BrokerProcess]:
-    """A broker for all tests of this process. Leave it running, and its time alone; `aerobee` is a part of it."""
+    """A broker for all tests of this process. Do not stop it or move its time; use `aerobee` for a part of it."""
     directory = tmp_path_factory.mktemp("aerobee")
     with run_broker(directory, memory=_in_memory(pytestconfig)) as broker:
         yield broker

@@ -1,4 +1,4 @@
-"""One ReceiveMessage, as simple and push consumers ask it."""
+"""One ReceiveMessage, for simple and push consumers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aerobee_client.routes import Routes
 from aerobee_client.telemetry import Telemetry
 from aerobee_proto import v2
 
-_ROCKETMQ_WAIT_SECONDS_MIN = 5.0  # RocketMQ's server waits this long whatever was asked, and refuses shorter deadlines
+_ROCKETMQ_WAIT_SECONDS_MIN = 5.0  # RocketMQ's server always waits this long, and refuses shorter deadlines
 
 
 def new_attempt_id() -> str:
-    """The identity of a receive: an ordered group answers a repeated one with the same messages."""
+    """The identity of a receive: an ordered group answers a repeated receive with the same messages."""
     return str(uuid.uuid4())
 
 
@@ -30,9 +30,9 @@ class Receiving:
         self._routes = routes
 
     async def receive(self, request: v2.ReceiveMessageRequest) -> list[tuple[float, ReceivedMessage]]:
-        """What a receive brings, each with the loop time when it arrived; tried again as every call.
+        """The messages of a receive, each with the loop time of its arrival; retried as any call.
 
-        An attempt that breaks is repeated with its attempt id, unless messages arrived before.
+        A broken attempt is repeated with its attempt id, unless messages arrived before.
         """
         wait_seconds = request.long_polling_timeout.ToMilliseconds() / 1000
         deadline = max(wait_seconds, _ROCKETMQ_WAIT_SECONDS_MIN) + self._connection.request_timeout_seconds

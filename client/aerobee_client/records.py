@@ -49,12 +49,12 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class QueueOffsets:
-    """Where a queue begins, and the offset that its next message gets."""
+    """The first offset of a queue, and its next offset."""
 
     queue_id: int
     min_offset: int
     max_offset: int
-    timestamp_offset: int | None  # of the time that was asked for
+    timestamp_offset: int | None  # for the requested time
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class Frame:
     records: bytes
     start_offset: int
     next_offset: int
-    lost_count: int  # messages that cannot be read: their records are damaged or gone
+    lost_count: int  # unreadable messages: their records are damaged or gone
 
     def batch(self) -> RecordBatch:
-        """The records as columns of numpy, all checksums verified. CorruptRecordError if one is wrong."""
+        """The records as numpy columns, with all checksums verified. CorruptRecordError if one is wrong."""
         from aerobee_store.records.record_batch import RecordBatch
 
         return RecordBatch.parse(self.records, base_physical_offset=None)
 
     def bodies(self) -> Iterator[bytes]:
-        """The body of each message, decompressed; those inside the records of a batch topic, too, from
-        `start_offset` on."""
+        """The decompressed body of each message from `start_offset` on, including those inside the records of a batch
+        topic."""
         from aerobee_store.records import inner_batch
 
         batch = self.batch()
@@ -89,7 +89,7 @@ class Frame:
 
 
 class Records:
-    """The RecordService of a broker. `Client.records` is one; it needs no closing."""
+    """The RecordService of a broker, as `Client.records`; needs no closing."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -118,8 +118,8 @@ class Records:
 
     @property
     def hosts(self) -> packing.Hosts:
-        """What records must have room for. Before `supported` has asked the broker, its endpoint is what there is to
-        go by: an IPv6 address listens for itself, or is one of all."""
+        """The address sizes of records. Before `supported` has asked the broker, they follow from its endpoint's
+        address."""
         six = self._connection.dials_ipv6
         return packing.Hosts(six, six if self._store_host_v6 is None else self._store_host_v6)
 
@@ -134,10 +134,10 @@ class Records:
         compression: Compression | None = None,
         compress_above: int = 4096,
     ) -> bytes:
-        """The records of messages: what SendMessage would have stored. `topic` is that of all of them.
+        """The records of messages, identical to those stored by SendMessage. `topic` is the topic of all of them.
 
-        Raises BadRequestError if one breaks a limit, is delayed, of a lite topic, has a priority, a key with a blank,
-        or a property without a value: `send` those.
+        Raises BadRequestError if one exceeds a limit, is delayed, for a lite topic, has a priority, a key with a blank,
+        or a property without a value: use `send` for those.
         """
         some = list(messages)
         for message in some:
@@ -177,14 +177,14 @@ class Records:
     async def append(self, topic: str, queue_id: int, records: bytes) -> Appended:
         """Store all of these records, or none, at consecutive offsets of one queue.
 
-        Tried again like a send, so records may be stored twice. Raises BadRequestError if one is not valid.
+        Retried like a send, so records may be stored twice. Raises BadRequestError if a record is invalid.
         """
         request = _append_request(topic, queue_id, records)
         answer = await self._connection.call(lambda stubs: stubs.records.AppendRecords, request, self._metadata)
         return _appended(answer)
 
     def appender(self, topic: str, queue_id: int, *, in_flight_size_max: int = 16 << 20) -> Appender:
-        """A stream of requests for one queue, of which several are under way."""
+        """A stream of requests for one queue, with several in flight."""
         return Appender(self._connection, self._metadata, topic, queue_id, in_flight_size_max)
 
     # --- Reading ----------------------------------------------------------------------------------------------
@@ -201,11 +201,11 @@ class Records:
         tags: Iterable[str] = (),
         wait_seconds: float = 0.0,
     ) -> AsyncIterator[Frame]:
-        """The records of a queue from offset `start` on, up to `end` (not included), in frames of about a megabyte.
+        """The records of a queue from offset `start` up to `end` (exclusive), in frames of about a megabyte.
 
         Without `end`: up to the end of the queue, where it waits `wait_seconds` for more each time. `tags` are compared
-        by their hash, so a few others may come along. Raises BadRequestError with ILLEGAL_OFFSET if the queue does not
-        have `start`.
+        by hash, so a few others may be included. Raises BadRequestError with ILLEGAL_OFFSET if the queue does not have
+        `start`.
         """
         request = records_v1.ReadRecordsRequest(
             topic=v2.Resource(name=topic),
@@ -234,8 +234,8 @@ class Records:
                     raise error
 
     async def offsets(self, topic: str, *, timestamp: int | None = None) -> list[QueueOffsets]:
-        """Where the queues of a topic begin and end; with `timestamp` (Unix milliseconds), also the offset of the first
-        message stored then or later."""
+        """The first and next offsets of a topic's queues; with `timestamp` (Unix milliseconds), also the offset of the
+        first message stored then or later."""
         wanted = records_v1.QueueOffsetsRequest.TopicQueues(topic=v2.Resource(name=topic))
         if timestamp is not None:
             wanted.timestamp.FromMilliseconds(timestamp)
@@ -278,10 +278,10 @@ class Appender:
         self._ended: ClientError | None = None
 
     async def append(self, records: bytes) -> asyncio.Future[Appended]:
-        """Return when there is room for these records on the way, with a future for what becomes of them.
+        """Return when there is space for these records in flight, with a future for the result.
 
-        A refused request does not end the stream. When the stream breaks, all that is under way fails with
-        UnavailableError, and may be stored nevertheless: nothing is tried again.
+        A refused request does not end the stream. When the stream breaks, all requests in flight fail with
+        UnavailableError and may be stored nevertheless: nothing is retried.
         """
         await self._room.enter(len(records))
         if self._ended is not None or self._task is None:
@@ -293,7 +293,7 @@ class Appender:
         return outcome
 
     async def close(self) -> None:
-        """Return when all is answered."""
+        """Return when all requests are answered."""
         if self._task is not None:
             self._requests.put_nowait(None)
             await self._task
@@ -328,7 +328,7 @@ class Appender:
             error = broken
         finally:
             self._ended = error
-            self._requests.put_nowait(None)  # gRPC leaves who waits for the next request waiting
+            self._requests.put_nowait(None)  # gRPC does not wake a task that waits for the next request
             while self._waiting:
                 size, outcome = self._waiting.popleft()
                 self._room.leave(size)

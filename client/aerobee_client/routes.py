@@ -1,4 +1,4 @@
-"""Which queues a topic has, remembered for a while."""
+"""The queues of topics, cached for a while."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
-ROUTE_SECONDS = 30.0  # how long a route is used before it is asked again, as the official clients
+ROUTE_SECONDS = 30.0  # lifetime of a route, as in the official clients
 _READABLE = (v2.Permission.READ, v2.Permission.READ_WRITE)
 _WRITABLE = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
 
 
 def queue_of(wire: v2.MessageQueue) -> Queue:
-    """The queue that a route or a message names."""
+    """The queue named by a route or a message."""
     return Queue(wire.topic.name, wire.broker.name, wire.id)
 
 
 class Routes:
-    """The routes of one producer or consumer. A refresh that fails keeps what is known."""
+    """The routes of one producer or consumer. A failed refresh keeps the cached route."""
 
     def __init__(self, connection: Connection, metadata: Metadata) -> None:
         self._connection = connection
@@ -31,7 +31,7 @@ class Routes:
         self._known: dict[str, tuple[float, list[v2.MessageQueue]]] = {}
 
     async def queues(self, topic: str) -> list[v2.MessageQueue]:
-        """All queues of `topic`, of masters only. NotFoundError if there is no such topic."""
+        """All queues of `topic`, of masters only. NotFoundError if the topic does not exist."""
         now = asyncio.get_running_loop().time()
         known = self._known.get(topic)
         if known is not None and now < known[0]:
@@ -50,7 +50,7 @@ class Routes:
         return queues
 
     async def readable(self, topic: str) -> list[v2.MessageQueue]:
-        """The queues that consumers may read. ForbiddenError if there is none."""
+        """The queues that consumers may read. ForbiddenError if there are none."""
         queues = [queue for queue in await self.queues(topic) if queue.permission in _READABLE]
         if not queues:
             self.forget(topic)
@@ -58,7 +58,7 @@ class Routes:
         return queues
 
     async def writable(self, topic: str) -> list[v2.MessageQueue]:
-        """The queues that producers may write. ForbiddenError if there is none."""
+        """The queues that producers may write. ForbiddenError if there are none."""
         queues = [queue for queue in await self.queues(topic) if queue.permission in _WRITABLE]
         if not queues:
             self.forget(topic)
@@ -66,5 +66,5 @@ class Routes:
         return queues
 
     def forget(self, topic: str) -> None:
-        """Ask for the route again with the next use."""
+        """Fetch the route again on the next use."""
         self._known.pop(topic, None)

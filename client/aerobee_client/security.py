@@ -1,4 +1,4 @@
-"""Who the client is, and how it knows the broker: credentials that sign each call, and TLS."""
+"""Credentials that sign each call, and TLS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALGORITHM = "MQv2-HMAC-SHA1"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """An account of the broker. The secret key stays here: calls carry a signature of the time."""
+    """An account of the broker. The secret key is never sent: calls carry a signature of the time."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -33,7 +33,7 @@ class Credentials:
             raise ConfigurationError(f"the secret key of {self.access_key!r} is empty; give both keys")
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """For a call that is made now, as RocketMQ's clients sign."""
+        """The headers of a call made now, as RocketMQ's clients sign it."""
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         signature = hmac.new(self.secret_key.encode(), now.encode(), hashlib.sha1).hexdigest()
         value = f"{ALGORITHM} Credential={self.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
@@ -41,7 +41,7 @@ class Credentials:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """From a TOML file with `access_key` and `secret_key`. ConfigurationError if it has not both."""
+        """Load a TOML file with `access_key` and `secret_key`. ConfigurationError if one is missing."""
         try:
             found = tomllib.loads(file.read_bytes().decode())
         except OSError as error:
@@ -55,7 +55,8 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """From AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file that AEROBEE_CREDENTIALS names; else None."""
+        """Credentials from AEROBEE_ACCESS_KEY and AEROBEE_SECRET_KEY, or the file named by AEROBEE_CREDENTIALS; else
+        None."""
         access_key, secret_key = environment.get("AEROBEE_ACCESS_KEY"), environment.get("AEROBEE_SECRET_KEY")
         if access_key or secret_key:
             return cls(access_key or "", secret_key or "")

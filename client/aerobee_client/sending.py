@@ -17,13 +17,13 @@ from aerobee_client.routes import Routes, queue_of
 from aerobee_proto import records_v1, v2
 
 QueueSelector = Callable[[Message, Sequence[Queue]], Queue]
-"""Chooses the queue of a message among the queues of its topic that may be written."""
+"""Chooses the queue of a message among the writable queues of its topic."""
 
 Outcome = SendResult | ClientError
 
 
 class Sending:
-    """The requests of one producer. Nothing here raises because of the broker: each message has an outcome."""
+    """The requests of one producer. Errors of the broker are not raised: each message has an outcome."""
 
     def __init__(
         self, connection: Connection, records: Records, metadata: Metadata, avoidance: LatencyAvoidance | None
@@ -36,9 +36,9 @@ class Sending:
         self._turn = random.randrange(1 << 16)  # noqa: S311  # so that producers do not begin with the same queue
 
     async def send_message(self, messages: Sequence[Outgoing]) -> list[Outcome]:
-        """By SendMessage: the server chooses the queue, anew for each attempt.
+        """Send by SendMessage: the server chooses the queue, anew for each attempt.
 
-        A request that failed as a whole is tried again, single messages of it are not.
+        A request that failed as a whole is retried; single messages of it are not.
         """
         request = v2.SendMessageRequest(messages=[message.to_wire() for message in messages])
         choice = self._choice()
@@ -55,7 +55,7 @@ class Sending:
         if choice is not None:
             choice.succeeded()
         entries = list(answer.entries)
-        if len(entries) == 1:  # RocketMQ's own server answers a batch with one entry for all
+        if len(entries) == 1:  # RocketMQ's server answers a batch with one entry for all
             entries *= len(messages)
         if len(entries) != len(messages):
             text = f"the broker answered {len(messages)} messages with {len(entries)} results"
@@ -63,9 +63,10 @@ class Sending:
         return [_outcome(message, entry) for message, entry in zip(messages, entries, strict=True)]
 
     async def append_records(self, messages: Sequence[Outgoing], queue: Queue | None) -> list[Outcome]:
-        """By AppendRecords, all or none, in `queue`; None: in the queues in turn, each attempt in another one.
+        """Send by AppendRecords, all or none, to `queue`; None: to the queues in turn, a different one for each
+        attempt.
 
-        The messages are of one topic, and `packing.is_packable`.
+        All messages are of one topic and `packing.is_packable`.
         """
         choice = self._choice()
         topic = messages[0].message.topic
@@ -91,7 +92,7 @@ class Sending:
                 renew=request if len(queue_ids) > 1 else None,
             )
         except ClientError as error:
-            if isinstance(error, BadRequestError):  # perhaps because the route is out of date
+            if isinstance(error, BadRequestError):  # possibly because the route is outdated
                 self._routes.forget(topic)
             return [error] * len(messages)
         if choice is not None:
@@ -102,7 +103,7 @@ class Sending:
         ]
 
     async def select(self, selector: QueueSelector, message: Message) -> Queue:
-        """The queue that `selector` wants for `message`. BadRequestError if there is no such queue to write to."""
+        """The queue chosen by `selector` for `message`. BadRequestError if it is not a writable queue."""
         queues = sorted(queue_of(wire) for wire in await self._routes.writable(message.topic))
         chosen = selector(message, queues)
         if chosen not in queues:
@@ -117,7 +118,7 @@ class Sending:
 
 
 class _Choice:
-    """The peers for the attempts of one request: those that are fast, and another one for each attempt."""
+    """The peers for the attempts of one request: fast ones, and another one for each attempt."""
 
     def __init__(self, avoidance: LatencyAvoidance, peers: Sequence[Peer]) -> None:
         self._avoidance = avoidance
@@ -133,7 +134,7 @@ class _Choice:
         return self._peers[self._last]
 
     def succeeded(self) -> None:
-        """The last attempt did it."""
+        """Record that the last attempt succeeded."""
         assert self._last is not None, "a request was sent"
         self._avoidance.record(self._last, self._took())
 
@@ -142,7 +143,7 @@ class _Choice:
 
 
 def _request_error(answer: v2.SendMessageResponse) -> ClientError | None:
-    """Why the whole request failed; None if its entries have the outcomes."""
+    """The error of the whole request; None if its entries have the outcomes."""
     return None if answer.status.code == v2.Code.MULTIPLE_RESULTS else status_error(answer.status)
 
 

@@ -1,4 +1,4 @@
-"""Receiving and acknowledging messages one request at a time."""
+"""Receives and acknowledges messages, one request at a time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ONE_ATTEMPT = Retry(seconds=0)
 
 
 class SimpleConsumer:
-    """Receives for a consumer group and acknowledges when told to. `Client.simple_consumer` makes one.
+    """Receives for a consumer group and acknowledges on request. `Client.simple_consumer` makes one.
 
-    Every message reaches one consumer of the group. It stays hidden from the others for the time given to `receive`,
-    and comes back, to any of them, unless it is acknowledged before. Not to be received from in two tasks at once.
+    Each message goes to one consumer of the group. It stays hidden from the others for the time given to `receive`, and
+    is delivered again, to any of them, unless it is acknowledged before. Not for concurrent receives by two tasks.
     """
 
     def __init__(self, connection: Connection, group: str, subscriptions: Subscriptions) -> None:
@@ -45,20 +45,19 @@ class SimpleConsumer:
         self._turns = itertools.count()
         self._attempt_ids = {topic: new_attempt_id() for topic in self._filters}
         self._polls: dict[str, asyncio.Task[list[tuple[float, ReceivedMessage]]]] = {}
-        self._waiting: deque[tuple[float, ReceivedMessage]] = deque()  # until when they are ours, in loop time
+        self._waiting: deque[tuple[float, ReceivedMessage]] = deque()  # end of their invisible time, in loop time
 
     async def receive(
         self, max_count: int = 16, *, invisible_seconds: float = 30.0, wait_seconds: float = 10.0
     ) -> list[ReceivedMessage]:
-        """Up to `max_count` (1 to 32) messages of the subscribed topics, which are all asked at once.
+        """Up to `max_count` (1 to 32) messages of the subscribed topics, all of which are polled at once.
 
-        Returns as soon as there is one; empty if there was none within `wait_seconds` (0 to 20: the server limits
-        it). Messages of further topics that arrive in the same moment are kept for the next call, as long as they are
-        hidden from others. One whose body cannot be decompressed is among them, `corrupted` and with its body as the
-        broker has it: it keeps nobody from the others. Messages of a call that is cancelled come back when their
-        `invisible_seconds` are over. A broker that does not answer is tried again, as in every call. Raises
-        NotFoundError if a topic or, where groups must be created, the group does not exist; UnavailableError if a
-        connection breaks while the broker has the request.
+        Returns as soon as there is a message; empty if there was none within `wait_seconds` (0 to 20, limited by the
+        server). Messages of other topics that arrive at the same time are kept for the next call, while they are hidden
+        from others. Messages whose bodies cannot be decompressed are included, `corrupted` and with the stored body.
+        Messages of a cancelled call are delivered again when their `invisible_seconds` are over. A broker that does not
+        answer is retried, as in every call. Raises NotFoundError if a topic or, where groups must be created, the group
+        does not exist; UnavailableError if a connection breaks while the broker has the request.
         """
         await self._telemetry.ready()
         loop = asyncio.get_running_loop()
@@ -73,7 +72,7 @@ class SimpleConsumer:
                 new.append(topic)
         try:
             while not (received := self._taken(max_count)):
-                # Polls of earlier calls may wait longer than this call wants to; its own end by themselves.
+                # Polls of earlier calls may wait longer than this call; its own end by themselves.
                 own = [self._polls[topic] for topic in new if topic in self._polls]
                 if (not own and loop.time() >= until) or not self._polls:
                     return []
@@ -86,10 +85,10 @@ class SimpleConsumer:
         return received
 
     async def ack(self, messages: ReceivedMessage | Sequence[ReceivedMessage]) -> None:
-        """Say that messages are done with; they are not delivered to the group again.
+        """Acknowledge messages; they are not delivered to the group again.
 
-        Raises BadRequestError if the invisible time of a single message was over, BatchError if some of several
-        failed: its `outcomes` are in the order of `messages`, None for those that are acknowledged.
+        Raises BadRequestError if the invisible time of a single message is over, and BatchError if some of several
+        failed: its `outcomes` are in the order of `messages`, None for acknowledged ones.
         """
         batch = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
         outcomes = await self._acknowledgement.ack(batch)
@@ -99,15 +98,16 @@ class SimpleConsumer:
             raise BatchError(outcomes)
 
     async def change_invisible(self, message: ReceivedMessage, invisible_seconds: float) -> ReceivedMessage:
-        """Hide a delivered message for `invisible_seconds` (0 to 12 hours) from now; 0 gives it back at once.
+        """Hide a delivered message for `invisible_seconds` (0 to 12 hours) from now; 0 returns it at once.
 
-        Returns the message with its new receipt handle; the old one is spent. Raises BadRequestError if the invisible
-        time was over.
+        Returns the message with its new receipt handle; the old one becomes invalid. Raises BadRequestError if the
+        invisible time is over.
         """
         return await self._acknowledgement.change_invisible(message, invisible_seconds)
 
     async def nack(self, message: ReceivedMessage, delay_seconds: float = 0.0) -> None:
-        """Give a message back to the group, which gets it again after `delay_seconds`, one attempt on."""
+        """Return a message to the group, which receives it again after `delay_seconds`, with the next attempt
+        number."""
         await self._acknowledgement.change_invisible(message, delay_seconds)
 
     @asynccontextmanager
@@ -157,9 +157,9 @@ class SimpleConsumer:
                 await self.ack(message)
 
     async def close(self) -> None:
-        """Give back what was received and not handed out, and say goodbye to the broker.
+        """Return received messages that were not handed out, and unregister from the broker.
 
-        Messages handed out and not acknowledged come back when their invisible time is over.
+        Messages handed out but not acknowledged are delivered again when their invisible time is over.
         """
         await self._stop_polls()
         waiting = [message for _, message in self._waiting]
@@ -178,7 +178,7 @@ class SimpleConsumer:
         await self.close()
 
     def _taken(self, max_count: int) -> list[ReceivedMessage]:
-        """What waits here and is still ours."""
+        """Buffered messages whose invisible time is not over."""
         now = asyncio.get_running_loop().time()
         taken: list[ReceivedMessage] = []
         while self._waiting and len(taken) < max_count:
@@ -188,7 +188,7 @@ class SimpleConsumer:
         return taken
 
     async def _collect(self, done: set[asyncio.Task[list[tuple[float, ReceivedMessage]]]]) -> None:
-        """Keep what these polls brought. An error is raised unless another poll brought messages."""
+        """Collect the results of these polls. An error is raised unless another poll brought messages."""
         errors = []
         for topic in [topic for topic, poll in self._polls.items() if poll in done]:
             poll = self._polls.pop(topic)
@@ -227,7 +227,7 @@ class SimpleConsumer:
 
 
 async def _cancelled(*tasks: asyncio.Task[object]) -> None:
-    """End tasks and forget how they ended."""
+    """Cancel tasks and ignore their results."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
