@@ -105,14 +105,19 @@ class Member:
 
     async def send(self, body: bytes, seconds: float = _ANSWER_SECONDS) -> int | None:
         """The code of the answer; None if none came."""
+        return (await self.send_at(body, seconds))[0]
+
+    async def send_at(self, body: bytes, seconds: float) -> tuple[int | None, int]:
+        """The same, and the queue offset of a message that was stored."""
         with suppress(OSError, TimeoutError, EOFError):
             async with asyncio.timeout(seconds):
                 client = await RemotingClient.connect(self.remoting)
                 try:
-                    return (await send(client, "T", body, queue_id=0)).code
+                    answered = await send(client, "T", body, queue_id=0)
+                    return answered.code, int(answered.fields.get("queueOffset", "-1"))
                 finally:
                     await client.close()
-        return None
+        return None, -1
 
     async def bodies(self) -> list[bytes]:
         """What the queue holds, in order."""

@@ -19,6 +19,7 @@ from aerobee_broker.config import Address, LimitsConfig
 from aerobee_broker.errors import BrokerError, ListenError, TooManyRequestsError
 from aerobee_broker.remoting.errors import refusal
 from aerobee_broker.remoting.frame import FLAG_ONE_WAY, FLAG_RESPONSE, Command, FrameFormatError, FrameReader, encode
+from aerobee_broker.remoting.proxy_header import proxy_header_size
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: RemotingServer) -> None:
         self._server = server
         self._reader = FrameReader()
+        self._begun: bytearray | None = bytearray()  # until it is known whether a PROXY header comes first
         self._transport: asyncio.Transport | None = None
         self._running = 0
         self._writable = asyncio.Event()
@@ -75,6 +77,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._active_at = asyncio.get_running_loop().time()
         try:
+            if self._begun is not None:
+                self._begun += data
+                if (size := proxy_header_size(self._begun)) is None:
+                    return
+                data, self._begun = bytes(self._begun[size:]), None
             commands = self._reader.feed(data)
         except FrameFormatError as error:
             _log.warning("connection closed peer=%s:%d cause=%s", *self.peer, error)

@@ -179,7 +179,6 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
 OPEN: Final[frozenset[int]] = frozenset(
     (
         9,
-        13,
         16,
         33,
         34,

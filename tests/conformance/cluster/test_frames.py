@@ -9,6 +9,7 @@ import pytest
 
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.frame import FLAG_RESPONSE, Command, FrameReader, encode, encode_binary
+from aerobee_broker.remoting.proxy_header import proxy_header_size
 from tests.conformance.cluster.conftest import Shared
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, pull_fields, records, send, send_fields
@@ -154,6 +155,42 @@ async def test_c012_a_held_pull_does_not_delay_what_follows(client: RemotingClie
     assert not held.done()
     await send(client, "HeldFirst")
     assert (await held).code == 0
+
+
+_PROXY_1 = b"PROXY TCP4 10.0.0.1 10.0.0.2 51000 10911\r\n"
+_PROXY_2 = b"\r\n\r\n\0\r\nQUIT\n" + b"\x21\x11" + (12).to_bytes(2, "big") + bytes(12)
+
+
+@pytest.mark.parametrize("header", [_PROXY_1, _PROXY_2], ids=["version 1", "version 2"])
+@pytest.mark.parametrize("split", [0, 3, 14])
+async def test_c013_a_proxy_header_is_skipped(shared: Shared, header: bytes, split: int) -> None:
+    """However it is split; the request behind it is answered."""
+    reader, writer = await _raw(shared)
+    writer.write(header[:split])
+    await writer.drain()
+    await asyncio.sleep(0)
+    writer.write(header[split:] + encode(Command(106, opaque=7)))
+    [answer] = await _answers(reader, 1)
+    assert (answer.code, answer.opaque) == (0, 7)
+    writer.close()
+
+
+@pytest.mark.parametrize("header", [b"PROXY " + b"x" * 200, _PROXY_2[:14] + b"\xff\xff"], ids=["no end", "too long"])
+async def test_a_proxy_header_without_an_end_closes_the_connection(shared: Shared, header: bytes) -> None:
+    """It is bounded."""
+    reader, writer = await _raw(shared)
+    writer.write(header)
+    assert await _rest(reader) == b""
+    writer.close()
+
+
+async def test_a_proxy_header_is_found_at_every_split() -> None:
+    """And nothing else is taken for one."""
+    for header in (_PROXY_1, _PROXY_2):
+        for size in range(1, len(header)):
+            assert proxy_header_size(header[:size]) is None
+        assert proxy_header_size(header + b"frame") == len(header)
+    assert proxy_header_size(encode(Command(106))) == 0
 
 
 async def test_c019_large_headers_and_many_fields(client: RemotingClient, shared: Shared) -> None:

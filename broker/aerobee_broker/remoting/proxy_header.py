@@ -1,0 +1,41 @@
+"""The header that a balancer sends before the first frame: HAProxy's PROXY protocol, versions 1 and 2.
+
+    version 1    "PROXY TCP4 SOURCE TARGET PORT PORT\r\n", at most 107 bytes
+    version 2    12 bytes of signature, version and command, family, 2 bytes of length, so many bytes
+
+It is skipped, as RocketMQ does: the host in a message stays that of the connection, for anybody could send such a
+header.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.remoting.frame import FrameFormatError
+
+_TEXT: Final = b"PROXY "
+_TEXT_SIZE_MAX: Final = 107
+_SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
+_HEAD_SIZE: Final = 16
+_SIZE_MAX: Final = 4096  # of version 2; addresses and what balancers add to them
+
+
+def proxy_header_size(data: bytes | bytearray) -> int | None:
+    """The bytes of the header that a connection begins with: 0 if there is none, None if more has to come.
+
+    Raises FrameFormatError for a header that does not end.
+    """
+    if data[: len(_TEXT)] == _TEXT:
+        end = data.find(b"\r\n", 0, _TEXT_SIZE_MAX)
+        if end < 0 and len(data) >= _TEXT_SIZE_MAX:
+            raise FrameFormatError(f"the PROXY header has no end within {_TEXT_SIZE_MAX} bytes")
+        return None if end < 0 else end + 2
+    if data[: len(_SIGNATURE)] == _SIGNATURE:
+        if len(data) < _HEAD_SIZE:
+            return None
+        size = _HEAD_SIZE + int.from_bytes(data[_HEAD_SIZE - 2 : _HEAD_SIZE], "big")
+        if size > _SIZE_MAX:
+            raise FrameFormatError(f"the PROXY header has {size} bytes; {_SIZE_MAX} are allowed")
+        return None if len(data) < size else size
+    is_begun = data and (_TEXT.startswith(bytes(data)) or _SIGNATURE.startswith(bytes(data)))
+    return None if is_begun else 0
