@@ -332,6 +332,20 @@ async def test_tiny_durations_redeliver_at_once(harness: Harness, milliseconds: 
     assert again.topic.name == TOPIC
 
 
+async def test_an_expired_handle_is_refused_in_the_words_of_the_proxy(harness: Harness) -> None:
+    """Other suites look for them; both for an acknowledgement and for a change."""
+    await harness.send("a")
+    [message] = await receive(harness)
+    handle = message.system_properties.receipt_handle
+    await harness.acknowledge_processor.change_invisible(change(handle, 5), harness.client())  # replaces the handle
+    answer = await harness.acknowledge_processor.acknowledge(ack(harness, handle), harness.client())
+    [entry] = answer.entries
+    assert entry.status.code == Code.INVALID_RECEIPT_HANDLE
+    assert entry.status.message.startswith("receipt handle is expired")
+    with pytest.raises(InvalidReceiptHandleError, match=r"^receipt handle is expired"):
+        await harness.acknowledge_processor.change_invisible(change(handle, 5), harness.client())
+
+
 @pytest.mark.parametrize("milliseconds", [-1, -5000, 12 * 3_600_000 + 1])
 async def test_durations_outside_the_limits_are_refused(harness: Harness, milliseconds: int) -> None:
     """And the old handle stays good."""

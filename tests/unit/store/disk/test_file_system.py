@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -158,6 +160,33 @@ def test_a_search_never_gets_the_last_byte_of_a_mapping(place: int) -> None:
     assert find_bytes(memory, b"abc", place + 1, 4096) == -1
     assert find_bytes(memory, b"abc", 0, place + 2) == -1
     assert find_bytes(memory, b"xyz", 0, 4096) == -1
+
+
+_AT_THE_END_OF_MEMORY = """
+import ctypes, mmap
+from aerobee_store.disk.file_system import find_bytes
+
+SIZE, PRIVATE_ANONYMOUS_THERE = 1 << 16, 0x100022  # the last one only if nothing else is there
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+whole = mmap.mmap(-1, SIZE + mmap.PAGESIZE)
+end = ctypes.addressof(ctypes.c_char.from_buffer(whole)) + SIZE
+whole.resize(SIZE)
+assert libc.mmap(end, mmap.PAGESIZE, 0, PRIVATE_ANONYMOUS_THERE, -1, 0) == end  # no access: reading there kills
+memory = memoryview(whole)
+for wanted in (b"\\0\\0\\1", b"\\0\\1", b"\\xda\\xa3\\x20\\xa7", b"x" * 200):
+    assert find_bytes(memory, wanted, 0, len(memory)) == -1
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
+def test_a_search_up_to_the_end_reads_nothing_behind_the_mapping() -> None:
+    """With a page behind it that must not be read: on CPython 3.11.2 a plain search ends the process there."""
+    command = [sys.executable, "-c", _AT_THE_END_OF_MEMORY]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 def test_a_log_with_data_up_to_the_end_of_its_segment_is_searched(tmp_path: Path) -> None:
