@@ -1,1 +1,2 @@
-"""One request family each: from a valid protocol message to calls on tables, delivery and store, and back."""
+"""One module for each family of requests: from a valid protocol message to calls on tables, delivery and store, and
+back."""

@@ -1,4 +1,4 @@
-"""AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue: what a consumer says about what it received."""
+"""AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue: the outcomes of received messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MULTIPLE: Final = v2.Status(code=v2.Code.MULTIPLE_RESULTS, message="the entries
 
 
 class AcknowledgeProcessor:
-    """Push consumers repeat these calls for ever, unless the answer is OK or INVALID_RECEIPT_HANDLE."""
+    """Push consumers repeat these calls forever unless the answer is OK or INVALID_RECEIPT_HANDLE."""
 
     def __init__(self, settings: Settings, deliveries: Deliveries, counters: BrokerCounters) -> None:
         self._settings = settings
@@ -26,7 +26,7 @@ class AcknowledgeProcessor:
         self._counters = counters
 
     async def acknowledge(self, request: v2.AckMessageRequest, client: Client) -> v2.AckMessageResponse:
-        """One result an entry, in their order; the status on top is theirs if they have the same."""
+        """One result per entry, in order; the common status is theirs if all are equal."""
         topic = topic_name(request.topic, client)
         group = group_name(request.group, client)
         if not request.entries:
@@ -52,7 +52,7 @@ class AcknowledgeProcessor:
     async def change_invisible(
         self, request: v2.ChangeInvisibleDurationRequest, client: Client
     ) -> v2.ChangeInvisibleDurationResponse:
-        """Durations of 0 and of a few milliseconds are what one official client retries with."""
+        """One official client retries with durations of 0 or a few milliseconds."""
         topic = topic_name(request.topic, client)
         group = group_name(request.group, client)
         milliseconds = duration_ms(request.invisible_duration)
@@ -70,7 +70,7 @@ class AcknowledgeProcessor:
     async def forward(
         self, request: v2.ForwardMessageToDeadLetterQueueRequest, client: Client
     ) -> v2.ForwardMessageToDeadLetterQueueResponse:
-        """The consumer has given up on a message."""
+        """Move a message that the consumer cannot process to the dead letters."""
         topic = topic_name(request.topic, client)
         group = group_name(request.group, client)
         await self._deliveries.forward_to_dead_letter_queue(topic, group, request.receipt_handle)

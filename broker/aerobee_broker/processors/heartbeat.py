@@ -1,4 +1,4 @@
-"""Heartbeats and goodbyes."""
+"""Heartbeats and terminations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIRST_CONSUMER_TYPE: Final = v2.ClientType.PUSH_CONSUMER
 
 
 class HeartbeatProcessor:
-    """The call itself was the sign of life; what remains is who the client says it is, if its settings are unknown."""
+    """The call itself proves that the client is alive; it also registers clients whose settings are unknown."""
 
     def __init__(self, clients: ClientRegistry) -> None:
         self._clients = clients
@@ -28,7 +28,7 @@ class HeartbeatProcessor:
     def terminate(
         self, request: v2.NotifyClientTerminationRequest, client: Client
     ) -> v2.NotifyClientTerminationResponse:
-        if request.group.name.strip():  # Go's producers give an empty one
+        if request.group.name.strip():  # Go's producers send an empty one
             group_name(request.group, client)
         self._clients.terminate(client.client_id)
         return v2.NotifyClientTerminationResponse(status=_OK)

@@ -1,4 +1,4 @@
-"""SyncLiteSubscription: which lite topics of a parent topic a client wants."""
+"""SyncLiteSubscription: the lite topics of a parent topic to which a client subscribes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _Policy = v2.OffsetOption.Policy
 
 
 class LiteProcessor:
-    """Raises what `services.errors` knows as status codes."""
+    """Raises errors that `services.errors` maps to status codes."""
 
     def __init__(self, tables: Tables, deliveries: Deliveries) -> None:
         self._tables = tables
         self._deliveries = deliveries
 
     async def sync(self, request: v2.SyncLiteSubscriptionRequest, client: Client) -> v2.SyncLiteSubscriptionResponse:
-        """The call counts as whole: with one bad name, or one too many, nothing changes."""
+        """All or nothing: an invalid name, or one too many, changes nothing."""
         name = topic_name(request.topic, client)
         group = group_name(request.group, client)
         topic = self._tables.topics.get(name) or await self._tables.topic_in_use(name)
@@ -63,7 +63,7 @@ class LiteProcessor:
 
 
 def begin_of(option: v2.OffsetOption) -> Begin | None:
-    """Where a new subscription begins; None for where the group was last, or begins by itself."""
+    """The start of a new subscription; None for the group's position or default."""
     match option.WhichOneof("offset_type"):
         case "policy" if option.policy == _Policy.MIN:
             return lambda store, name: _range(store, name)[0]

@@ -1,8 +1,8 @@
-"""PullMessage and the offsets of those who pull: they name a queue and an offset, and keep count themselves.
+"""PullMessage and the offsets of pull clients, which name a queue and an offset and track their own position.
 
-Nothing is delivered here in the sense of `delivery/`: no receipt handles, no attempts, no invisible time, and what a
-filter leaves out stays where it is. The committed offset is the one thing that pulling and receiving share: where a
-group receives, it follows from what it acknowledges, and UpdateOffset resets all of its deliveries in that queue.
+Nothing is delivered in the sense of `delivery/`: there are no receipt handles, attempts or invisible times, and
+filtered messages stay where they are. Pulling and receiving share only the committed offset: in a receiving group it
+follows from the acknowledgements, and UpdateOffset resets all deliveries of the queue.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 
-_ROOM_SECONDS: Final = 2.0  # that a pull which does not wait for messages waits for room for their bytes
+_ROOM_SECONDS: Final = 2.0  # how long a pull that does not wait for messages waits for the memory of their bytes
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
 
 
 @dataclass(slots=True)
 class _Reading:
-    """One pull. Times are of the event loop."""
+    """One pull. Times are in loop time."""
 
     topic: str
     queue_id: int
     group: str
     offset: int  # where to read next
-    # Everyone who pulls gets every message, so each waits in a line of its own, and one arrival wakes all of them. No
-    # group has the name of such a line, for there is a space in it.
+    # Every pull gets every message, so each waits in a line of its own, and one arrival wakes all of them. No group has
+    # the name of such a line, because it contains a space.
     line: str
     client_id: str
-    wait_until: float  # for messages that are not there
-    look_until: float  # among those that are there, for what passes the filter
+    wait_until: float  # for messages that do not exist yet
+    look_until: float  # among existing messages, for one that passes the filter
 
 
 class PullProcessor:
-    """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises what `services.errors` knows as codes."""
+    """Answers PullMessage, QueryOffset, GetOffset, UpdateOffset. Raises errors that `services.errors` maps to status
+    codes."""
 
     def __init__(self, settings: Settings, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
         self._settings = settings
@@ -68,12 +69,12 @@ class PullProcessor:
         remaining_seconds: float | None,
         memory: Share | None = None,
     ) -> AsyncGenerator[v2.PullMessageResponse, None]:
-        """The stream of responses: a status, the messages, and the offset from which to pull next.
+        """The stream of responses: a status, the messages, and the offset of the next pull.
 
-        `memory` holds the bytes of the messages until they were taken.
+        `memory` counts the bytes of the messages until they are sent.
 
-        With ILLEGAL_OFFSET that is the nearest offset that the queue has; with MESSAGE_NOT_FOUND it is behind what the
-        filter left out, which need not be the end of the queue.
+        With ILLEGAL_OFFSET the offset is the nearest one in the queue; with MESSAGE_NOT_FOUND it is after the skipped
+        messages, which may be before the end of the queue.
         """
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
@@ -118,13 +119,14 @@ class PullProcessor:
         return poll_seconds(requested, remaining, reserve=config.poll_reserve_seconds, longest=config.poll_seconds_max)
 
     async def _read(self, reading: _Reading, wanted: MessageFilter, count: int, memory: Share | None) -> list[Record]:
-        """The first messages that pass, none when the time is over; `reading.offset` is behind what was looked at."""
+        """The first messages that pass the filter, none at a timeout; `reading.offset` is after the examined
+        messages."""
         loop = asyncio.get_running_loop()
         topic, queue_id = reading.topic, reading.queue_id
         while True:
             if memory is not None and not memory.has_room():
                 await memory.room(max(0.0, reading.wait_until - loop.time()) + _ROOM_SECONDS)
-            self._tables.topics.require(topic)  # it may have been deleted meanwhile
+            self._tables.topics.require(topic)  # it may have been deleted in the meantime
             step = step_started()
             for _ in range(wanted.reads_per_step):
                 offset, size_max = reading.offset, self._bytes_max
@@ -180,7 +182,8 @@ class PullProcessor:
         return v2.GetOffsetResponse(status=_OK, offset=offset)
 
     async def update_offset(self, request: v2.UpdateOffsetRequest, client: Client) -> v2.UpdateOffsetResponse:
-        """Also backwards. On disk when this returns: in consumerOffset.json, or the journal if the group receives."""
+        """Set the offset, forwards or back. Durable on return: in consumerOffset.json, or in the journal if the group
+        receives."""
         group = group_name(request.group, client)
         topic, queue_id = await self._queue(request.message_queue, client)
         if group not in self._tables.groups:
@@ -195,7 +198,7 @@ class PullProcessor:
         return v2.UpdateOffsetResponse(status=_OK)
 
     async def _queue(self, queue: v2.MessageQueue, client: Client) -> tuple[str, int]:
-        """The stored name of the topic, and the id of a queue that it has."""
+        """The stored name of the topic, and a valid queue id."""
         name = topic_name(queue.topic, client)
         topic: TopicConfig = self._tables.topics.get(name) or await self._tables.topic_in_use(name)
         if not topic.readable:

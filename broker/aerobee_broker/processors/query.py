@@ -1,4 +1,4 @@
-"""Admin.QueryMessage: find messages by id, key, time of storing, lite topic, or as what a group has not finished."""
+"""Admin.QueryMessage: finds messages by id, key, store time or lite topic, or the unfinished messages of a group."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from aerobee_store.records.record import Record
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 COUNT_DEFAULT: Final = 32
 _TIME_MAX: Final = (1 << 63) - 1
-_STEP_SIZE: Final = 256 << 10  # bytes of records of one read
-_LOOKED_MAX: Final = 1000  # messages of a backlog that one answer looks at: a time range may fit none of them
+_STEP_SIZE: Final = 256 << 10  # bytes of records per read
+_LOOKED_MAX: Final = 1000  # messages of a backlog examined for one answer: a time range may match none of them
 
 
 class QueryProcessor:
-    """Answers QueryMessage. A time range selects by the store's clock, both ends included."""
+    """Answers QueryMessage. A time range selects by store time, both ends included."""
 
     def __init__(self, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
         self._store = store
@@ -85,7 +85,7 @@ class QueryProcessor:
     async def _unfinished(
         self, topic: str, group: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
-        """What the group has in flight or ready, queue after queue, and a scroll id as that of `_by_time`."""
+        """The messages that the group has in flight or ready, queue by queue, and a scroll id as in `_by_time`."""
         first_queue, first_offset = parse_scroll_id(request.scroll_id)
         records: list[Record] = []
         size, looked = 0, _LOOKED_MAX
@@ -117,7 +117,7 @@ class QueryProcessor:
     async def _by_time(
         self, topic: str, request: v2.ListMessageRequest, count: int, begin: int, end: int
     ) -> tuple[list[Record], str]:
-        """Records queue after queue, and the scroll id to go on with: `<queue id>-<queue offset>`, empty at the end."""
+        """Records queue by queue, and the scroll id of the next part: `<queue id>-<queue offset>`, empty at the end."""
         queue_ids: Iterable[int] = self._store.queue_ids(topic)
         if request.HasField("queue_id"):
             queue_ids = [queue_id for queue_id in queue_ids if queue_id == request.queue_id]

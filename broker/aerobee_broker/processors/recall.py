@@ -1,4 +1,4 @@
-"""RecallMessage: a delayed message is taken back before it is due."""
+"""RecallMessage: cancels a delayed message before it is due."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecallProcessor:
         self._timer = timer
 
     async def recall(self, request: v2.RecallMessageRequest, client: Client) -> v2.RecallMessageResponse:
-        """Once this is answered with OK the message is never delivered."""
+        """After an OK answer the message is never delivered."""
         topic = self._tables.topics.require(topic_name(request.topic, client))
         if DELAY not in ACCEPTED_TYPES[topic.message_type]:
             raise InvalidRequestError(
@@ -44,6 +44,6 @@ class RecallProcessor:
         try:
             await self._timer.recall(topic.name, handle.message_id, handle.deliver_ms)
         except MessageNotPendingError as error:
-            # Not MESSAGE_NOT_FOUND: the official clients take that for an empty receive and report a success.
+            # Not MESSAGE_NOT_FOUND, which official clients take for an empty receive and report as success.
             raise InvalidRequestError(v2.Code.BAD_REQUEST, str(error)) from None
         return v2.RecallMessageResponse(status=_OK, message_id=handle.message_id)

@@ -1,4 +1,4 @@
-"""ReceiveMessage: wire <-> Deliveries.receive."""
+"""ReceiveMessage: conversion between the wire and Deliveries.receive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTHING: Final = v2.ReceiveMessageResponse(
 
 
 class ReceiveProcessor:
-    """Answers ReceiveMessage: a status, the messages, the time of delivery."""
+    """Answers ReceiveMessage: a status, the messages, the delivery time."""
 
     def __init__(self, settings: Settings, tables: Tables, deliveries: Deliveries, clock: Clock) -> None:
         self._settings = settings
@@ -42,15 +42,14 @@ class ReceiveProcessor:
         remaining_seconds: float | None,
         memory: Share | None = None,
     ) -> AsyncGenerator[v2.ReceiveMessageResponse, None]:
-        """The stream of responses. Closing it early gives back what was not taken from it.
+        """The stream of responses. Closing it early returns the messages not taken from it.
 
-        `memory` holds the bytes of the messages until they were taken.
+        `memory` counts the bytes of the messages until they are sent.
 
-        The queue that the request names does not matter: some official clients always name the same one, and any
-        consumer of a group may get any message. Only push consumers of orderly groups, which name what they were
-        assigned and have a receive for each, get messages of that queue alone: an application that is stuck with one
-        message then does not collect those of the other queues behind it. Raises what `services.errors` knows as
-        status codes.
+        The queue in the request is ignored, because some official clients always name the same one, and any consumer of
+        a group may get any message. Push consumers of orderly groups are an exception: they name their assigned queue,
+        with one receive for each, and get messages of that queue alone. So an application stuck at one message does not
+        collect those of other queues behind it. Raises errors that `services.errors` maps to status codes.
         """
         resource = request.message_queue.topic
         topic = topic_name(resource, client)
@@ -103,7 +102,8 @@ class ReceiveProcessor:
         yield v2.ReceiveMessageResponse(delivery_timestamp=now)
 
     def _reserve_seconds(self, client: Client) -> float:
-        """For clients before 5.0.5, which do not say how long to wait: half of their request timeout, as RocketMQ."""
+        """The reserve before the deadline for clients before 5.0.5, which send no polling time: half of their request
+        timeout, as in RocketMQ."""
         timeout_ms = 0
         settings = client.settings
         if settings is not None:
@@ -128,6 +128,6 @@ class ReceiveProcessor:
 
 
 def duration_ms(duration: v2.Duration) -> int:
-    """Whole milliseconds; what is above 0 is at least 1, what is below 0 stays below."""
+    """Whole milliseconds; positive values become at least 1, negative ones stay negative."""
     microseconds = duration.seconds * 1_000_000 + duration.nanos // 1000
     return -(-microseconds // 1000) if microseconds > 0 else microseconds // 1000

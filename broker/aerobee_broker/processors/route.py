@@ -1,7 +1,7 @@
-"""Where the queues of a topic are: QueryRoute for producers and simple consumers, QueryAssignment for push consumers.
+"""The queues of a topic: QueryRoute for producers and simple consumers, QueryAssignment for push consumers.
 
-Clients dial the address in the answer literally. It is the one that they dialled for the question, so that mapped
-ports, container names and IPv6 work; or the one that the operator set.
+Clients connect to exactly the address in the answer. It is the address to which they sent the request, so that mapped
+ports, container names and IPv6 work; or the one that the operator configured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...
 
 
 class RouteProcessor:
-    """Answers QueryRoute and QueryAssignment; `listening` are the addresses that were bound."""
+    """Answers QueryRoute and QueryAssignment; `listening` are the bound addresses."""
 
     def __init__(self, settings: Settings, tables: Tables, listening: Listening) -> None:
         self._settings = settings
@@ -72,7 +72,7 @@ class RouteProcessor:
         if not readable:
             raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {topic.name!r} has no readable queue")
         if not self._tables.group_or_first_use(name, [stored, *subscribed_topics(client)]).consume_orderly:
-            # Any consumer of a group may receive from any queue: one loop of the client serves them all.
+            # Any consumer of a group may receive from any queue, so one loop of the client serves all queues.
             readable = [(ANY_QUEUE, readable[0][1])]
         broker = self._broker(request.endpoints, client)
         queues = (v2.MessageQueue(topic=request.topic, id=i, permission=p, broker=broker) for i, p in readable)
@@ -84,7 +84,7 @@ class RouteProcessor:
         return v2.Broker(name=self._settings.current.name, id=0, endpoints=self.endpoints(dialled, client))
 
     def endpoints(self, dialled: v2.Endpoints, client: Client) -> v2.Endpoints:
-        """Where the broker is reached by a client that dialled so."""
+        """The address of the broker for a client that connected to this one."""
         listen = self._settings.current.listen
         advertised = listen.advertise_tls if client.secure else listen.advertise
         if advertised is not None:
@@ -99,7 +99,7 @@ class RouteProcessor:
 
 
 def queue_permissions(topic: TopicConfig) -> list[tuple[int, v2.Permission.ValueType]]:
-    """What may be done with each queue. Where a topic has fewer queues to write than to read, the rest only drains."""
+    """The permissions of each queue. If a topic has fewer write queues than read queues, the others are read-only."""
     permissions = []
     for queue_id in range(max(topic.read_queue_count, topic.write_queue_count)):
         readable = topic.readable and queue_id < topic.read_queue_count
@@ -111,6 +111,6 @@ def queue_permissions(topic: TopicConfig) -> list[tuple[int, v2.Permission.Value
 def _endpoints_of(addresses: list[Address]) -> v2.Endpoints:
     scheme = address_scheme(addresses[0].host)
     if scheme == _DOMAIN_NAME or any(address_scheme(address.host) != scheme for address in addresses):
-        addresses = addresses[:1]  # clients take several addresses of one kind, and a single name
+        addresses = addresses[:1]  # clients accept several addresses of one kind, or a single host name
     wire = [v2.Address(host=address.host, port=address.port) for address in addresses]
     return v2.Endpoints(scheme=scheme, addresses=wire)

@@ -1,7 +1,7 @@
 """SendMessage: check, choose a queue, append, and answer when the messages are as safe as the flush mode promises.
 
-This is the broker's hottest path beside the receive: what depends on the topic alone is looked up once and kept in a
-`_Destination` until a topic changes, and nothing is logged, locked or scheduled for a call.
+This is the broker's hottest path besides the receive: data that depends only on the topic is cached in a `_Destination`
+until a topic changes, and no call logs, locks or schedules anything.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from aerobee_store.records.record import Draft, Message
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _ANSWER: Final = v2.SendMessageResponse(status=_OK, entries=[v2.SendResultEntry(status=_OK)])
 
-_KEYS_MAX: Final = 16_384  # of messages that are stored one by one: the index takes all of a request in one step
+_KEYS_MAX: Final = 16_384  # of messages stored one by one: the index handles a whole request in one step
 
 
 class _Destination:
-    """What sending to one topic needs to know."""
+    """Cached data for sending to one topic."""
 
     __slots__ = ("accepted", "counters", "exempt", "next_queue", "queue_count", "takes_batches", "topic")
 
     def __init__(self, topic: TopicConfig) -> None:
         self.topic = topic.name
         self.accepted = frozenset(ACCEPTED_TYPES[topic.message_type])
-        self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # take messages of every type
+        self.exempt = topic.name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))  # accept messages of every type
         self.takes_batches = topic.takes_batches
         self.queue_count = topic.write_queue_count if topic.writable else 0
         self.next_queue = 0
         self.counters: dict[int, SentCounters] = {}
 
     def take_queue(self) -> int:
-        """The queue for the messages of one request without a message group: in turn, as RocketMQ chooses it."""
+        """The queue for messages without a message group: round-robin per request, as in RocketMQ."""
         queue_id = self.next_queue
         self.next_queue = (queue_id + 1) % max(1, self.queue_count)
         return queue_id
@@ -97,7 +97,7 @@ class SendProcessor:
     async def answer(
         self, request: v2.SendMessageRequest | SendColumns, client: Client
     ) -> v2.SendMessageResponse | bytes:
-        """As `process`, for a request that may have been read as columns; then the answer may be its bytes."""
+        """As `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
         if isinstance(request, SendColumns):
             answer = await self._process_batch(request, client)
             if answer is not None:
@@ -106,7 +106,7 @@ class SendProcessor:
         return await self.process(request, client)
 
     async def process(self, request: v2.SendMessageRequest, client: Client) -> v2.SendMessageResponse:
-        """Store all messages of the request or none. Raises what `services.errors` knows as status codes."""
+        """Store all messages of the request or none. Raises errors that `services.errors` maps to status codes."""
         started = perf_counter()
         messages = request.messages
         if not messages:
@@ -169,7 +169,7 @@ class SendProcessor:
             queue_offsets = [place.queue_offset for place in appended]
 
         response = v2.SendMessageResponse()
-        response.CopyFrom(_ANSWER)  # a third of what building it anew costs
+        response.CopyFrom(_ANSWER)  # a third of the cost of building it again
         entry: v2.SendResultEntry | None = response.entries[0]
         for message, queue_offset in zip(messages, queue_offsets, strict=True):
             if entry is None:
@@ -183,14 +183,15 @@ class SendProcessor:
         return response
 
     def _destination(self, key: tuple[str, str]) -> _Destination | None:
-        """What is kept of the topic with this namespace and name, unless a topic has changed."""
+        """The cached data of the topic with this namespace and name, unless a topic has changed."""
         if self._topics_revision != self._tables.topics.revision:
             self._destinations.clear()
             self._topics_revision = self._tables.topics.revision
         return self._destinations.get(key)
 
     async def _process_batch(self, columns: SendColumns, client: Client) -> bytes | None:
-        """Store normal messages as one batch, in one queue. None, with nothing stored: not possible with these."""
+        """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
+        that."""
         started = perf_counter()
         resource = columns.topic
         key = (resource.resource_namespace or client.namespace, resource.name)
@@ -233,7 +234,7 @@ class SendProcessor:
     async def _append_halves(
         self, messages: Sequence[v2.Message], to_store: list[Message], client: Client
     ) -> list[int]:
-        """Transactional messages are counted when they are committed: until then their topic does not have them."""
+        """Transactional messages are counted at their commit, because their topic does not have them before."""
         if any(message.system_properties.HasField("delivery_timestamp") for message in messages):
             raise InvalidRequestError(
                 v2.Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
@@ -285,7 +286,7 @@ class SendProcessor:
         return stored
 
     def _recall_handle(self, message: v2.Message, destination: _Destination, now_ms: int) -> str:
-        """None for a message that was due already: it is delivered."""
+        """None for a message that was already due and has been delivered."""
         deliver_ms = delivery_ms(message.system_properties.delivery_timestamp)
         if deliver_ms <= now_ms:
             return ""

@@ -31,9 +31,9 @@ from aerobee_store.records.record_columns import Booleans
 
 _GZIP: Final = v2.Encoding.GZIP
 _USUAL_SIZE_MAX: Final = 512
-"""Bytes of a property string that cannot be too large; a larger one is looked at closely."""
+"""Property strings below this size cannot be too large; larger ones are checked exactly."""
 _READ_PER_STEP: Final = 256  # messages that are read and packed in one step of the event loop
-# The properties that a message has by its fields, in the order of message_mapping.py.
+# The properties that result from a message's fields, in the order of message_mapping.py.
 _FORMATS: Final = tuple(f"{name}\x01%b\x02".encode() for name in (p.UNIQ_KEY, p.TAGS, p.KEYS, p.BORN_HOST))
 
 
@@ -46,7 +46,7 @@ async def packed_batch(
     limits: LimitsConfig,
     store: StoreConfig,
 ) -> tuple[RecordBatch, list[bytes]] | None:
-    """The records of normal messages, and their ids; None if one is of another kind, or breaks a rule."""
+    """The records of normal messages, and their ids; None if a message is of another kind or breaks a rule."""
     if np.count_nonzero(columns.type == TRANSACTION):
         return None
     turns = Turns()
@@ -120,8 +120,8 @@ def _texts(columns: SendColumns, peer_host: bytes) -> list[bytes]:
 
 
 def _unusual(columns: SendColumns, texts: list[bytes], body_size_max: int, limits: LimitsConfig) -> Booleans:
-    """Which messages have to be looked at one by one: a message that breaks a rule is one of them, if it is not found
-    by its control characters or wrong UTF-8 later."""
+    """The messages that must be checked one by one. They include every message that breaks a rule, unless its control
+    characters or invalid UTF-8 are found later."""
     count = len(columns)
     body_size = np.fromiter(map(len, columns.body), np.int64, count)
     text_size = np.fromiter(map(len, texts), np.int64, count)
@@ -129,7 +129,7 @@ def _unusual(columns: SendColumns, texts: list[bytes], body_size_max: int, limit
     unusual |= text_size > min(_USUAL_SIZE_MAX, limits.properties_size_max)
     if not all(columns.message_id):
         unusual |= ~np.fromiter(map(bool, columns.message_id), np.bool_, count)
-    # Spaces: what is blank, or keys of several words. Other characters may be blank as well, or odd, beyond ASCII.
+    # Spaces: blank text, or keys of several words. Other characters, beyond ASCII, may be blank or invalid too.
     for field, forbidden in ((columns.message_id, b" "), (columns.tag, b" |"), (columns.born_host, b"")):
         joined = b"".join(field)
         if not joined.isascii() or joined != joined.translate(None, forbidden):
@@ -154,7 +154,7 @@ def _rare(
     limits: LimitsConfig,
     body_size_max: int,
 ) -> Message | None:
-    """What is stored for a normal message; None for another one. InvalidRequestError if it breaks a rule."""
+    """The stored form of a normal message; None for another one. InvalidRequestError if it breaks a rule."""
     if message_type(message.system_properties) != NORMAL:
         return None
     check_message(message, limits, body_size_max, now_ms)

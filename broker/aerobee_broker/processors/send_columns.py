@@ -22,9 +22,9 @@ from aerobee_store.records.record_columns import Booleans, Integers, all_true
 COUNT_MIN: Final = 8
 """Fewer messages are as fast one by one."""
 COUNT_MAX: Final = 1024
-"""Messages of one request, as of every repeated field."""
-_COUNTED_FROM: Final = 1 << 20  # bytes; protobuf reads a larger request with unusual messages, and bounds its fields
-_STEPS_MAX: Final = 64  # each reads a field of all messages, or of some if they have different fields there
+"""Entry limit of one request, as of every repeated field."""
+_COUNTED_FROM: Final = 1 << 20  # bytes; protobuf reads a larger request with unusual messages, and limits its fields
+_STEPS_MAX: Final = 64  # each reads a field of all messages, or of some if their fields differ
 # Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
 _MESSAGES: Final = 0x0A
 _TOPIC, _USER_PROPERTIES, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
@@ -36,7 +36,7 @@ _OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTIES, _SYSTEM, _BODY})
 _OF_SYSTEM: Final = frozenset({_TAG, _KEYS, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST})
 _OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
 _OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
-_ALIKE_SIZE_MAX: Final = 64  # bytes of strings that are compared to find out whether they are all the same
+_ALIKE_SIZE_MAX: Final = 64  # bytes of strings compared to find out whether all are equal
 _INT32_MAX: Final = (1 << 31) - 1
 _RESERVED: Final = frozenset(name.encode() for name in RESERVED_NAMES)
 
@@ -49,7 +49,7 @@ _PARTS: Final = 6  # of an entry: see `_around`
 class SendColumns:
     """A SendMessage request as columns: an item for each message. All messages have one topic.
 
-    Of an unusual message only `message` is to be used. Strings are not checked yet.
+    For an unusual message only `message` is valid. Strings are not checked yet.
     """
 
     topic: v2.Resource
@@ -65,11 +65,11 @@ class SendColumns:
     """Joined by single spaces."""
     key_count: Integers
     user_properties: list[bytes]
-    """As they are stored, by name."""
+    """In stored form, by name."""
     encoding: Integers
     type: Integers
     born_ms: Integers
-    """Unix milliseconds; 0 for what is none, or beyond the year 9999."""
+    """Unix milliseconds; 0 for a missing one, or one after the year 9999."""
     born_host: list[bytes]
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class SendColumns:
 def read_send_request(
     data: bytes, read: Callable[[bytes], v2.SendMessageRequest]
 ) -> SendColumns | v2.SendMessageRequest:
-    """The request in these bytes, as columns if it has many usual messages. `read`: reads it with protobuf."""
+    """Parse a request, as columns if it has many usual messages. `read`: parses with protobuf."""
     return _read_columns(data, read) or read(data)
 
 
@@ -128,12 +128,13 @@ def _read_columns(data: bytes, read: Callable[[bytes], v2.SendMessageRequest]) -
 
 
 def _places(data: bytes) -> tuple[Integers, Integers] | None:
-    """Where the messages of a request begin and end; None if it has too few or too many, or something else."""
+    """The begin and end of the messages of a request; None if there are too few or too many, or it has other
+    content."""
     size = len(data)
     begins: list[int] = []
     ends: list[int] = []
     position = 0
-    known: dict[bytes, tuple[int, int]] = {}  # messages have few sizes, so few heads
+    known: dict[bytes, tuple[int, int]] = {}  # messages have few sizes, so there are few heads
     try:
         for _ in range(COUNT_MAX):
             if position >= size:
@@ -169,7 +170,7 @@ class _Rows:
         self._count = len(unusual)
 
     def one(self, found: dict[int, Field], tag: int) -> tuple[Integers, Integers]:
-        """Where a field that each message has once lies; zeros for a message without. Of a varint the value."""
+        """The place of a field that each message has once; zeros for a message without. For a varint, the value."""
         field = found.get(tag)
         if field is None:
             return np.zeros(self._count, np.int64), np.zeros(self._count, np.int64)
@@ -192,7 +193,7 @@ class _Rows:
         return [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
 
     def numbers(self, found: dict[int, Field], tag: int) -> Integers:
-        """The values of a field of 32 bits. Protobuf cuts off what does not fit."""
+        """The values of a 32-bit field. Like protobuf, truncates larger values."""
         values = self.one(found, tag)[0]
         self._unusual |= values > _INT32_MAX
         return values
@@ -208,7 +209,7 @@ class _Rows:
         return keys, np.bincount(field.rows, minlength=self._count)
 
     def properties(self, field: Field | None) -> list[bytes]:
-        """The user properties of each message, encoded. Reserved and repeated names and empty values are unusual."""
+        """The user properties of each message, encoded. Reserved or repeated names and empty values are unusual."""
         texts = [b""] * self._count
         if field is None:
             return texts
@@ -228,7 +229,7 @@ class _Rows:
         return texts
 
     def milliseconds(self, system: dict[int, Field]) -> Integers:
-        """Of the field `born_timestamp`."""
+        """The values of the field `born_timestamp`."""
         begin, end = self.one(system, _BORN_TIMESTAMP)
         parts, unusual = self._wire.fields(begin, end, _OF_TIMESTAMP, steps_max=_STEPS_MAX)
         self._unusual |= unusual
@@ -243,7 +244,7 @@ def send_answer(message_ids: Sequence[bytes], first_queue_offset: int) -> bytes:
     """A SendMessageResponse with an entry for each message: its id, and its offset in the queue, ascending."""
     offsets = varints_of_run(first_queue_offset, len(message_ids))
     if not first_queue_offset:
-        offsets[0] = b""  # protobuf leaves out zeros
+        offsets[0] = b""  # protobuf omits zeros
     before, between, behind = zip(*map(_around, map(len, message_ids), map(len, offsets)), strict=True)
     parts = [b""] * (_PARTS * len(message_ids))
     for number, column in enumerate((before, message_ids, between, message_ids, behind, offsets)):
@@ -253,7 +254,7 @@ def send_answer(message_ids: Sequence[bytes], first_queue_offset: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _around(id_size: int, offset_size: int) -> tuple[bytes, bytes, bytes]:
-    """What goes before, between and behind the two ids of an entry."""
+    """The bytes before, between and after the two ids of an entry."""
     size = varint(id_size)
     behind = b"\x20" if offset_size else b""
     entry_size = len(_STATUS_FIELD) + 2 * (1 + len(size) + id_size) + len(behind) + offset_size

@@ -1,7 +1,7 @@
-"""The conversation about settings: what a client says about itself, and what it is told in return.
+"""Settings in Telemetry streams: the client's settings, and the broker's answer.
 
-Answers go out at once and for every kind of client: several wait for the first without a time-out. Their content is
-what each released client needs to work, see the tests.
+Answers are sent at once and to every kind of client, because several wait for the first one without a timeout. Their
+content follows the needs of each released client, see the tests.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from aerobee_proto import v2
 LONG_POLLING_SECONDS: Final = 20
 PRODUCER_MAX_ATTEMPTS: Final = 3
 LITE_TOPIC_SIZE_MAX: Final = 64
-SETTINGS_SIZE_MAX: Final = 256 << 10  # bytes; kept for as long as the client lives. 3,000 subscriptions are smaller
+SETTINGS_SIZE_MAX: Final = 256 << 10  # bytes; kept while the client is connected. 3,000 subscriptions are smaller
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
 _SIMPLE_TYPES: Final = (v2.ClientType.SIMPLE_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
 _PRODUCER: Final = v2.ClientType.PRODUCER
-_CUSTOMIZED_MAX: Final = 64  # entries; Python clients take the last for all later attempts
+_CUSTOMIZED_MAX: Final = 64  # entries; Python clients use the last one for all later attempts
 
 
 class TelemetryProcessor:
-    """Answers what clients write into their Telemetry streams."""
+    """Answers commands of clients in Telemetry streams."""
 
     def __init__(self, settings: Settings, tables: Tables, clients: ClientRegistry) -> None:
         self._settings = settings
@@ -38,7 +38,7 @@ class TelemetryProcessor:
     def process(self, command: v2.TelemetryCommand, client: Client) -> v2.TelemetryCommand | None:
         """The answer to a command, or None. Raises InvalidRequestError, IllegalTopicError, IllegalGroupError.
 
-        Anything but settings is a client's answer to a command of ours.
+        Commands other than settings are answers to commands of the broker.
         """
         if command.WhichOneof("command") != "settings":
             self._clients.answered(client, command)
@@ -48,7 +48,7 @@ class TelemetryProcessor:
         )
 
     def settings(self, received: v2.Settings, client: Client) -> v2.Settings:
-        """Remember what the client says and return what it is told."""
+        """Store the client's settings and return the broker's."""
         kind = received.WhichOneof("pub_sub")
         if kind is None:
             raise InvalidRequestError(
@@ -62,7 +62,7 @@ class TelemetryProcessor:
         check_client_properties(received)
         reply = v2.Settings()
         reply.CopyFrom(received)
-        # RocketMQ says so, too: its clients need not export metrics. Without it C++ and C# would keep asking.
+        # As in RocketMQ: its clients need not export metrics. Without it C++ and C# would keep asking.
         reply.metric.CopyFrom(v2.Metric(on=False))
         if kind == "publishing":
             client.topics = frozenset(topic_name(topic, client) for topic in received.publishing.topics if topic.name)
@@ -90,8 +90,8 @@ class TelemetryProcessor:
         group = self._tables.group_or_first_use(name, topics)
         subscription = reply.subscription
         subscription.fifo = group.consume_orderly
-        # Go's client goes on with the rest of a batch while it waits to repeat a message that failed. Rust's consumes a
-        # batch in parallel, whatever the group is. Both would break the order.
+        # Go's client continues with the rest of a batch while it waits to retry a failed message. Rust's consumes a
+        # batch in parallel, whatever the group. Both would break the order.
         alone = group.consume_orderly and client.language in ("GO", "RUST")
         subscription.receive_batch_size = 1 if alone else self._settings.current.delivery.receive_count_max
         own = received.subscription.long_polling_timeout
@@ -104,12 +104,12 @@ class TelemetryProcessor:
 
 
 def backoff_policy(group: GroupConfig, language: str) -> v2.RetryPolicy:
-    """The group's retry policy in the form that a client understands.
+    """The group's retry policy in a form that the client understands.
 
-    `language` is that of its header. The Python client knows only a list of whole seconds; the Node client, whose
+    `language` is from its header. The Python client supports only a list of whole seconds; the Node client, whose
     header says HTTP, only exponential delays.
     """
-    attempts = max(group.retry_max_times, 0) + 1  # -1 in a file of RocketMQ; clients need 1 or more
+    attempts = max(group.retry_max_times, 0) + 1  # -1 in a RocketMQ file; clients need 1 or more
     policy = group.retry_policy
     if language == "PYTHON" and isinstance(policy, ExponentialRetry):
         delays = (policy.delay_ms(attempt) for attempt in range(1, min(attempts, _CUSTOMIZED_MAX) + 1))

@@ -16,12 +16,12 @@ _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _OUTCOMES: Final[dict[int, Outcome | None]] = {
     v2.TransactionResolution.COMMIT: Outcome.COMMIT,
     v2.TransactionResolution.ROLLBACK: Outcome.ROLLBACK,
-    v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED: None,  # a checker does not know yet
+    v2.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED: None,  # the checker does not know yet
 }
 
 
 class TransactionProcessor:
-    """Whoever knows the id may decide: after a crash of the sender it is another producer that is asked."""
+    """Any caller that knows the id may decide: after a crash of the sender another producer is asked."""
 
     def __init__(self, transactions: Transactions, counters: BrokerCounters) -> None:
         self._transactions = transactions

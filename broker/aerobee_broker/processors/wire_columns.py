@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aerobee_store.records.record_columns import Booleans, Integers, all_true, windows
 
 Words = npt.NDArray[np.uint64]
-_WORD: Final = 8  # bytes that a step reads: a tag of one byte, and a varint of up to seven
+_WORD: Final = 8  # bytes read per step: a tag of one byte, and a varint of up to seven
 _WIRE_TYPE: Final = 7
 _BYTES: Final = 2  # the wire type of strings, bytes and messages
 _VARINT: Final = 0
@@ -41,9 +41,9 @@ _JOINS: Final = tuple(
 
 
 class Field(NamedTuple):
-    """One field of many messages, an item for each occurrence; those of one message are in its order.
+    """One field of many messages, an item for each occurrence, in message order.
 
-    `rows`: the numbers of the messages. `begin`, `end`: where the content lies; of a varint, `begin` is its value.
+    `rows`: the numbers of the messages. `begin`, `end`: the place of the content; for a varint, `begin` is its value.
     """
 
     rows: Integers
@@ -61,16 +61,16 @@ class Wire:
         self._words = windows(data + bytes(_WORD - 1), _WORD)  # one for each byte; the last ones are padded
 
     def joined(self, begin: Integers, size: int) -> bytes:
-        """The bytes at these places, so many at each; they are within the request."""
+        """The bytes at these places, joined; all must be within the request."""
         return windows(self.data, size)[begin].tobytes() if size else b""
 
     def fields(
         self, start: Integers, end: Integers, tags: Collection[int], *, steps_max: int
     ) -> tuple[dict[int, Field], Booleans]:
-        """The fields of the messages that lie at these places, and which messages are unusual.
+        """The fields of the messages at these places, and which messages are unusual.
 
-        `tags`: the known fields, each as the byte before it on the wire: its number times 8 plus the wire type, which
-        is 0 or 2. What is found of an unusual message is incomplete.
+        `tags`: the known fields, each as its byte on the wire: its number times 8 plus the wire type, 0 or 2. The
+        fields of an unusual message are incomplete.
         """
         found: dict[int, list[Field]] = {}
         unusual = np.zeros(len(start), np.bool_)
@@ -111,7 +111,7 @@ def _joined(parts: list[Field]) -> Field:
 
 
 def _varints(word: Words) -> tuple[Integers, Integers]:
-    """The varints that these words begin with, and the bytes of each; 0 bytes for one of more than seven."""
+    """The varints at the beginning of these words, and their sizes; 0 bytes for one of more than seven."""
     if not np.count_nonzero(word & _SHORT):
         return (word & _TAG).view(np.int64), np.ones(len(word), np.int64)
     last = ~word & _ENDS
@@ -126,7 +126,7 @@ def _varints(word: Words) -> tuple[Integers, Integers]:
 
 
 def varint(value: int) -> bytes:
-    """A number from 0 on, on the wire."""
+    """A number of 0 or more, encoded."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -136,8 +136,8 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of at most five bytes, and where it ends; a larger one is too large for whatever it stands for.
-    IndexError if the bytes end before it does."""
+    """A number of at most five bytes, and its end; larger numbers are invalid everywhere. IndexError if the bytes end
+    too early."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -149,7 +149,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def varints_of_run(first: int, count: int) -> list[bytes]:
-    """`first` and the numbers that follow it, each on the wire."""
+    """`first` and the following numbers, each encoded."""
     found: list[bytes] = []
     while count:
         size = max(1, -(-first.bit_length() // 7))

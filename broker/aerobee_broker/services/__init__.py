@@ -1,1 +1,1 @@
-"""The gRPC surface: one line a method; errors become status codes here and nowhere else."""
+"""The gRPC services: one line per method. Errors become status codes here and nowhere else."""

@@ -1,4 +1,4 @@
-"""apache.rocketmq.v2.Admin: what consoles call."""
+"""apache.rocketmq.v2.Admin: the calls of consoles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aerobee_broker.services.rpc import AnonymousIdentity, service_methods
 from aerobee_proto import v2
 
 SERVICE: Final = "apache.rocketmq.v2.Admin"
-_LEVELS: Final = ("DEBUG", "DEBUG", "INFO", "WARNING", "ERROR")  # TRACE is DEBUG: Python has nothing below
+_LEVELS: Final = ("DEBUG", "DEBUG", "INFO", "WARNING", "ERROR")  # TRACE becomes DEBUG: Python has nothing below
 
 
 class AdminService:
-    """One line a method."""
+    """One line per method."""
 
     def __init__(
         self,

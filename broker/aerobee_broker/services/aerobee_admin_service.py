@@ -1,4 +1,4 @@
-"""aerobee.v1.AdminService: what an operator does, through `aerobee topic`, `aerobee group` or any gRPC client."""
+"""aerobee.v1.AdminService: administration by `aerobee topic`, `aerobee group` or any gRPC client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVICE: Final = "aerobee.v1.AdminService"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Administration:
-    """What answers the two services of operators."""
+    """The processors of the two administration services."""
 
     topics: TopicAdministration
     groups: GroupAdministration
@@ -40,7 +40,7 @@ class Administration:
 def aerobee_admin_methods(
     administration: Administration, counters: BrokerCounters, limits: RequestLimits, accounts: Accounts | None
 ) -> dict[str, Method]:
-    """One line a method."""
+    """One line per method."""
     return service_methods(
         SERVICE,
         AnonymousIdentity(accounts),

@@ -1,4 +1,4 @@
-"""Who changed what: a line in the log for each call of an operator that did."""
+"""The audit log: one line for each successful change by an operator."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from aerobee_broker.config import Address
 from aerobee_broker.services.rpc import UnaryCall
 
 _log = logging.getLogger(__name__)
-_log.setLevel(logging.INFO)  # whatever level an operator gives the rest
+_log.setLevel(logging.INFO)  # whatever level an operator sets for the rest
 _TOLD_SIZE_MAX: Final = 8192  # bytes
 _REQUEST_SIZE_MAX: Final = 500  # characters
 _NOT_TOLD: Final = (
     "body",
     "user_properties",
     "system_properties",
-)  # of AdminSendMessage: what is in messages is private
+)  # of AdminSendMessage: the content of messages is private
 
 
 def audited(calls: Mapping[str, UnaryCall]) -> dict[str, UnaryCall]:
-    """The same calls; those that succeed are logged with the account, the address and the request."""
+    """The same calls; successful ones are logged with the account, the address and the request."""
     return {method: _audited(method, call) for method, call in calls.items()}
 
 
@@ -44,7 +44,7 @@ def _audited(method: str, call: UnaryCall) -> UnaryCall:
 
 
 def _text(request: Message) -> str:
-    if (size := request.ByteSize()) > _TOLD_SIZE_MAX:  # to tell it all would take a tenth of a second
+    if (size := request.ByteSize()) > _TOLD_SIZE_MAX:  # formatting all of it would take a tenth of a second
         return f"{size} bytes"
     told = type(request)()
     told.CopyFrom(request)

@@ -1,4 +1,4 @@
-"""From what went wrong to the status that a client gets: the one table, and the one place that catches everything."""
+"""Maps errors to the status for the client: the only table, and the only place that catches every exception."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 _Code = v2.Code
 _TEXT_MAX: Final = 900  # characters
 
-# The first class of an error's bases that is here decides.
+# The first class of an error's bases in this table decides.
 CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.IllegalTopicError: _Code.ILLEGAL_TOPIC,
     broker.IllegalGroupError: _Code.ILLEGAL_CONSUMER_GROUP,
@@ -31,11 +31,11 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
     broker.TooManyRequestsError: _Code.TOO_MANY_REQUESTS,
     broker.ClientNotConnectedError: _Code.NOT_FOUND,
     broker.ClientSilentError: _Code.PROXY_TIMEOUT,
-    MemoryError: _Code.TOO_MANY_REQUESTS,  # for clients a failure that passes: never one of theirs
+    MemoryError: _Code.TOO_MANY_REQUESTS,  # a temporary failure for clients, never an error of theirs
     store.InvalidMessageError: _Code.BAD_REQUEST,
     store.RecordNotFoundError: _Code.MESSAGE_NOT_FOUND,
-    # Clients wait before they try again, where other failures are repeated at once.
-    store.StoreFullError: _Code.TOO_MANY_REQUESTS,  # StoreBusyError, too
+    # Clients wait before they retry; other failures are retried at once.
+    store.StoreFullError: _Code.TOO_MANY_REQUESTS,  # StoreBusyError too
     store.LightQueuesFullError: _Code.LITE_TOPIC_QUOTA_EXCEEDED,
     store.StoreAccessError: _Code.INTERNAL_SERVER_ERROR,
     store.TooFewReplicasError: _Code.HA_NOT_AVAILABLE,
@@ -48,12 +48,12 @@ CODES: Final[dict[type[BaseException], v2.Code.ValueType]] = {
 
 
 def _shortened(text: str) -> str:
-    """Messages repeat names, and a name that is refused may be megabytes long; what to do next stands at the end."""
+    """Shorten a message in its middle: a refused name may be megabytes long, and the next step is at the end."""
     return text if len(text) <= _TEXT_MAX else f"{text[: _TEXT_MAX // 2]} ... {text[-_TEXT_MAX // 2 :]}"
 
 
 def status_of(error: Exception, method: str) -> v2.Status:
-    """The status that answers `error`. What nobody expected is logged with its traceback and not told to the client."""
+    """The status for `error`. Unexpected errors are logged with a traceback, without details for the client."""
     if isinstance(error, broker.InvalidRequestError):
         return v2.Status(code=v2.Code.ValueType(error.code), message=_shortened(str(error)))
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""apache.rocketmq.v2.MessagingService: what RocketMQ clients call."""
+"""apache.rocketmq.v2.MessagingService: the calls of RocketMQ clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagingProcessors:
-    """What answers the requests, one for each family."""
+    """The processors, one for each family of requests."""
 
     route: RouteProcessor
     heartbeat: HeartbeatProcessor
@@ -66,14 +66,14 @@ class MessagingProcessors:
 
 
 class MessagingService:
-    """One line a method."""
+    """One line per method."""
 
     def __init__(self, parts: BrokerParts, limits: RequestLimits, processors: MessagingProcessors) -> None:
         self._clock = parts.clock
         self._clients = parts.clients
         self._counters = parts.counters
         self._limits = limits
-        self._loop_share = LoopShare()  # for what clients say in their Telemetry streams
+        self._loop_share = LoopShare()  # for requests in Telemetry streams
         self._answers = parts.answers
         self._read_command = limits.reader("Telemetry", v2.TelemetryCommand).read
         self._identify = ClientIdentity(parts.clients, parts.accounts)
@@ -145,7 +145,7 @@ class MessagingService:
     def _message_count(
         self, request: v2.ReceiveMessageRequest | v2.PullMessageRequest, client: Client
     ) -> Callable[[v2.ReceiveMessageResponse | v2.PullMessageResponse], None]:
-        """What counts the messages among responses for the topic and group of the request."""
+        """A function that counts the messages in responses for the topic and group of the request."""
         received: ReceivedCounters | None = None
 
         def count(response: v2.ReceiveMessageResponse | v2.PullMessageResponse) -> None:
@@ -163,11 +163,11 @@ class MessagingService:
         return count
 
     async def _telemetry(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """One conversation: a task reads what the client says, this one writes what it is told.
+        """One Telemetry stream: a task reads the client's commands, this one writes the broker's.
 
-        The two must not wait for each other: one official client stops reading for good.
+        The two must not wait for each other, because one official client stops reading permanently.
         """
-        await context.send_initial_metadata()  # Rust's client waits for headers before it believes in the stream
+        await context.send_initial_metadata()  # Rust's client waits for headers before it uses the stream
         try:
             client = self._identify(context)
         except BrokerError as error:
@@ -205,7 +205,7 @@ class MessagingService:
                 await held.take(len(data), ROOM_SECONDS)
                 started = step_started()
                 command: Any = self._read_command(data)
-                client = self._clients.seen(client.client_id)  # another one, if it was gone meanwhile
+                client = self._clients.seen(client.client_id)  # a new object, if the client was removed in the meantime
                 if client.stream is None:
                     client.stream = stream
                 if account is not None:

@@ -35,11 +35,11 @@ from aerobee_store import AppendedBatch
 SERVICE: Final = "aerobee.v1.RecordService"
 _STREAM: Final = "StreamAppendRecords"
 IN_FLIGHT_MAX: Final = 64
-"""Requests of one append stream that wait for the disk; further ones are not read."""
+"""Requests of one append stream that wait for the disk; no more are read."""
 
 
 class RecordService:
-    """One line a method, but for the stream of appends."""
+    """One line per method, except for the stream of appends."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RecordService:
         offsets: OffsetsProcessor,
         draining: asyncio.Event,
     ) -> None:
-        """`draining`, once set: append streams end when what they have read is answered."""
+        """`draining`: once set, append streams end when the requests already read are answered."""
         self._identify = ClientIdentity(clients, accounts)
         self._counters = counters
         self._limits = limits
@@ -95,7 +95,7 @@ class RecordService:
                 yield response
 
     async def _append_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """A task reads and appends, this one waits for the disk and answers: so requests gather for one sync."""
+        """A task reads and appends, this one waits for the disk and answers, so that requests share a sync."""
         running = self._counters.running(SERVICE, _STREAM)
         running.count += 1
         appended: asyncio.Queue[_InFlight | None] = asyncio.Queue(IN_FLIGHT_MAX)
@@ -148,7 +148,7 @@ class RecordService:
                 except Exception as error:
                     outcome = error
                 await appended.put((started, outcome, size))
-                await asyncio.sleep(0)  # a large request takes milliseconds; others are served between two of them
+                await asyncio.sleep(0)  # a large request takes milliseconds; let other tasks run in between
         except asyncio.CancelledError:
             if not self._draining.is_set():
                 raise
@@ -172,7 +172,7 @@ class RecordService:
 
 
 _InFlight = tuple[float, AppendedBatch | Exception, int]
-"""When a request came, what was appended or why not, and its bytes."""
+"""The arrival time of a request, its result or error, and its bytes."""
 
 
 def _refusal(error: Exception) -> records_v1.AppendRecordsResponse:

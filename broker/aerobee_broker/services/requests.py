@@ -1,8 +1,8 @@
-"""Requests from bytes to messages, with a limit for everything that a client can make large.
+"""Parses requests, with a limit for everything that a client can make large.
 
-The parser is fast, but a request may hold millions of entries of two bytes each, and what follows does something for
-each of them. So a method takes so many bytes (`size_max_of`), a repeated field so many entries (`entries_max_of`), and
-a large request is counted on its bytes, before a single object is made of it.
+The parser is fast, but a request may contain millions of entries of two bytes, each of which costs later work. So each
+method has a size limit (`size_max_of`) and each repeated field an entry limit (`entries_max_of`), and the fields of a
+large request are counted on its bytes before any object is created.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from aerobee_broker.errors import InvalidRequestError
 from aerobee_proto import v2
 
 SIZE_MAX_DEFAULT: Final = 1 << 20  # bytes
-_BATCH_SIZE_MAX: Final = 16 << 20  # RocketMQ takes batches of one largest message, 4 MiB; ours may have four of them
+_BATCH_SIZE_MAX: Final = 16 << 20  # RocketMQ accepts batches of one largest message, 4 MiB; ours may have four of them
 _SIZES_MAX: Final = {
     "apache.rocketmq.v2.SendMessageRequest": _BATCH_SIZE_MAX,
     "apache.rocketmq.v2.AdminSendMessageRequest": 6 << 20,  # a body of 4 MiB, and its properties
     "apache.rocketmq.v2.TelemetryCommand": 6 << 20,  # a client sends back the message that it was asked to verify
-    "apache.rocketmq.v2.ReceiveMessageRequest": 128 << 10,  # kept for as long as the receive waits
+    "apache.rocketmq.v2.ReceiveMessageRequest": 128 << 10,  # kept while the receive waits
     "apache.rocketmq.v2.PullMessageRequest": 128 << 10,
     "aerobee.v1.AppendRecordsRequest": _BATCH_SIZE_MAX,
 }
-_PROPERTIES_SIZE_MAX: Final = 1 << 20  # more than a message has beside its body
+_PROPERTIES_SIZE_MAX: Final = 1 << 20  # more than a message has besides its body
 ENTRIES_MAX_DEFAULT: Final = 1024
 _ENTRIES_MAX: Final = {
     "apache.rocketmq.v2.Publishing.topics": 4096,
@@ -34,28 +34,28 @@ _ENTRIES_MAX: Final = {
     "apache.rocketmq.v2.SyncLiteSubscriptionRequest.lite_topic_set": 4096,
     "aerobee.v1.QueueOffsetsRequest.TopicQueues.queue_ids": 10_000,
 }
-# Not looked into: `check_message` looks at each message of a batch in any case, and there may be many.
+# Not counted: `check_message` checks each message of a batch anyway, and there may be many.
 _CHECKED_ELSEWHERE: Final = frozenset({"apache.rocketmq.v2.Message"})
-_COUNTED_FROM: Final = 1 << 20  # bytes; the parser needs 40 ms at the most for less
+_COUNTED_FROM: Final = 1 << 20  # bytes; the parser needs at most 40 ms for less
 _FIELDS_MAX: Final = 1 << 17  # of a request above that, at all depths: about 50 ms to count
-_DEPTH_MAX: Final = 100  # of messages in messages, as the parser has it
+_DEPTH_MAX: Final = 100  # depth of nested messages, as in the parser
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 
 def size_max_of(request_type: Descriptor, body_size_max: int) -> int:
-    """How many bytes a request of this type may have: one that holds messages at least the largest one."""
+    """The size limit of a request of this type: at least the largest message, if it contains messages."""
     size_max = _SIZES_MAX.get(request_type.full_name, SIZE_MAX_DEFAULT)
     return size_max if size_max <= SIZE_MAX_DEFAULT else max(size_max, body_size_max + _PROPERTIES_SIZE_MAX)
 
 
 def entries_max_of(field: FieldDescriptor) -> int:
-    """How many entries a repeated field may have."""
+    """The entry limit of a repeated field."""
     return _ENTRIES_MAX.get(field.full_name, ENTRIES_MAX_DEFAULT)
 
 
 class RequestReader:
-    """Reads the requests of one method. A front end asks `size_max` before it takes the bytes, then calls `read`."""
+    """Reads the requests of one method. A front checks `size_max` before it reads the bytes, then calls `read`."""
 
     __slots__ = ("_checks", "_method", "_parse", "_type", "size_max")
 
@@ -67,7 +67,7 @@ class RequestReader:
         self.size_max = size_max_of(self._type, body_size_max)
 
     def read(self, data: bytes) -> Message:
-        """The request. InvalidRequestError if it is none or too large, MemoryError."""
+        """Parse the request. InvalidRequestError if it is invalid or too large, MemoryError."""
         size = len(data)
         if size > self.size_max:
             raise self.too_large(size)
@@ -84,22 +84,22 @@ class RequestReader:
         try:
             request = self._parse(data)
         except DecodeError:
-            if is_well_formed(data, self._type):  # the parser says the same of bytes that it has no memory for
+            if is_well_formed(data, self._type):  # the parser reports lack of memory like this, too
                 raise MemoryError(self._method) from None
             raise self._unreadable() from None
-        if size > ENTRIES_MAX_DEFAULT:  # an entry has a byte or more
+        if size > ENTRIES_MAX_DEFAULT:  # an entry has at least a byte
             _check_entries(request, self._checks, self._method)
         return request
 
     def too_large(self, size: int) -> InvalidRequestError:
-        """What answers a request of so many bytes."""
+        """The error for a request of this many bytes."""
         return InvalidRequestError(
             v2.Code.PAYLOAD_TOO_LARGE,
             f"the {self._method} request has {size} bytes, the limit is {self.size_max}; send several requests",
         )
 
     def _unreadable(self) -> InvalidRequestError:
-        # Only our words: the parser's have the name of a class in them.
+        # Our own text, because the parser's contains the name of a class.
         package = self._type.full_name.rpartition(".")[0]
         return InvalidRequestError(
             v2.Code.BAD_REQUEST,
@@ -108,13 +108,13 @@ class RequestReader:
 
 
 class RequestLimits:
-    """What all methods share: the bytes of requests in progress, and the largest body."""
+    """Limits that all methods share: the bytes of requests in progress, and the largest body."""
 
     def __init__(self, in_progress: ByteBudget, *, body_size_max: int) -> None:
         self.in_progress = in_progress
         self._body_size_max = body_size_max
         self.request_size_max = max(_SIZES_MAX.values()) + body_size_max
-        """No method takes a larger request: what a front end may read before it knows which method it is."""
+        """The largest size of all methods: what a front may read before it knows the method."""
 
     def reader(self, method: str, request_type: type[Message]) -> RequestReader:
         return RequestReader(method, request_type, body_size_max=self._body_size_max)
@@ -122,11 +122,11 @@ class RequestLimits:
 
 # --- Entries of repeated fields -----------------------------------------------------------------------------
 
-_Check = tuple[str, bool, int, "list[_Check]"]  # name, whether it is repeated, how many it may have, fields within
+_Check = tuple[str, bool, int, "list[_Check]"]  # name, whether it is repeated, its entry limit, and nested fields
 
 
 def _checks_of(message: Descriptor, outer: tuple[str, ...] = ()) -> list[_Check]:
-    """The fields that are repeated, or have such ones within."""
+    """The fields that are repeated or contain repeated fields."""
     checks: list[_Check] = []
     for field in message.fields:
         kind = field.message_type
@@ -159,15 +159,15 @@ def _check_entries(message: Message, checks: list[_Check], method: str) -> None:
 
 
 class _MalformedError(Exception):
-    """The bytes are no message."""
+    """The bytes are not a message."""
 
 
 class _TooManyFieldsError(Exception):
-    """There are more fields than may be counted."""
+    """The message has more fields than the limit."""
 
 
 class _Count:
-    """Counts fields, at all depths of known messages, and checks what the parser would check."""
+    """Counts fields at all depths of known messages, with the parser's checks."""
 
     __slots__ = ("_left",)
 
@@ -175,7 +175,7 @@ class _Count:
         self._left = count_max
 
     def fields(self, data: bytes, start: int, end: int, message: Descriptor, depth: int) -> None:
-        """Raise _MalformedError or _TooManyFieldsError if one of the two holds for these bytes."""
+        """Raise _MalformedError or _TooManyFieldsError if these bytes are invalid or exceed the limit."""
         if depth > _DEPTH_MAX:
             raise _MalformedError
         known = message.fields_by_number
@@ -208,13 +208,13 @@ class _Count:
             elif wire_type == _FIXED_32:
                 place += 4
             else:
-                raise _MalformedError  # a group, which no message of ours has
+                raise _MalformedError  # a group, which none of our messages has
         if place != end:
             raise _MalformedError
 
 
 def is_well_formed(data: bytes, message: Descriptor) -> bool:
-    """Whether the bytes are a message of this type. False, too, if that would take long to say."""
+    """Whether the bytes are a message of this type. Also False if checking would take too long."""
     try:
         _Count(_FIELDS_MAX).fields(data, 0, len(data), message, 0)
     except (_MalformedError, _TooManyFieldsError):
@@ -223,7 +223,7 @@ def is_well_formed(data: bytes, message: Descriptor) -> bool:
 
 
 def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """The number there, and the place behind it."""
+    """The varint at this position, and the position after it."""
     value = shift = 0
     while place < end and shift < 70:
         byte = data[place]

@@ -37,17 +37,17 @@ from aerobee_proto.pool import POOL
 
 Identify = Callable[[Context], Client]
 UnaryCall = Callable[[Any, Client], Awaitable[Message | bytes]]
-"""Answers with a message, or with the bytes of one whose status is OK."""
+"""Answers with a message, or with the encoded bytes of a message whose status is OK."""
 StreamCall = Callable[[Any, Client, Context], AsyncGenerator[Any, None]]
-"""Yields messages, or the bytes of messages without a status, where making a message of them would copy too much."""
+"""Yields messages, or encoded messages without a status, where creating a message object would copy too much."""
 ReadRequest = Callable[[bytes, Callable[[bytes], Any]], Any]
-"""Makes a request of bytes; the second argument does so with protobuf."""
+"""Parses a request; the second argument parses with protobuf."""
 
 _OK: Final = v2.Code.OK
 
 
-ROOM_SECONDS: Final = 5.0  # for which a request waits for room for its bytes
-_TAKE_SECONDS: Final = 30.0  # in which a client has to take a large answer; what waits behind it is given back
+ROOM_SECONDS: Final = 5.0  # how long a request waits for the memory of its bytes
+_TAKE_SECONDS: Final = 30.0  # the time for a client to read a large answer; after that, unread messages are returned
 _LARGE_SIZE: Final = 64 << 10
 _NOBODY: Final[Sequence[str]] = ()
 
@@ -63,7 +63,8 @@ def service_methods(
     conversations: Mapping[str, CallBidirectionalStream] | None = None,
     readers: Mapping[str, ReadRequest] | None = None,
 ) -> dict[str, Method]:
-    """All methods of the service with this full name, by their paths. `readers`: of methods with large requests."""
+    """All methods of the service with this full name, by path. `readers`: custom parsers of methods with large
+    requests."""
     readers = readers or {}
     found: dict[str, Method] = {}
     streams = streams or {}
@@ -84,7 +85,7 @@ def service_methods(
 
 
 class MethodAdmission:
-    """Judges the calls of one method by their headers and the bytes in flight: see `front.calls.Admission`."""
+    """Admits calls of one method by their headers and the bytes in flight: see `front.calls.Admission`."""
 
     def __init__(
         self,
@@ -131,21 +132,21 @@ class MethodAdmission:
         return self.budget.has_room_for_anybody()
 
     def caller(self, context: Context) -> Client:
-        """The client of a call, by its headers alone. Raises what `identify` raises."""
+        """The client of a call, by its headers alone. Raises as `identify`."""
         if context.caller is None:
             context.caller = self._identify(context)
         client: Client = context.caller
         return client
 
     def introduced(self, context: Context) -> Client:
-        """The client of a call, with its address and language. Raises what `identify` raises."""
+        """The client of a call, with its address and language. Raises as `identify`."""
         client = self.caller(context)
         if not client.peer[1]:
             introduce(client, context)
         return client
 
     def read(self, data: bytes, client: Client) -> Any:
-        """The request, if the client may make it. Errors as of RequestReader and `check_permission`."""
+        """Parse the request and check the permission. Raises as RequestReader and `check_permission`."""
         if self._read is None or len(data) > self.request_size_max:
             request: Any = self.reader.read(data)
         else:
@@ -155,8 +156,8 @@ class MethodAdmission:
         return request
 
     def response(self, status: v2.Status) -> Message:
-        """What answers with a status alone."""
-        # Only ChangeLogLevel has no status but a remark.
+        """A response with only a status."""
+        # ChangeLogLevel alone has a remark instead of a status.
         return self.response_type(status=status) if self.has_status else self.response_type(remark=status.message)
 
     def _refused(self, error: Exception) -> bytes:
@@ -219,7 +220,7 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
             size = len(data)
             request = method.read(data, client)
             del data
-            # Closed at once when the client goes away, so that what was not written is given back.
+            # Closed at once when the client disconnects, so that unwritten messages are returned.
             async with aclosing(call(request, client, context)) as responses:
                 async for response in responses:
                     if isinstance(response, bytes):
@@ -250,7 +251,7 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
 
 
 async def _taken(context: Context, answer: bytes) -> None:
-    """Write, unless the client does not take it: ClientWentAwayError as if it were gone."""
+    """Write; ClientWentAwayError if the client does not read in time, as if it had disconnected."""
     try:
         async with asyncio.timeout(_TAKE_SECONDS):
             await context.write(answer)
@@ -259,7 +260,7 @@ async def _taken(context: Context, answer: bytes) -> None:
 
 
 def owners_of(client: Client, context: Context) -> Sequence[str]:
-    """Who has the bytes of a call: its connection, and the account that signed it."""
+    """The owners of a call's bytes: its connection, and the account that signed it."""
     if client.account is None:
         return (context.connection(),)
     return context.connection(), f"account {client.account.access_key}"
@@ -276,10 +277,10 @@ def code_name(code: int) -> str:
 
 
 class ClientIdentity:
-    """Finds the client of a call by its headers, and with `accounts` its account.
+    """Identifies the client of a call by its headers, and with `accounts` its account.
 
-    With accounts, the id of a client is `access key/client id`: no account can take the client id of another.
-    Raises InvalidRequestError without `x-mq-client-id`, UnauthorizedError for credentials that are wrong.
+    With accounts, the id of a client is `access key/client id`, so no account can take another's client id. Raises
+    InvalidRequestError without `x-mq-client-id`, and UnauthorizedError for wrong credentials.
     """
 
     def __init__(self, clients: ClientRegistry, accounts: Accounts | None) -> None:
@@ -306,7 +307,7 @@ class ClientIdentity:
             )
         if self._accounts is None:
             client = self._clients.seen(client_id)
-        else:  # before anything is kept of a caller
+        else:  # before any state is kept for a caller
             account = self._accounts.of_call(authorization, date_time, context.certificate_subject())
             client = self._clients.seen(f"{account.access_key}/{client_id}")
             client.account = account
@@ -315,7 +316,7 @@ class ClientIdentity:
 
 
 def introduce(client: Client, context: Context) -> None:
-    """Take from the call what does not change from call to call: address, language, version."""
+    """Take the fixed properties of the client from the call: address, language, version."""
     client.peer = context.peer_address()
     client.secure = context.is_secure()
     for key, value in context.metadata():
@@ -327,7 +328,7 @@ def introduce(client: Client, context: Context) -> None:
 
 
 class AnonymousIdentity:
-    """The caller of a service that asks for no client id; with `accounts`, it must be of one. UnauthorizedError."""
+    """The caller of a service without client ids; with `accounts`, it needs an account. UnauthorizedError."""
 
     def __init__(self, accounts: Accounts | None) -> None:
         self._accounts = accounts

@@ -1,7 +1,7 @@
-"""Health and reflection, as every gRPC server has them, behind our way to read requests.
+"""The standard services health and reflection, with our own request parsing.
 
-grpcio's services answer bytes that are no request with the name of a Python class, and log a traceback for each; and
-their streams live as long as their client likes: each would hold up a stop until the drain's time is over.
+grpcio's services answer invalid requests with the name of a Python class and log a traceback for each; and their
+streams would delay a stop until the end of the drain time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REFLECTION: Final = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflectio
 
 def health_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str, Method]:
     """Check and Watch for the broker (the empty name) and each of `services`: serving until `draining` is set, which
-    also ends every Watch, once it has said so. There is no List."""
+    ends every Watch after a last status. List is not supported."""
     known = frozenset(("", *services))
     status: Any = health_pb2.HealthCheckResponse
     check_reader, watch_reader = (RequestReader(name, health_pb2.HealthCheckRequest) for name in ("Check", "Watch"))
@@ -63,9 +63,10 @@ def health_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str
 
 
 def reflection_methods(services: Iterable[str], draining: asyncio.Event) -> dict[str, Method]:
-    """Of `services`, health and itself, under both of its names; grpcio has v1alpha only, v1 has the same messages.
+    """Reflection of `services`, health and itself, under both of its names; grpcio has only v1alpha, v1 has the same
+    messages.
 
-    A stream ends when its client has asked all, or `draining` is set.
+    A stream ends when its client has finished, or `draining` is set.
     """
     reflection = _Reflection((*services, HEALTH, *REFLECTION))
     reader = RequestReader("ServerReflectionInfo", reflection_pb2.ServerReflectionRequest)
@@ -79,16 +80,16 @@ def reflection_methods(services: Iterable[str], draining: asyncio.Event) -> dict
 
 
 class _Reflection:
-    """Answers questions about the files that define the services (grpc/reflection/v1/reflection.proto).
+    """Answers queries about the files that define the services (grpc/reflection/v1/reflection.proto).
 
-    Not grpcio's servicer, which does the same: it imports grpcio's server.
+    Not grpcio's servicer, which would import grpcio's server.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = sorted(services)
 
     def answer(self, request: Any) -> Any:
-        """A ServerReflectionResponse."""
+        """The ServerReflectionResponse to a request."""
         kind = request.WhichOneof("message_request")
         response = reflection_pb2.ServerReflectionResponse(original_request=request)
         try:
@@ -112,7 +113,7 @@ class _Reflection:
         return response
 
     def _file(self, kind: str | None, request: Any) -> Any:
-        """The file that the request asks for; None if it asks for none. KeyError if there is none of that name."""
+        """The file that the request names; None if it names none. KeyError if it does not exist."""
         pool: Any = reflection_pool()
         match kind:
             case "file_by_filename":
@@ -131,7 +132,7 @@ class _Reflection:
 
 
 def _with_imports(file: Any) -> list[bytes]:
-    """The descriptors of a file and of all that it imports, each once, the file first."""
+    """The descriptors of a file and its imports, each once, the file first."""
     found: dict[str, Any] = {}
     waiting = [file]
     while waiting:
@@ -143,7 +144,7 @@ def _with_imports(file: Any) -> list[bytes]:
 
 
 async def _until(draining: asyncio.Event, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The requests that come before `draining` is set."""
+    """The requests that arrive before `draining` is set."""
     drained = asyncio.ensure_future(draining.wait())
     try:
         while not drained.done():
@@ -151,7 +152,7 @@ async def _until(draining: asyncio.Event, requests: AsyncIterator[bytes]) -> Asy
             try:
                 await asyncio.wait((following, drained), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                following.cancel()  # does nothing to one that is done
+                following.cancel()  # does nothing to a finished task
             if not following.done() or (request := following.result()) is None:
                 return
             yield request

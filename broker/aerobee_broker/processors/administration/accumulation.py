@@ -1,7 +1,7 @@
-"""How far groups are behind: what is in flight, ready, tried before, and how old the oldest of it is.
+"""The lag of groups: messages in flight, ready or retrying, and the age of the oldest one.
 
-The numbers are those of the delivery state, to the message. RocketMQ compares the end of a queue with the offset that
-a group committed, which says -1 for consumers of this protocol.
+The numbers come from the delivery state and are exact. RocketMQ compares the end of a queue with the committed offset,
+which yields -1 for consumers of this protocol.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aerobee_store.clock import Clock
 
 @dataclass(slots=True)
 class _Sum:
-    """Several queues together. Times are Unix milliseconds."""
+    """A sum over queues. Times are Unix milliseconds."""
 
     in_flight: int = 0
     ready: int = 0
@@ -45,7 +45,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of one queue."""
+    """Times of one queue."""
 
     oldest_ms: int | None
     oldest_ready_ms: int | None
@@ -53,7 +53,7 @@ class _Times:
 
 
 class Accumulation:
-    """Answers for one group at a time; of many queues other work gets its turn in between."""
+    """Answers for one group at a time; lets other tasks run between queues."""
 
     def __init__(
         self, *, config: BrokerConfig, store: MessageStore, tables: Tables, deliveries: Deliveries, clock: Clock
@@ -67,7 +67,7 @@ class Accumulation:
     async def of_group(
         self, group: str, delayed: dict[str, int]
     ) -> tuple[list[admin_v1.GroupQueueStatus], list[admin_v1.GroupTopicStatus]]:
-        """By queue and by topic, both in order. `delayed`: by topic, what waits for its delivery time."""
+        """By queue and by topic, both in order. `delayed`: messages not due yet, by topic."""
         queues = []
         sums: dict[str, _Sum] = {}
         for number, status in enumerate(self._deliveries.status(group)):
@@ -108,7 +108,7 @@ class Accumulation:
     async def describe(
         self, request: v2.DescribeGroupAccumulationRequest, client: Client
     ) -> v2.DescribeGroupAccumulationResponse:
-        """Admin.DescribeGroupAccumulation. Lite topics count for their parent; one that is named stands alone."""
+        """Admin.DescribeGroupAccumulation. Lite topics count for their parent; a named one is listed alone."""
         group = self._tables.groups.require(group_name(request.group, client)).name
         wanted = self._wanted(request.topics, client)
         named = request.lite_topic if request.HasField("lite_topic") else None
@@ -134,7 +134,7 @@ class Accumulation:
         )
 
     async def time_span(self, request: v2.QueryTimeSpanRequest, client: Client) -> v2.QueryTimeSpanResponse:
-        """Admin.QueryTimeSpan: of the topics that are named, or all in which the group has a position."""
+        """Admin.QueryTimeSpan: of the named topics, or all in which the group has a position."""
         group = self._tables.groups.require(group_name(request.group, client)).name
         wanted = self._wanted(request.topics, client)
         positions = {(status.topic, status.queue_id): status for status in self._deliveries.status(group)}

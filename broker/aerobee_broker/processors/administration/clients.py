@@ -1,7 +1,7 @@
-"""Who is connected, what for, and whether the clients of a group agree; from the clients' own settings.
+"""Connected clients, their subscriptions, and whether the clients of a group agree; from the clients' own settings.
 
-Subscriptions are not stored: the broker delivers by what each receive says. So the expression of a group is known as
-long as a client of it is connected; that it reads a topic is known from its offsets for as long as these are kept.
+Subscriptions are not stored: the broker delivers by the filter of each receive. So the expression of a group is known
+while a client of it is connected; that it reads a topic is known from its offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aerobee_store.clock import Clock
 
 _LANGUAGES: Final = {"DOTNET": "DOT_NET", "GO": "GOLANG", "HTTP": "NODE_JS"}  # headers that differ from the enum
 _LITE_TYPES: Final = (v2.ClientType.LITE_PUSH_CONSUMER, v2.ClientType.LITE_SIMPLE_CONSUMER)
-_FINE: Final = (v2.Code.OK, v2.Code.CODE_UNSPECIFIED)  # some clients leave the status of an answer out
+_FINE: Final = (v2.Code.OK, v2.Code.CODE_UNSPECIFIED)  # some clients omit the status of an answer
 _EVERYTHING: Final = v2.FilterExpression(type=v2.FilterType.TAG, expression="*")
 
 
@@ -42,7 +42,7 @@ class _Subscribed:
 
     @property
     def meaning(self) -> tuple[int, str]:
-        """Equal for expressions that choose the same messages, as far as their text shows."""
+        """Equal for expressions that select the same messages, as far as their text shows."""
         text = self.expression.expression.strip()
         if self.expression.type == v2.FilterType.SQL:
             return v2.FilterType.SQL, text
@@ -51,7 +51,7 @@ class _Subscribed:
 
 
 class ClientAdministration:
-    """One method an RPC."""
+    """One method per RPC."""
 
     def __init__(
         self,
@@ -114,10 +114,10 @@ class ClientAdministration:
     async def consumer_running_info(
         self, request: v2.GetConsumerRunningInfoRequest, client: Client
     ) -> v2.GetConsumerRunningInfoResponse:
-        """Admin.GetConsumerRunningInfo, as far as the broker can see: no client of this protocol tells more.
+        """Admin.GetConsumerRunningInfo, as far as the broker knows: clients of this protocol send no more.
 
-        What it holds of a queue is known of push consumers, whose messages are invisible because they live. The rates
-        of a single client are not known, so consume_status_table is empty.
+        Messages held per queue are known for push consumers, whose messages are invisible while they live. Rates of a
+        single client are unknown, so consume_status_table is empty.
         """
         found = self._connected(request.client_id, group_name(request.group, client))
         seen_ms = _last_seen_ms(found, self._clients, self._clock)
@@ -168,7 +168,7 @@ class ClientAdministration:
     async def print_thread_stack_trace(
         self, request: v2.PrintThreadStackTraceRequest, client: Client
     ) -> v2.PrintThreadStackTraceResponse:
-        """Admin.PrintThreadStackTrace: also of a producer, which has no group to name."""
+        """Admin.PrintThreadStackTrace: also for a producer, which has no group to name."""
         group = group_name(request.group, client) if request.group.name else None
         answer = await self._clients.print_stacks(self._connected(request.client_id, group))
         if answer.WhichOneof("command") != "thread_stack_trace" or answer.status.code not in _FINE:
@@ -178,7 +178,8 @@ class ClientAdministration:
         )
 
     async def verify_message(self, request: v2.VerifyMessageRequest, client: Client) -> v2.VerifyMessageResponse:
-        """Admin.VerifyMessage: the listener of a push consumer gets the message; nothing is acknowledged or counted."""
+        """Admin.VerifyMessage: the listener of a push consumer receives the message; nothing is acknowledged or
+        counted."""
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
         found = self._connected(request.client_id, group_name(request.group, client))
         records = await find_by_message_id(self._store, self._deliveries.loop_share, topic, request.message_id)
@@ -206,7 +207,7 @@ class ClientAdministration:
     async def list_subscriptions(
         self, request: v2.ListSubscriptionRequest, client: Client
     ) -> v2.ListSubscriptionResponse:
-        """Admin.ListSubscription: by group and topic, in order. Without either, all there are."""
+        """Admin.ListSubscription: by group and topic, in order. Lists all without either."""
         topic, group = self._scope(request, client)
         found = [info async for info, _ in self._infos(topic, group)]
         return v2.ListSubscriptionResponse(status=OK, subscription_info=found)
@@ -214,7 +215,7 @@ class ClientAdministration:
     async def describe_subscriptions(
         self, request: v2.DescribeSubscriptionRequest, client: Client
     ) -> v2.DescribeSubscriptionResponse:
-        """Admin.DescribeSubscription: the same of connected clients, each with its own expression."""
+        """Admin.DescribeSubscription: the same for connected clients, each with its own expression."""
         topic, group = self._scope(request, client)
         found = []
         async for info, clients in self._infos(topic, group):
@@ -234,9 +235,9 @@ class ClientAdministration:
     async def delete_subscription(
         self, request: v2.DeleteSubscriptionRequest, client: Client
     ) -> v2.DeleteSubscriptionResponse:
-        """Admin.DeleteSubscription: the group has no position in the topic any more, as if it never had read it.
+        """Admin.DeleteSubscription: removes the group's position in the topic, as if it had never read it.
 
-        Refused while a client subscribes. An expression is not compared: none is stored.
+        Refused while a client subscribes. Expressions are not compared, because none is stored.
         """
         topic = self._tables.topics.require(topic_name(request.topic, client)).name
         group = self._tables.groups.require(group_name(request.group, client)).name
@@ -275,12 +276,12 @@ class ClientAdministration:
     async def _infos(
         self, topic: str | None, group: str | None
     ) -> AsyncIterator[tuple[v2.SubscriptionInfo, list[_Subscribed]]]:
-        """Each with the clients behind it, in order of their ids."""
+        """Each with its clients, in order of their ids."""
         by_group: dict[str, list[Client]] = {}
         for each in self._clients.all():
             if each.group is not None and (group is None or each.group == group):
                 by_group.setdefault(each.group, []).append(each)
-        # Also those that connected and have not received yet.
+        # Includes clients that connected but have not received yet.
         groups = {*by_group, *(config.name for config in self._tables.groups)} if group is None else {group}
         for number, name in enumerate(sorted(groups)):
             if number % TURN_COUNT == TURN_COUNT - 1:
@@ -298,7 +299,7 @@ class ClientAdministration:
     def _info(
         self, group: str, topic: str, connected: list[Client], subscribed: list[_Subscribed], consistent: bool
     ) -> v2.SubscriptionInfo:
-        """Where clients disagree, the expression is that of the one that said it last."""
+        """If clients disagree, the expression is the most recent one."""
         info = v2.SubscriptionInfo(
             group=resource(group),
             topic=resource(topic),
@@ -343,7 +344,7 @@ def _last_seen_ms(client: Client, clients: ClientRegistry, clock: Clock) -> int:
 
 
 def _client_info(client: Client) -> v2.ClientInfo:
-    host, at, _ = client.client_id.rpartition("/")[2].partition("@")  # with accounts, the access key is in front
+    host, at, _ = client.client_id.rpartition("/")[2].partition("@")  # with accounts, it is prefixed by the access key
     return v2.ClientInfo(
         client_id=client.client_id,
         version=client.version,
@@ -355,7 +356,7 @@ def _client_info(client: Client) -> v2.ClientInfo:
 
 
 def _of_client(answer: v2.TelemetryCommand) -> v2.Status:
-    """What a client answered instead of a result."""
+    """The client's error instead of a result."""
     if answer.status.code in _FINE:
         return v2.Status(
             code=v2.Code.NOT_IMPLEMENTED, message="the client answered something else; its SDK does not support this"
@@ -368,7 +369,7 @@ def _message_model(client: Client) -> v2.MessageModel.ValueType:
 
 
 def _subscriptions(client: Client) -> Iterator[_Subscribed]:
-    """What the client said that it reads; nothing without its settings."""
+    """The subscriptions in the client's settings; none without settings."""
     if client.settings is None or client.group is None:
         return
     for topic, entry in zip(subscribed_topics(client), client.settings.subscription.subscriptions, strict=True):
@@ -376,12 +377,12 @@ def _subscriptions(client: Client) -> Iterator[_Subscribed]:
 
 
 def _may_read(client: Client, topic: str) -> bool:
-    """Whether it reads the topic; of a client whose settings are not known yet, it must be assumed."""
+    """Whether the client reads the topic; assumed if its settings are unknown."""
     return client.settings is None or topic in subscribed_topics(client)
 
 
 def _agree(connected: list[Client]) -> bool:
-    """Whether the clients, as far as their settings are known, subscribe to the same in the same way."""
+    """Whether the clients with known settings have equal subscriptions."""
     said = {
         frozenset((each.topic, each.meaning) for each in _subscriptions(client))
         for client in connected

@@ -1,4 +1,4 @@
-"""The settings of the running broker: shown with where they come from, and changed where that is safe."""
+"""The settings of the running broker: shows them with their sources, and changes them where that is safe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SOURCES: Final[dict[Source, admin_v1.SettingSource.ValueType]] = {
 
 
 class ConfigurationAdministration:
-    """One method an RPC."""
+    """One method per RPC."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings

@@ -1,9 +1,9 @@
-"""The messages that groups gave up: listed, looked at, and sent again.
+"""The dead letters of groups: list, show, resend.
 
-Sending one again stores it once more in the topic that it came from, under its id. The property RESENT_FROM names the
-dead letter. It tells later which ones were sent again: nothing else is written down, so this cannot disagree with the
-log. The property ONLY_GROUP keeps the message from all other groups of the topic. If the operator names a topic, every
-group of that topic gets it.
+Resending stores a dead letter again in its original topic, under its id. The property RESENT_FROM names the dead letter
+and later tells which ones were resent: nothing else is recorded, so this cannot disagree with the log. The property
+ONLY_GROUP hides the message from all other groups of the topic. If the operator names a topic, every group of that
+topic gets the message.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _PAGE_COUNT: Final = 100
 _PAGE_SIZE_MAX: Final = 16 << 20  # bytes of records in one answer
 _RESEND_COUNT_MAX: Final = 1000
 _COPIES_MAX: Final = 64
-_RESEND_SIZE: Final = 4 << 10  # bytes that take as long as to send one again
+_RESEND_SIZE: Final = 4 << 10  # bytes whose handling takes as long as one resend
 _TIME_MAX: Final = (1 << 63) - 1
-# What belongs to the life that has ended, ours and RocketMQ's.
+# Properties of the earlier deliveries, ours and RocketMQ's.
 _ENDED: Final = (
     *(p.DLQ_ORIGIN_TOPIC, p.DLQ_ORIGIN_MESSAGE_ID, p.REAL_TOPIC, p.REAL_QUEUE_ID, p.CRC32, p.DELAY, TIMER_ORIGIN),
     ONLY_GROUP,
@@ -46,7 +46,7 @@ _ENDED: Final = (
 
 
 class DeadLetterAdministration:
-    """One method an RPC."""
+    """One method per RPC."""
 
     def __init__(self, *, store: MessageStore, tables: Tables, counters: BrokerCounters, loop_share: LoopShare) -> None:
         self._store = store
@@ -138,7 +138,7 @@ class DeadLetterAdministration:
         return found, str(position) if position < high else ""
 
     async def resend(self, request: admin_v1.ResendDeadLettersRequest, _: Client) -> admin_v1.ResendDeadLettersResponse:
-        """Each for itself, in the order given; durable together at the end. Raises StoreError."""
+        """Resend each one separately, in the given order; all are durable on return. Raises StoreError."""
         topic = self._topic(request.group)
         if len(request.offsets) > _RESEND_COUNT_MAX:
             raise InvalidRequestError(
