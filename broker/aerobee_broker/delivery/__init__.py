@@ -1,1 +1,1 @@
-"""What happens between stored and consumed: who has which message, for how long, and what is finished."""
+"""Delivery state between store and consumers: messages in flight, their invisible times, and finished messages."""

@@ -1,4 +1,4 @@
-"""How messages are delivered. Part of BrokerConfig, as the section `delivery`."""
+"""Settings of delivery: the section `delivery` of BrokerConfig."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ class DeliveryConfig(Section):
     section: ClassVar[str] = "delivery"
 
     initial_position: InitialPosition = "auto"
-    """Where a new group begins: auto is at the beginning of a queue that still has its first message, else behind the
-    last one (as RocketMQ's consumers expect); earliest and latest are what they say."""
-    invisible_seconds_min: UpToADay = 1.0  # RocketMQ: 10; tests and quick jobs want less, and nothing here needs more
+    """The start of a new group: auto is the beginning of a queue that still has its first message, otherwise the end
+    (as RocketMQ's consumers expect); earliest and latest as named."""
+    invisible_seconds_min: UpToADay = 1.0  # RocketMQ: 10; tests and short jobs need less, and nothing here needs more
     invisible_seconds_max: UpToADay = 12 * 3600.0
-    auto_renew_seconds_max: UpToADay = 3 * 3600.0  # how long a living push consumer may work on one message
+    auto_renew_seconds_max: UpToADay = 3 * 3600.0  # how long a living push consumer may process one message
     receive_count_max: Annotated[int, Meta(ge=1, le=1024)] = 32  # messages in one answer
-    receive_bytes_max: Positive = 4 << 20  # of their records, but for the first, which may be larger
+    receive_bytes_max: Positive = 4 << 20  # bytes of their records, except the first, which may be larger
     poll_seconds_max: SecondsOrZero = 30.0
-    poll_reserve_seconds: SecondsOrZero = 0.2  # an answer must leave so long before the deadline of its call
+    poll_reserve_seconds: SecondsOrZero = 0.2  # an answer must be sent this long before the deadline of its call
     waiting_per_line_max: Positive = 1024  # receives of one group that wait for one topic
-    waiting_max: Positive = 100_000  # and of all
+    waiting_max: Positive = 100_000  # of all groups
     in_flight_per_group_max: Positive = 100_000
     fifo_waiting_max: Positive = 10_000
     """Messages of one queue that a FIFO group keeps in memory while others of their message groups are in flight, at
-    about 250 bytes each. Of further ones it keeps 8 bytes each."""
+    about 250 bytes each. Further ones take 8 bytes each."""
     priority_waiting_max: Positive = 4_096
-    """Messages of one queue of a priority topic that are compared: the highest priority among the oldest so many that
-    wait for a group goes first. What lies behind them is looked at as they go out. About 250 bytes of memory each."""
-    lite_subscriptions_max: Positive = 1200  # lite topics that one client may have subscribed
-    client_gone_seconds: SecondsOrZero = 1.0  # until what a client leaves behind is visible to others
-    client_return_seconds: SecondsOrZero = 30.0  # for the clients of a restarted broker to show up again
-    snapshot_event_count: Positive = 50_000  # journal events between snapshots: what a start has to replay at most
+    """Messages of one queue of a priority topic that are compared: the highest priority among this many of the
+    oldest waiting messages is delivered first. Later messages are read as these are delivered. About 250 bytes of
+    memory each."""
+    lite_subscriptions_max: Positive = 1200  # lite topics that one client may subscribe to
+    client_gone_seconds: SecondsOrZero = 1.0  # delay before messages of a terminated client become visible
+    client_return_seconds: SecondsOrZero = 30.0  # time for clients to reconnect after a restart of the broker
+    snapshot_event_count: Positive = 50_000  # journal events between snapshots: the limit of a replay at start
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

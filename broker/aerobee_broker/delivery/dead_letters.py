@@ -1,4 +1,4 @@
-"""Messages that a group could not consume, copied to the topic of its dead letters."""
+"""Messages that a group could not consume are copied to the topic of its dead letters."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class DeadLetters:
         return dead_letter_topic(group) in self._tables.topics
 
     def attempt_max(self, topic: str, group: str) -> int:
-        """After how many deliveries a message of the topic is a dead letter of the group."""
+        """The number of deliveries after which a message of the topic becomes a dead letter of the group."""
         config = self._tables.groups.get(group)
-        if config is None or topic == dead_letter_topic(group):  # a dead letter is delivered without end
+        if config is None or topic == dead_letter_topic(group):  # a dead letter is delivered without limit
             return ATTEMPTS_WITHOUT_END
         return max(config.retry_max_times + 1, 1)
 
     async def create_topic(self, group: str) -> None:
-        """On disk when this returns."""
+        """Durable on return."""
         self._tables.topics.create_internal(TopicConfig.of_type(dead_letter_topic(group), queue_count=1))
         await self._tables.save_topics()
 
     def append(self, record: Record, group: str) -> None:
-        """The event that finishes the message must be appended in the same step: it then follows in the log."""
+        """The event that finishes the message must be appended in the same step, so that it follows in the log."""
         origin_id = record.unique_key or p.offset_message_id(record.store_host, record.physical_offset)
         properties = {
             **_own_properties(record),
@@ -60,7 +60,7 @@ class DeadLetters:
         try:
             self._store.append([message], internal=True)
         except InvalidMessageError:
-            # Properties that were at their limit already: better a dead letter without its origin than none.
+            # If properties are at their limit, a dead letter without its origin is better than none.
             message.properties = _own_properties(record)
             self._store.append([message], internal=True)
         self._store.request_flush()  # with sync flush nobody can read it before, and nobody may be waiting for it
@@ -68,6 +68,6 @@ class DeadLetters:
 
 
 def _own_properties(record: Record) -> dict[str, str]:
-    """Without those that would put the copy into the light queues that the message is in."""
+    """Omit properties that would put the copy into the light queues of the message."""
     names = (p.INNER_MULTI_DISPATCH, p.INNER_MULTI_QUEUE_OFFSET)
     return {name: value for name, value in record.properties.items() if name not in names}

@@ -65,9 +65,9 @@ from aerobee_store.clock import Clock, SteadyClock
 _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
-_ROOM_SECONDS: Final = 2.0  # that a receive which does not wait for messages waits for room for their bytes
-_LITE_EXPIRY_SECONDS: Final = 60.0  # between looks; the time of expiry is in minutes
-_DELETED_PER_STEP_MAX: Final = 512  # topics that go in one step of the event loop, and with one save of their note
+_ROOM_SECONDS: Final = 2.0  # how long a receive that does not wait for messages waits for the memory of their bytes
+_LITE_EXPIRY_SECONDS: Final = 60.0  # between checks; the precision of expiry is a minute
+_DELETED_PER_STEP_MAX: Final = 512  # topics deleted in one step of the event loop, and recorded in one save
 
 
 class Deliveries:
@@ -84,10 +84,10 @@ class Deliveries:
         *,
         connected: Container[str] | None = None,
     ) -> None:
-        """`connected` has the ids of the clients that are known to be alive; without it every id counts as alive."""
+        """`connected` has the ids of living clients; without it every id counts as alive."""
         self._store = store
         self._tables = tables
-        clock = SteadyClock(clock)  # a message must not stay invisible because the machine's clock was set back
+        clock = SteadyClock(clock)  # a message must not stay invisible because the system clock was set back
         self._clock = clock
         self._settings = settings
         config = settings.current.delivery
@@ -95,7 +95,7 @@ class Deliveries:
             waiting_per_line_max=config.waiting_per_line_max, waiting_max=config.waiting_max
         )
         self.loop_share = LoopShare()
-        """For everything that searches, here and elsewhere."""
+        """For all long searches, here and elsewhere."""
         self.stats = DeliveryStats()
         self._run_number = secrets.randbits(32)
         self._subscriptions = Subscriptions(store, tables, settings)
@@ -151,7 +151,7 @@ class Deliveries:
         _log.info("deliveries restored events=%d queues=%d", count, len(queues))
 
     async def run(self) -> None:
-        """Make messages visible when their time is over, and write snapshots; until cancelled."""
+        """Make messages visible when their time is over, and write snapshots, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._visibility.run(), name="delivery-timer")
             tasks.create_task(self._history.run(), name="delivery-snapshots")
@@ -159,9 +159,9 @@ class Deliveries:
             tasks.create_task(self._exhausted.run(), name="dead-letters")
 
     async def close(self) -> None:
-        """Write a last snapshot, so that the next start has next to nothing to replay. The store must still run.
+        """Write a last snapshot, so that the next start has little to replay. The store must still run.
 
-        The offsets table has to be saved after this.
+        The offsets table must be saved afterwards.
         """
         self.long_polling.drain()
         for listener in (self.long_polling.arrived, self.lite.arrived):
@@ -171,16 +171,16 @@ class Deliveries:
             await self._history.try_snapshot()
 
     def wake_timer(self) -> None:
-        """Look at the clock again: for tests that move it."""
+        """Check the clock again: for tests that move it."""
         self._visibility.wake_timer()
 
     # --- Receive ----------------------------------------------------------------------------------------------
 
     async def receive(self, request: ReceiveRequest, memory: Share | None = None) -> list[DeliveredMessage]:
-        """The messages of a request, as soon as there is one; empty when the wait is over.
+        """The messages of a request, as soon as there are any; empty when the wait is over.
 
-        Whoever cannot hand a message over gives it to `give_back`; cancelling does so by itself. Nothing is read while
-        `memory` has no room; what is returned was taken from it.
+        A caller that cannot hand over a message must pass it to `give_back`; cancelling does so by itself. Nothing is
+        read while `memory` is used up; returned messages are counted in it.
 
         Raises TopicNotFoundError, GroupNotFoundError, TooManyRequestsError, StoreError.
         """
@@ -196,7 +196,7 @@ class Deliveries:
             topic = self._tables.topics.require(request.topic)
             plan = plan_of(request, topic, self._tables.groups.require(request.group))
             if has_waited and request.invisible_ms is None and not self._auto_renewals.is_connected(request.client_id):
-                return []  # said goodbye while it was woken; nobody would release what it got now
+                return []  # terminated while it was woken; nobody would release its messages
             if queue_set is None or place != (plan.is_lite, plan.queue_id):
                 queue_set, place = self._queue_set(request, plan), (plan.is_lite, plan.queue_id)
             if queue_set.begin(topic):
@@ -218,7 +218,7 @@ class Deliveries:
                 case Step.LOOK_AGAIN:
                     await self.loop_share.pause(started, until=look_until)
                 case Step.ANSWER_EMPTY:
-                    return []  # somebody else was woken by the look
+                    return []  # the look woke another receive
                 case Step.WAIT:
                     if not await queue_set.wait(deadline - loop.time(), again=has_waited):
                         return []
@@ -227,7 +227,7 @@ class Deliveries:
     def _look(
         self, request: ReceiveRequest, plan: ReceivePlan, queue_set: QueueSet, *, is_last: bool
     ) -> tuple[Received, Step]:
-        """Look once, and let another receive look if there is more than this one takes. Changes queues and journal."""
+        """Look once, and wake another receive if there is more than this one takes. Changes queues and journal."""
         queues = queue_set.queues(plan.attempt)
         look = Look(
             request,
@@ -250,7 +250,7 @@ class Deliveries:
         return received, step
 
     async def _before_answer(self, group: str, received: Received, memory: Share | None) -> None:
-        """Return when the messages may go out. If that fails or is cancelled, they are ready again."""
+        """Return when the messages may be sent. If that fails or is cancelled, they are ready again."""
         if memory is not None:
             memory.take_now(sum(message.record.size for message in received.messages))
         try:
@@ -274,9 +274,9 @@ class Deliveries:
         return TopicQueueSet(self._subscriptions, self._history, self.long_polling, *names, plan.queue_id)
 
     def give_back(self, topic: str, group: str, messages: Iterable[DeliveredMessage]) -> None:
-        """These did not reach the client: they are ready again at once.
+        """Return messages that did not reach the client: they are ready again at once.
 
-        Their delivery counts, but for a group that consumes in order: to it the next one is the same once more.
+        The delivery counts as an attempt, except for a group that consumes in order, which gets the same attempt again.
         """
         parts: dict[tuple[Queue, int], list[int]] = {}
         for message in messages:
@@ -289,12 +289,12 @@ class Deliveries:
     # --- Acknowledge, change, forward -------------------------------------------------------------------------
 
     async def acknowledge(self, topic: str, group: str, handles: Sequence[str]) -> list[BrokerError | None]:
-        """Finish the messages of these handles; for each None, or the InvalidReceiptHandleError that stands for it.
+        """Finish the messages of these handles; for each None or its InvalidReceiptHandleError.
 
-        To acknowledge again what was acknowledged with the same handle is right. Of a handle that an earlier process
-        gave that is not known any more; it is right if the message is finished, whoever finished it.
+        Acknowledging is idempotent: a repeated handle is valid. A handle from an earlier process is not remembered; it
+        is valid if the message is finished, whoever finished it.
 
-        When this returns, all that was acknowledged is as safe as a sent message. Raises StoreError.
+        On return, all acknowledgements are as safe as a sent message. Raises StoreError.
         """
         now_ms = self._clock.now_ms()
         results: list[BrokerError | None] = []
@@ -303,7 +303,7 @@ class Deliveries:
             try:
                 queue, handle = self._find(topic, group, text, now_ms)
                 if self._recent.get((handle.nonce, handle.queue_offset)) is not queue and not (
-                    # It may have been acknowledged with this very handle, before the broker was restarted.
+                    # It may have been acknowledged with this very handle before the broker was restarted.
                     handle.run != self._run_number and queue.delivery.is_finished(handle.queue_offset)
                 ):
                     queue.delivery.check(handle.queue_offset, handle.nonce)
@@ -324,7 +324,7 @@ class Deliveries:
         return results
 
     async def change_invisible(self, topic: str, group: str, handle: str, invisible_ms: int) -> str:
-        """The message is invisible for that long from now on; 0 makes it ready at once. Returns its new handle.
+        """Make the message invisible for this long from now; 0 makes it ready at once. Returns its new handle.
 
         Raises InvalidReceiptHandleError, StoreError.
         """
@@ -345,7 +345,7 @@ class Deliveries:
         if not self._dead_letters.has_topic(group):
             await self._dead_letters.create_topic(group)
         now_ms = self._clock.now_ms()
-        queue, found = self._find(topic, group, handle, now_ms)  # again: it may have changed meanwhile
+        queue, found = self._find(topic, group, handle, now_ms)  # again: it may have changed in the meantime
         queue.delivery.check(found.queue_offset, found.nonce)
         record = self._subscriptions.read_one(queue, found.queue_offset)
         if record is None:
@@ -355,7 +355,7 @@ class Deliveries:
         event = acknowledged((found.queue_offset,))
         self._history.append(EventKind.ACKNOWLEDGED, [encode_acknowledged(queue.encoded_key, event)], now_ms)
         self._finish(queue, [(found.queue_offset, found.nonce)])
-        await self._history.wait_stored()  # the copy lies before it
+        await self._history.wait_stored()  # the copy precedes it
 
     def _find(self, topic: str, group: str, text: str, now_ms: int) -> tuple[Queue, receipt_handle.ReceiptHandle]:
         handle = receipt_handle.decode(text)
@@ -369,13 +369,13 @@ class Deliveries:
         return queue, handle
 
     def _queue_of(self, topic: str, group: str, handle: receipt_handle.ReceiptHandle) -> Queue | None:
-        """The queue that a handle is of; None if it is none of this topic and group."""
+        """The queue of a handle; None if it is not of this topic and group."""
         name = light_topic_name(topic, handle.lite_topic) if handle.lite_topic else topic
         queue = self._subscriptions.queue(name, group, handle.queue_id)
         return queue if queue is not None and queue.owner == handle.owner else None
 
     def _finish(self, queue: Queue, entries: Sequence[tuple[int, int]]) -> None:
-        """`entries` are (offset, nonce); one may be in it twice."""
+        """`entries` are (offset, nonce); an entry may occur twice."""
         for offset, nonce in set(entries):
             queue.delivery.acknowledge(offset, nonce)
             self._recent[nonce, offset] = queue
@@ -387,12 +387,13 @@ class Deliveries:
         if isinstance(order, MessageGroupOrder) and (
             order.has_open() or queue.delivery.cursor < self._subscriptions.end_of(queue)
         ):
-            self._wake_receive(queue)  # what waited for the last of its message group
+            self._wake_receive(queue)  # messages that waited for the last one of their message group
 
     # --- Clients, topics, groups ------------------------------------------------------------------------------
 
     def client_gone(self, client_id: str) -> None:
-        """The client ended, or was silent for too long: its waits end, and its messages are soon visible to others."""
+        """The client terminated or was silent for too long: its waits end, and its messages soon become visible to
+        others."""
         for queue in self._auto_renewals.gone(client_id):
             self._visibility.schedule(queue)
         self.lite.client_gone(client_id)
@@ -410,7 +411,8 @@ class Deliveries:
         self._exhausted.note(queue)
 
     def drop_absent_clients(self) -> float | None:
-        """Clients of before a restart that did not come back are gone; in how many seconds to look again."""
+        """Release the messages of clients that did not reconnect after a restart; returns the seconds until the next
+        check."""
         absent, seconds = self._auto_renewals.absent()
         for client_id in absent:
             self.client_gone(client_id)
@@ -424,11 +426,11 @@ class Deliveries:
         return self._tables.offsets.get(topic, group, queue_id)
 
     async def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """The group goes on at these offsets (queue id -> queue offset), forwards or back; durable when this returns.
+        """Move the group to these offsets (queue id -> queue offset), forwards or back; durable on return.
 
-        Where it has received from a queue, all messages in flight are given up with it: their handles are invalid, and
-        those from the offset on are delivered again as for the first time. Offsets are moved into the queue's range.
-        Raises StoreError, OSError.
+        In queues from which it has received, messages in flight are dropped: their handles become invalid, and those
+        from the offset on are delivered again with attempt 1. Offsets are limited to the queue's range. Raises
+        StoreError, OSError.
         """
         resets = []
         for queue_id, wanted in offsets.items():
@@ -436,7 +438,7 @@ class Deliveries:
             offset = min(max(wanted, 0), high)
             queue = self._subscriptions.queue(topic, group, queue_id)
             if queue is None:
-                # A start replays the journal over the table; what the journal speaks of has a queue.
+                # A start replays the journal over the table; queues in the journal have state.
                 self._tables.offsets.commit(topic, group, queue_id, offset, force=True)
             else:
                 resets.append((queue, max(offset, low)))
@@ -449,14 +451,14 @@ class Deliveries:
             await self._tables.save()
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete the messages of a topic and of its lite topics, and forget all positions in them.
+        """Delete the messages of a topic and of its lite topics, and all positions in them.
 
-        Durable when this returns. Raises StoreError; some are gone then, and the others can be deleted again.
+        Durable on return. After a StoreError some are deleted, and the others can be deleted again.
         """
         await self._delete([*lite_topics_of(self._store, topic), topic])
 
     async def expire_lite_topics(self) -> int:
-        """Delete the lite topics whose time is over; returns how many. Raises StoreError."""
+        """Delete expired lite topics; returns their number. Raises StoreError."""
         names = await self.lite.expired(self._tables.topics, self._clock.now_ms())
         await self._delete(names)
         return len(names)
@@ -465,7 +467,7 @@ class Deliveries:
         for first in range(0, len(names), _DELETED_PER_STEP_MAX):
             some = names[first : first + _DELETED_PER_STEP_MAX]
             self._forget(*(Removed("", name) for name in some))
-            await self._store.delete_topics(some)  # in the same step: nothing arrives between the two
+            await self._store.delete_topics(some)  # in the same step, so that no message arrives in between
         if names:
             await self._history.wait_stored()
 
@@ -478,11 +480,11 @@ class Deliveries:
                 _log.warning("lite topics not expired, retried later cause=%s", error)
 
     async def delete_group(self, group: str) -> None:
-        """Forget everything about a group, and its offsets; durable in the journal when this returns."""
+        """Delete the state and the offsets of a group; durable in the journal on return."""
         await self._remove(Removed(group, ""))
 
     async def delete_subscription(self, topic: str, group: str) -> None:
-        """Forget what the group did in the topic, and its offsets; durable in the journal when this returns."""
+        """Delete the group's state and offsets of the topic; durable in the journal on return."""
         await self._remove(Removed(group, topic))
 
     async def _remove(self, event: Removed) -> None:
@@ -514,14 +516,14 @@ class Deliveries:
 
     @property
     def expiry_late_ms(self) -> int:
-        """For how long the next message whose invisible time is over has not been made visible again."""
+        """For how long the next message whose invisible time is over has not been made visible."""
         return self._visibility.late_ms
 
     def queue_delivery(self, topic: str, group: str, queue_id: int) -> QueueDelivery | None:
-        """What is in flight and what waits, to be looked at; None if the group has not received since the start."""
+        """The delivery state of a queue, read-only; None if the group has not received since the start."""
         queue = self._subscriptions.queue(topic, group, queue_id)
         return None if queue is None else queue.delivery
 
     def status(self, group: str) -> list[QueueStatus]:
-        """Every queue that the group has a position in."""
+        """Every queue in which the group has a position."""
         return self._subscriptions.status(group)

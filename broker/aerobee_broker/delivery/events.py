@@ -1,7 +1,7 @@
-"""What can change in the delivery of a queue, as values: made by QueueDelivery, kept by the journal, applied at start.
+"""Changes of a queue's delivery state as values: made by QueueDelivery, stored in the journal, applied at start.
 
-Every event says what is, not by how much something changed, so applying one twice, or over a newer commit offset, is
-harmless: what is finished stays finished, until a Reset begins anew.
+Every event describes a state, not a difference, so applying it twice, or over a newer commit offset, is harmless:
+finished messages stay finished until a Reset.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """`size` messages from `offset` on, all delivered for the `attempt`-th time; 0: passed over, delivered later."""
+    """`size` messages from `offset` on, delivered with this attempt number; 0: passed over, delivered later."""
 
     offset: int
     size: int
@@ -19,7 +19,7 @@ class Run(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One message that is not finished. `nonce` 0: ready for redelivery after `attempt` deliveries; else in flight."""
+    """One unfinished message. `nonce` 0: ready for redelivery after `attempt` deliveries; otherwise in flight."""
 
     offset: int
     attempt: int
@@ -30,10 +30,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Messages went out under one nonce. What is in begin <= offset < cursor and in no run is finished (filtered out).
+    """Messages delivered under one nonce. Offsets begin <= offset < cursor in no run are finished (filtered out).
 
-    Offsets below `begin` were delivered or passed over before. `client_id`: invisible as long as that client lives, at
-    most until `invisible_until_ms`; None: until then whatever happens to the client.
+    Offsets below `begin` were delivered or passed over before. `client_id`: invisible while that client lives, at most
+    until `invisible_until_ms`; None: until then, independent of the client.
     """
 
     begin: int
@@ -51,14 +51,14 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Offsets, as half-open ranges, that are finished."""
+    """Finished offsets, as half-open ranges."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A message in flight got another time and another nonce."""
+    """A message in flight got a new time and a new nonce."""
 
     offset: int
     attempt: int
@@ -68,7 +68,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of begin <= offset < end: what `entries` does not name is finished, and so is all below `commit_offset`."""
+    """The state of begin <= offset < end: offsets not in `entries` are finished, as are all below `commit_offset`."""
 
     commit_offset: int
     begin: int
@@ -78,7 +78,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The group goes on at `offset`, whatever was before: all below is finished, nothing above was delivered."""
+    """The group continues at `offset`: everything below is finished, nothing above was delivered."""
 
     offset: int
 

@@ -1,6 +1,7 @@
-"""Messages that used up their attempts become dead letters, whether or not anybody receives again.
+"""Moves messages that used up their attempts to the dead letters, even if nobody receives.
 
-A receive that meets such a message moves it, too: the group's limit may have been lowered since it became visible.
+A receive that meets such a message moves it too, because the group's limit may have been lowered since the message
+became visible.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Waiting(Protocol):
 
 
 class ExhaustedMessages:
-    """The queues that have some, and the task that moves them. Event loop only."""
+    """The queues with exhausted messages, and the task that moves them. Event loop only."""
 
     def __init__(
         self,
@@ -50,13 +51,13 @@ class ExhaustedMessages:
         self._wake = asyncio.Event()
 
     def note(self, queue: Queue) -> None:
-        """Messages of this queue became visible: look at it if one of them was delivered as often as it may be."""
+        """Messages of this queue became visible: check it if one of them has reached the maximum of attempts."""
         if queue.delivery.ready_attempt_max >= self._attempt_max(queue):
             self._queues[queue] = None
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -71,16 +72,16 @@ class ExhaustedMessages:
                     self._queues.pop(queue, None)
 
     async def _empty(self, queue: Queue) -> None:
-        """Move all of a queue. StoreError."""
+        """Move all exhausted messages of a queue. StoreError."""
         while not queue.dropped and queue.delivery.exhausted(self._attempt_max(queue)):
             if not self._dead_letters.has_topic(queue.key.group):
                 await self._dead_letters.create_topic(queue.key.group)
-                continue  # the queue may have changed meanwhile
+                continue  # the queue may have changed in the meantime
             self._move(queue)
             await asyncio.sleep(0)
 
     def _move(self, queue: Queue) -> None:
-        """Some of a queue: the copies, and behind them in the log the event that finishes the originals."""
+        """Move some messages of a queue: the copies, followed in the log by the event that finishes the originals."""
         moved = queue.delivery.exhausted(self._attempt_max(queue))[:_MOVED_PER_STEP_MAX]
         for offset in moved:
             record = self._subscriptions.read_one(queue, offset)
@@ -92,7 +93,7 @@ class ExhaustedMessages:
         self._history.append(EventKind.ACKNOWLEDGED, [event], self._clock.now_ms())  # if this fails, nothing changes
         queue.delivery.finish(moved)
         self._subscriptions.note_commit(queue)
-        self._waiting.became_visible(queue)  # messages behind them in their message groups
+        self._waiting.became_visible(queue)  # later messages of their message groups
 
     def _attempt_max(self, queue: Queue) -> int:
         return self._dead_letters.attempt_max(queue.topic, queue.key.group)

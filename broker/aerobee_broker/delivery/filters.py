@@ -1,4 +1,4 @@
-"""Which messages of a topic a consumer wants: by tag, or by an SQL expression over their properties."""
+"""Filters of a consumer: by tag, or by an SQL expression over properties."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from aerobee_broker.delivery.sql_filter import Expression
 
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
-_TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB, whatever expressions clients invent
+_TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB for any expressions
 ONLY_GROUP: Final = "__AEROBEE_ONLY_GROUP"
-"""On a dead letter that was sent again: the stored name of the only group that gets it."""
+"""On a resent dead letter: the stored name of the only group that receives it."""
 
 _ONLY_GROUP_BYTES: Final = ONLY_GROUP.encode()
-READ_BYTES_MAX: Final = 4 << 20  # bytes of records that one read brings
-_CONDITIONS_MIN: Final = 32  # messages a read, also for those who want fewer: most may not pass
+READ_BYTES_MAX: Final = 4 << 20  # bytes of records per read
+_CONDITIONS_MIN: Final = 32  # messages per read, even if fewer are wanted: most may not pass
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """What is wanted: messages with one of these tags, or those that fulfil the condition. Both None: everything.
+    """The accepted messages: those with one of these tags, or those that satisfy the condition. Both None: all.
 
-    `tags` are for the store, which finds most of them in the queue without the log; `condition` needs the record.
+    `tags` are evaluated by the store, mostly in the queue without the log; `condition` needs the record.
     """
 
     tags: frozenset[str] | None = None
@@ -35,12 +35,12 @@ class MessageFilter:
 
     @property
     def reads_per_step(self) -> int:
-        """How often queues may be read in vain before others get their turn: tags skip 800 messages a read, and
-        cheaply; an expression skips so many that one read is a step."""
+        """How many reads may find nothing before other tasks run: with tags a read skips 800 messages at low cost; with
+        an expression one read is a step."""
         return 16 if self.condition is None else 1
 
     def passes(self, record: Record, group: str) -> bool:
-        """Whether the consumer wants the message, and its group may have it."""
+        """Whether the message passes the filter, and its group may receive it."""
         return is_for(record, group) and self._passes(record)
 
     def _passes(self, record: Record) -> bool:
@@ -59,10 +59,10 @@ class MessageFilter:
         *,
         max_bytes: int = READ_BYTES_MAX,
     ) -> ReadResult:
-        """At most `count` messages that pass, from the offset on; those that do not lie before `next_offset`.
+        """At most `count` messages that pass, from the offset on; all others before `next_offset` do not pass.
 
-        Looks at a bounded number of messages, so that it may bring nothing though there is more; of more than
-        `max_bytes` only one, whatever its size. StoreAccessError.
+        Examines a limited number of messages, so it may return nothing although there are more; returns only one
+        message above `max_bytes`, whatever its size. StoreAccessError.
         """
         if self.condition is None:
             result = store.read(topic, queue_id, queue_offset, max_count=count, max_bytes=max_bytes, tags=self.tags)
@@ -86,14 +86,14 @@ EVERYTHING: Final = MessageFilter()
 
 
 def is_for(record: Record, group: str) -> bool:
-    """False for a message that was sent again to another group alone."""
+    """False for a message that was resent to another group only."""
     return _ONLY_GROUP_BYTES not in record.raw_properties or record.properties.get(ONLY_GROUP, group) == group
 
 
 def filter_of(expression: str, *, is_sql: bool = False) -> MessageFilter:
-    """The filter that an expression describes: tags, as `TagA || TagB`, or SQL. Raises InvalidFilterError."""
+    """The filter of an expression: tags, as in `TagA || TagB`, or SQL. Raises InvalidFilterError."""
     if is_sql:
-        # With the first one: making the parser would be a tenth of the broker's start.
+        # Imported on first use: creating the parser takes a tenth of the broker's start.
         from aerobee_broker.delivery.sql_filter import compile_expression
 
         return MessageFilter(condition=compile_expression(expression))

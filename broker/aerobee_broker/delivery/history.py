@@ -1,4 +1,4 @@
-"""The delivery journal in use: events as they happen, snapshots that bound a replay, and the replay itself."""
+"""The use of the delivery journal: appends events, writes snapshots that limit a replay, and replays it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class History:
-    """What makes the state of all queues durable. Event loop only, but for `replay`."""
+    """Makes the state of all queues durable. Event loop only, except for `replay`."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class History:
             self._snapshot_wake.set()
 
     def begin(self, keys: Iterable[QueueKey]) -> bool:
-        """Give groups a position in these queues, where they have none; False if they have in all. StoreError.
+        """Give groups a position in these queues where they have none; False if they have all. StoreError.
 
-        One that the group has not had is in the journal, so that a group that begins at the end does not begin at a
-        later end after a crash.
+        A new position is written to the journal, so that after a crash a group that begins at the end does not begin at
+        a later end.
         """
         created = [
             self._subscriptions.create_queue(key)
@@ -83,7 +83,7 @@ class History:
         return True
 
     def reset(self, resets: Sequence[tuple[Queue, int]]) -> None:
-        """Let each of these go on at an offset that its queue has. Raises StoreError, and nothing has changed then."""
+        """Let each group continue at an offset within its queue. Raises StoreError, and nothing has changed then."""
         resets = [
             (queue, offset)
             for queue, offset in resets
@@ -101,22 +101,22 @@ class History:
             self._subscriptions.note_commit(queue, force=True)
 
     async def wait_logged(self) -> None:
-        """Return once all events so far are in the log: what a crash of the process leaves."""
+        """Return when all events so far are in the log, where they survive a crash of the process."""
         await self._store.wait_stored(self._journal.end, durable=False)
 
     async def wait_stored(self) -> None:
-        """Return once all events so far are as safe as a message that was sent."""
+        """Return when all events so far are as safe as a sent message."""
         await self._store.wait_stored(self._journal.end)
 
     # Snapshots
 
     @property
     def is_new_since_snapshot(self) -> bool:
-        """Whether a replay from the latest snapshot would have anything to do."""
+        """Whether a replay from the latest snapshot would have work to do."""
         return self._journal.event_count != self._events_at_snapshot
 
     async def snapshot(self) -> None:
-        """Write everything into the journal; once that is durable, a replay begins there."""
+        """Write the whole state to the journal; once it is durable, a replay begins there."""
         position = self._journal.next_queue_offset
         events = [
             encode_state(queue.encoded_key, state)
@@ -132,28 +132,29 @@ class History:
         self._stats.snapshots += 1
         await self._store.wait_stored(self._journal.end, durable=True)
         self._tables.offsets.commit(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID, position)
-        self._subscriptions.release_resets(position)  # in the same step: one save has both
+        self._subscriptions.release_resets(position)  # in the same step: one save contains both
 
     async def try_snapshot(self) -> None:
-        """Without one, the next start has more to replay, and nothing else is worse."""
+        """Try to write a snapshot. A failure only makes the next start replay more."""
         try:
             await self.snapshot()
         except (StoreFullError, SyncTimeoutError) as error:
             _log.warning("delivery snapshot failed cause=%s", error)
 
     async def run(self) -> None:
-        """A snapshot every so many events, until cancelled."""
+        """Write a snapshot after every so many events, until cancelled."""
         while True:
             await self._snapshot_wake.wait()
             self._snapshot_wake.clear()
             await self.try_snapshot()
-            await self._tables.save()  # the replay begins at the snapshot only where the table says so
+            await self._tables.save()  # the replay begins at the snapshot only if the table says so
 
     async def keep_from(self, end: int) -> int:
-        """From which physical offset the log must be kept, when all before `end` is about to go.
+        """The physical offset from which the log must be kept, when everything before `end` is about to be removed.
 
-        What a replay would need of that is written anew: everything into the journal, and then the committed offsets,
-        which are all there is of queues without anything in flight, into their file. Raises OSError, StoreError.
+        State that a replay would need from there is written again: the whole state to the journal, then the committed
+        offsets, which are the only state of queues without messages in flight, to their file. Raises OSError,
+        StoreError.
         """
         begin = self._replay_begin()
         if begin is not None and begin < end:
@@ -168,14 +169,14 @@ class History:
         start = self._tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID) or 0
         for queue_offset in range(max(start, low), high):
             found = self._store.physical_offset_at(JOURNAL_TOPIC, JOURNAL_QUEUE_ID, queue_offset)
-            if found is not None:  # damaged ones have no place in the log
+            if found is not None:  # damaged records have no place in the log
                 return found
         return None
 
     # Replay
 
     def replay(self) -> int:
-        """Apply the journal to the committed offsets; returns how many events that were. JournalFormatError."""
+        """Apply the journal to the committed offsets; returns the number of events. JournalFormatError."""
         start = self._tables.offsets.get(JOURNAL_TOPIC, JOURNAL_GROUP, JOURNAL_QUEUE_ID)
         ends: dict[QueueKey, int] = {}
         count = ignored = 0
@@ -187,11 +188,11 @@ class History:
             _log.warning("journal events ignored count=%d cause=%r", ignored, "their messages are not in the log")
         if any(queue.reset_at is not None for queue in self._subscriptions):
             self._snapshot_wake.set()
-        self._events_at_snapshot = -count  # they count for the next one: a replay stays bounded over restarts
+        self._events_at_snapshot = -count  # they count for the next snapshot: a replay stays bounded over restarts
         return count
 
     def _replay(self, entry: JournalEntry, ends: dict[QueueKey, int]) -> bool:
-        """Apply one event; False if it speaks of messages that the log does not have."""
+        """Apply one event; False if its messages are not in the log."""
         if isinstance(entry.event, Removed):
             self._subscriptions.drop(entry.event.topic, entry.event.group)
             return True
@@ -207,8 +208,8 @@ class History:
         if queue is None:
             commit_offset = self._tables.offsets.get(key.topic, key.group, key.queue_id)
             if commit_offset is None:
-                # Nothing is known of what is before the oldest event: that it was delivered is the safe guess only
-                # where the event itself says so.
+                # The time before the oldest event is unknown: assuming delivery is safe only where the event itself
+                # says so.
                 match event:
                     case State():
                         commit_offset = event.commit_offset

@@ -24,8 +24,9 @@ JOURNAL_GROUP: Final = "CID_RMQ_SYS_AEROBEE_DELIVERY"  # its offset in consumerO
 JOURNAL_QUEUE_ID: Final = 0
 
 VERSION: Final = 1
-VERSION_WITH_PASSED: Final = 2  # deliveries with runs of attempt 0; only where there are some: older releases read 1
-_BODY_SIZE_MAX: Final = 64 << 10  # a snapshot of 100,000 messages in flight is some fifty of these
+# deliveries with runs of attempt 0; used only where there are some, because older releases read version 1
+VERSION_WITH_PASSED: Final = 2
+_BODY_SIZE_MAX: Final = 64 << 10  # a snapshot of 100,000 messages in flight takes some fifty of these
 _HEADER: Final = struct.Struct(">BBH")
 _SIZE: Final = struct.Struct(">H")
 _QUEUE_ID: Final = struct.Struct(">I")
@@ -44,7 +45,7 @@ _STATE_OVERHEAD_SIZE: Final = 1024  # header, key of the queue and fixed fields:
 
 
 class EventKind(enum.IntEnum):
-    """What a journal message holds; the name in lower case is its tag."""
+    """The kind of events in a journal message; the name in lower case is its tag."""
 
     DELIVERED = 1
     ACKNOWLEDGED = 2
@@ -60,20 +61,20 @@ _KNOWN_KINDS: Final = frozenset(int(kind) for kind in EventKind)
 
 @dataclass(frozen=True, slots=True)
 class QueueKey:
-    """Whose delivery: stored names of group and topic."""
+    """The queue of a delivery: stored names of group and topic."""
 
     group: str
     topic: str
     queue_id: int
 
     def encode(self) -> bytes:
-        """As every event of this queue begins."""
+        """The first bytes of every event of this queue."""
         return _text(self.group) + _text(self.topic) + _QUEUE_ID.pack(self.queue_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A deleted topic, group, or both: an empty name stands for all. Nothing of it is delivered any more."""
+    """A deleted topic, group, or both: an empty name stands for all. Its state is removed."""
 
     group: str
     topic: str
@@ -81,7 +82,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One event as it was read back. `key` is None for Removed."""
+    """One event as read from the journal. `key` is None for Removed."""
 
     queue_offset: int
     key: QueueKey | None
@@ -134,7 +135,8 @@ def encode_reset(key: bytes, event: Reset) -> bytes:
 
 
 def _bounded(text: str) -> bytes:
-    # A client id beyond 255 bytes is cut: after a restart its messages are then visible after 30 s, as if it were gone.
+    # A client id beyond 255 bytes is truncated: after a restart its messages become visible after 30 s, as if it were
+    # gone.
     return text.encode("utf-8", "replace")[:255]
 
 
@@ -147,7 +149,7 @@ def _text(text: str) -> bytes:
 
 
 class _Reader:
-    """Takes fields off a body, which is hostile: every length is checked before it is used."""
+    """Reads fields of an untrusted body: every length is checked before use."""
 
     __slots__ = ("_at", "_body")
 
@@ -178,7 +180,7 @@ class _Reader:
 
 
 def decode(body: bytes, queue_offset: int) -> list[JournalEntry]:
-    """The events of one journal message. Raises JournalFormatError for whatever this release does not write."""
+    """The events of one journal message. Raises JournalFormatError for content that this release does not write."""
     try:
         reader = _Reader(body)
         version, kind, count = reader.take(_HEADER)
@@ -248,7 +250,7 @@ def _check_order(low: int, high: int) -> None:
 
 
 def highest_offset(event: QueueEvent) -> int:
-    """One more than the highest queue offset that the event speaks of."""
+    """One more than the highest queue offset in the event."""
     match event:
         case Delivered():
             return event.cursor
@@ -272,19 +274,19 @@ class Journal:
         self._store = store
         self._body_size_max = min(_BODY_SIZE_MAX, body_size_max)
         self.end = 0
-        """Physical offset behind the last event that was appended; what `MessageStore.wait_stored` takes."""
+        """Physical offset after the last appended event, for `MessageStore.wait_stored`."""
         self.next_queue_offset = store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)[1]
-        """Of the next message: what a replay that needs nothing before now may begin with."""
+        """Queue offset of the next message, from which a replay that needs only later events may begin."""
         self.event_count = 0
         """Events appended by this process."""
 
     @property
     def state_entry_count_max(self) -> int:
-        """How many entries a State may have so that it fits into one message."""
+        """How many entries of a State fit into one message."""
         return max(1, (self._body_size_max - _STATE_OVERHEAD_SIZE) // (_ENTRY.size + _CLIENT_SIZE_MAX))
 
     def append(self, kind: EventKind, events: Sequence[bytes], now_ms: int, *, version: int = VERSION) -> int:
-        """Append one or more events of one kind, in one message if they fit; moves `end`.
+        """Append events of one kind, in one message if they fit; moves `end`.
 
         `version`: VERSION_WITH_PASSED if a delivery among them passes messages over. Returns the queue offset of the
         first message: a replay from there sees all of them. Raises StoreError.
@@ -308,7 +310,7 @@ class Journal:
         return appended[0].queue_offset
 
     def replay(self, start: int | None) -> Iterator[JournalEntry]:
-        """All events from that queue offset on, or from the oldest that is left. Raises JournalFormatError."""
+        """All events from that queue offset on, or from the oldest remaining one. Raises JournalFormatError."""
         begin, end = self._store.queue_range(JOURNAL_TOPIC, JOURNAL_QUEUE_ID)
         position = begin if start is None else max(begin, start)
         while position < end:

@@ -1,12 +1,12 @@
-"""Lite topics: small sub-streams of a parent topic, of which every client subscribes the ones that it wants.
+"""Lite topics: sub-streams of a parent topic to which every client subscribes individually.
 
-The messages of a lite topic lie in a light queue of the store, and a group has a position in that as in any queue; so
-delivery, acknowledgement and the journal know no difference. What is particular is which queues a receive looks at:
-those that its client has subscribed. That is kept here, in memory: it belongs to the client, ends with it, and is said
-again by the official ones every 30 seconds.
+The messages of a lite topic are in a light queue of the store, in which a group has a position as in any queue; so
+delivery, acknowledgement and the journal treat them alike. Only the queues read by a receive differ: those to which its
+client has subscribed. Subscriptions are kept here, in memory: they end with the client, and official clients repeat
+them every 30 seconds.
 
-A client may have subscribed a thousand lite topics of which hardly any has a message. So none are looked at in turn:
-each client has a list of those that may have something (`pending`), where arrivals, expiries and nacks put them.
+A client may subscribe to a thousand lite topics of which hardly any has a message. So they are not polled in turn: each
+client has a list of those that may have messages (`pending`), fed by arrivals, expiries and nacks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from aerobee_broker.tables.topics import LIGHT_PREFIX, TopicConfig, light_topic_
 from aerobee_store import MessageStore
 
 LITE_QUEUE_ID: Final = 0
-_LOOKED_PER_STEP_MAX: Final = 64  # lite topics that a receive looks at before others get their turn
+_LOOKED_PER_STEP_MAX: Final = 64  # lite topics that a receive examines before other tasks run
 
 Begin = Callable[[MessageStore, str], int]
-"""Where a subscription begins: the store and the name of a light queue -> queue offset."""
+"""The start of a subscription: the store and the name of a light queue -> queue offset."""
 
 
 class Action(Enum):
-    """What becomes of a client's set of lite topics."""
+    """The kind of change of a client's subscriptions."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -46,7 +46,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`names` are lite topics. A `version` below one that was seen is out of date. `begin` is for new ones."""
+    """`names` are lite topics. A `version` below an earlier one is outdated. `begin` applies to new subscriptions."""
 
     action: Action
     names: frozenset[str]
@@ -55,7 +55,7 @@ class Change:
 
 
 class LiteConsumer:
-    """What one client of a group has subscribed of a parent topic."""
+    """The subscriptions of one client of a group in a parent topic."""
 
     __slots__ = ("client_id", "group", "line", "parent", "pending", "place", "subscribed", "version")
 
@@ -64,16 +64,16 @@ class LiteConsumer:
         self.group = group
         self.client_id = client_id
         self.subscribed: dict[str, None] = {}  # names of light queues
-        self.pending: OrderedDict[str, None] = OrderedDict()  # of these, the ones that may have something
+        self.pending: OrderedDict[str, None] = OrderedDict()  # those that may have messages
         self.version: int | None = None
-        # Each client waits in a line of its own. No group has its name, for there is a space in it, and no topic the
-        # name of the place: arrivals in the parent topic are none of these receives' business.
+        # Each client waits in a line of its own. No group has its name, because it contains a space, and no topic the
+        # name of the place: arrivals in the parent topic do not concern these receives.
         self.place = light_topic_name(parent, "")
         self.line = f"{group} lite {client_id}"
 
 
 class LiteConsumers:
-    """All of them. Event loop only."""
+    """All lite subscriptions. Event loop only."""
 
     def __init__(
         self,
@@ -93,21 +93,22 @@ class LiteConsumers:
         self._of_queue: dict[str, dict[LiteConsumer, None]] = {}
         self._last_messages: dict[str, tuple[int, int]] = {}  # light queue -> end, and when its last message was stored
         self.unsubscribed_listeners: list[Callable[[str, str], None]] = []
-        """Hear the client id and the lite topic when one was taken from a client, for it was deleted."""
+        """Called with the client id and the lite topic when a subscription is removed because the lite topic was
+        deleted."""
 
     def get(self, parent: str, group: str, client_id: str) -> LiteConsumer | None:
         return self._consumers.get((parent, group, client_id))
 
     def names(self, parent: str, group: str, client_id: str) -> list[str]:
-        """The lite topics that a client has subscribed, sorted."""
+        """The lite topics to which a client has subscribed, sorted."""
         consumer = self.get(parent, group, client_id)
         return sorted(_lite_topic(name) for name in consumer.subscribed) if consumer is not None else []
 
     async def subscribe(self, parent: str, group: str, client_id: str, change: Change) -> None:
-        """Change what a client has subscribed. The group's positions in new lite topics are durable when this returns.
+        """Change a client's subscriptions. The group's positions in new lite topics are durable on return.
 
-        A position that the group has stays, but with `begin` for a lite topic that no client of it has subscribed.
-        Raises LiteQuotaError, StoreError.
+        An existing position of the group stays, except with `begin` for a lite topic to which no client of it has
+        subscribed. Raises LiteQuotaError, StoreError.
         """
         consumer = self.get(parent, group, client_id) or LiteConsumer(parent, group, client_id)
         if change.version is not None:
@@ -156,18 +157,18 @@ class LiteConsumers:
             self._note(topic, None)
 
     def wake(self, queue: Queue) -> None:
-        """Something of this light queue may be delivered to its group (again)."""
+        """A message of this light queue may be deliverable to its group."""
         self._note(queue.key.topic, queue.key.group)
 
     def client_gone(self, client_id: str) -> None:
-        """What it had subscribed is forgotten."""
+        """Remove the subscriptions of a client."""
         for consumer in list(self._of_client.get(client_id, ())):
             self._forget(consumer)
 
     def drop(self, topic: str, group: str) -> None:
-        """A parent topic, a lite topic by the name of its queue, or a group is deleted; "" stands for all.
+        """A parent topic, a lite topic (by the name of its queue) or a group is deleted; "" stands for all.
 
-        The clients of a lite topic are told.
+        The clients of a lite topic are notified.
         """
         for consumer in list(self._of_queue.get(topic, ())):
             if group in ("", consumer.group):
@@ -180,9 +181,9 @@ class LiteConsumers:
                     self._forget(consumer)
 
     async def expired(self, topics: Iterable[TopicConfig], now_ms: int) -> list[str]:
-        """The names of light queues whose last message is older than their parent topic lets lite topics be.
+        """The light queues whose last message is older than the expiration of their parent topic.
 
-        One whose last message the log does not have any more is older. Of each message the log is asked once.
+        A queue whose last message has expired from the log is older. The log is asked once per message.
         """
         minutes = {topic.name: topic.lite_expiry_minutes for topic in topics if topic.lite_expiry_minutes}
         found: list[str] = []
@@ -234,7 +235,7 @@ class LiteConsumers:
 
 
 class LiteQueueSet:
-    """The light queues that a client has subscribed; of a receive, as a `queue_sets.QueueSet`."""
+    """The light queues to which a client has subscribed, for a receive, as a `queue_sets.QueueSet`."""
 
     def __init__(
         self,
@@ -249,23 +250,23 @@ class LiteQueueSet:
         self._subscriptions = subscriptions
         self._long_polling = long_polling
         self._nobody = LiteConsumer(parent, group, client_id)
-        self._left: int | None = None  # pending ones to look at before waiting; None: as many as there are
+        self._left: int | None = None  # pending queues to examine before waiting; None: all
 
     @property
     def _consumer(self) -> LiteConsumer:
-        """The present one: subscribing comes after the first receive, with some clients."""
+        """The current subscriptions: some clients subscribe after the first receive."""
         nobody = self._nobody
         return self._consumers.get(nobody.parent, nobody.group, nobody.client_id) or nobody
 
     def begin(self, topic: TopicConfig) -> bool:
-        return False  # subscribing does
+        return False  # subscribing reports it
 
     def queues(self, attempt: int | None) -> Sequence[Queue]:
         consumer = self._consumer
         found = []
         if self._left is None:
             self._left = len(consumer.pending)
-            if attempt is not None:  # its queues are not pending: what it brought is in flight
+            if attempt is not None:  # its queues are not pending: their messages are in flight
                 busy = self._subscriptions.busy(consumer.group)
                 found = [queue for queue in busy if queue.topic == consumer.parent and _holds(queue, attempt)]
         names = list(islice(consumer.pending, min(self._left, _LOOKED_PER_STEP_MAX)))

@@ -28,7 +28,7 @@ from typing import ClassVar, Final
 
 from aerobee_store.records.properties import SHARDING_KEY
 
-PAGE_SIZE: Final = 32  # messages: the official clients receive as many at once
+PAGE_SIZE: Final = 32  # messages: the limit of one receive of the official clients
 _STALE_MAX: Final = 1024  # pairs in the heap beyond twice the sequences
 
 
@@ -42,42 +42,42 @@ class _Sequence:
 
 
 class MessageGroupOrder:
-    """Follows a QueueDelivery, which calls it for every message that comes, goes out, comes back or ends.
+    """Follows a QueueDelivery, which reports every message that arrives, is delivered, returns or is finished.
 
-    Messages that were there before this object (a restart, a group that became orderly) are `unknown` until `learn`
-    tells their message group. Nothing may be taken before all of them are known.
+    Messages from before this object (a restart, a group that became orderly) are `unknown` until `learn` reports their
+    message group. Nothing may be taken while any is unknown.
     """
 
     LABEL_PROPERTY: ClassVar = SHARDING_KEY
-    """Of a message: its value is the label that is told here, the message group; "" without one."""
+    """The property of a message whose value is its label here, the message group; "" without one."""
 
     __slots__ = ("_deliveries", "_flights", "_open", "_paged", "_ran_out", "_sequence_of", "_sequences", "unknown")
 
     def __init__(self, in_flight: Mapping[int, int], ready: Mapping[int, int]) -> None:
-        """`in_flight`: offset -> nonce. `ready`: offset -> deliveries so far, always as they are now."""
+        """`in_flight`: offset -> nonce. `ready`: offset -> number of deliveries. Both are live views."""
         self._deliveries = ready
         self.unknown: set[int] = {*in_flight, *ready}
         self._sequences: dict[str, _Sequence] = {}
-        self._sequence_of: dict[int, _Sequence] = {}  # of every message that is known and not finished
+        self._sequence_of: dict[int, _Sequence] = {}  # of every known unfinished message
         self._open: list[tuple[int, str]] = []
         self._paged: dict[str, array[int]] = {}  # by message group, ascending, never empty
-        self._ran_out: list[str] = []  # message groups with paged messages of which none waits
+        self._ran_out: list[str] = []  # message groups with paged messages and none waiting in memory
         self._flights: dict[int, int] = {}  # nonce -> messages in flight
         for nonce in in_flight.values():
             self._flights[nonce] = self._flights.get(nonce, 0) + 1
 
     def __contains__(self, nonce: object) -> bool:
-        """Whether something is in flight under this nonce."""
+        """Whether messages are in flight under this nonce."""
         return nonce in self._flights
 
     def message_group_of(self, offset: int) -> str:
-        """Of a message that `take` returned."""
+        """The message group of a message that `take` returned."""
         return self._sequence_of[offset].message_group
 
     # What there is
 
     def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None:
-        """An unknown message that is not finished has this message group."""
+        """Record the message group of an unknown unfinished message."""
         self.unknown.discard(offset)
         sequence = self._sequence(label)
         self._sequence_of[offset] = sequence
@@ -88,7 +88,7 @@ class MessageGroupOrder:
             self._offer(sequence)
 
     def add(self, offset: int, label: str) -> None:
-        """The next message of the queue; it waits."""
+        """Add the next message of the queue, as waiting."""
         sequence = self._sequence(label)
         self._sequence_of[offset] = sequence
         sequence.waiting.append(offset)
@@ -99,7 +99,7 @@ class MessageGroupOrder:
 
     @property
     def paged_count(self) -> int:
-        """How many messages are paged out."""
+        """The number of paged-out messages."""
         return sum(map(len, self._paged.values()))
 
     def paged(self) -> Iterator[int]:
@@ -129,9 +129,9 @@ class MessageGroupOrder:
         return True
 
     def page_out_known(self, in_flight: Iterable[int]) -> list[int]:
-        """Page out what waits behind the first PAGE_SIZE of each sequence; return the offsets.
+        """Page out the messages behind the first PAGE_SIZE waiting ones of each sequence; return their offsets.
 
-        Messages in front of one that was delivered, which only a group has that was not orderly before, stay.
+        Messages before a delivered one, which exist only in a group that was not orderly before, stay.
         """
         assert not self.unknown, "the order is not known yet"
         paged: list[int] = []
@@ -154,7 +154,7 @@ class MessageGroupOrder:
         return paged
 
     def page_in(self) -> list[tuple[int, str]]:
-        """The (offset, message group) of messages that are paged out no longer; `add` them."""
+        """The (offset, message group) of messages that are no longer paged out; `add` them."""
         found: list[tuple[int, str]] = []
         while self._ran_out:
             label = self._ran_out.pop()
@@ -171,22 +171,22 @@ class MessageGroupOrder:
     # Out
 
     def has_open(self) -> bool:
-        """Whether `take` would find anything."""
+        """Whether `take` would return anything."""
         return not self.unknown and self._first_open() is not None
 
     def take(self, count: int) -> list[int]:
-        """The lowest `count` offsets that may go out together, ascending. Nothing changes."""
+        """The lowest `count` offsets that may be delivered together, ascending. Changes nothing."""
         assert not self.unknown, "the order is not known yet"
         taken: list[int] = []
-        opened: list[tuple[int, str]] = []  # what has to go back into the heap
+        opened: list[tuple[int, str]] = []  # pairs to put back into the heap
         next_waiting: list[tuple[int, int, bool, _Sequence]] = []
-        # Of sequences that have been begun: offset, its index, whether a redelivered one goes out, the sequence.
+        # Started sequences: offset, its index, whether a redelivered message is taken, the sequence.
         while len(taken) < count:
             first = self._first_open()
             if next_waiting and (first is None or next_waiting[0][0] < first[0]):
                 offset, index, redelivers, sequence = heapq.heappop(next_waiting)
             elif first is not None:
-                while self._open and self._open[0] == first:  # it may be there twice
+                while self._open and self._open[0] == first:  # it may occur twice
                     heapq.heappop(self._open)
                 opened.append(first)
                 offset, index, redelivers, sequence = first[0], 0, False, self._sequences[first[1]]
@@ -203,7 +203,7 @@ class MessageGroupOrder:
         return taken
 
     def deliver(self, offsets: Sequence[int], nonce: int) -> None:
-        """These went out."""
+        """Note that these messages are delivered."""
         for offset in offsets:
             sequence = self._sequence_of[offset]
             _remove(sequence.waiting, offset)
@@ -214,12 +214,12 @@ class MessageGroupOrder:
     # Back
 
     def rename(self, nonce: int, new_nonce: int) -> None:
-        """One message in flight has another nonce."""
+        """Note that a message in flight has another nonce."""
         self._landed(nonce)
         self._flights[new_nonce] = self._flights.get(new_nonce, 0) + 1
 
     def put_back(self, offset: int, nonce: int) -> None:
-        """A message that was in flight waits again."""
+        """Note that a message in flight is waiting again."""
         self._landed(nonce)
         sequence = self._sequence_of.get(offset)
         if sequence is not None:
@@ -228,7 +228,7 @@ class MessageGroupOrder:
             self._offer(sequence)
 
     def finish(self, offset: int, nonce: int) -> None:
-        """A message is finished; it was in flight under `nonce`, or with 0 it waited."""
+        """Note that a message is finished; it was in flight under `nonce`, or waiting (0)."""
         self.unknown.discard(offset)
         if nonce:
             self._landed(nonce)

@@ -1,4 +1,4 @@
-"""A set of queue offsets that mostly come in runs: what is finished beyond the commit offset."""
+"""A set of queue offsets that are mostly contiguous: the finished offsets beyond the commit offset."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 
 class OffsetRanges:
-    """Disjoint half-open ranges in ascending order, never touching each other.
+    """Disjoint half-open ranges in ascending order, never adjacent.
 
-    Two parallel lists and bisection: a lookup is logarithmic, and an insertion moves memory, which at the sizes that
-    occur (ranges, not offsets) is cheaper than any tree in Python.
+    Two parallel lists and bisection: a lookup is logarithmic, and an insertion moves memory, which is cheaper than a
+    tree in Python at these sizes (ranges, not offsets).
     """
 
     __slots__ = ("_begins", "_ends")
@@ -20,7 +20,7 @@ class OffsetRanges:
         self._ends: list[int] = []
 
     def __len__(self) -> int:
-        """How many ranges."""
+        """The number of ranges."""
         return len(self._begins)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -36,11 +36,11 @@ class OffsetRanges:
         return (self._begins[0], self._ends[0]) if self._begins else None
 
     def add(self, begin: int, end: int) -> None:
-        """Add begin <= offset < end; what is in the set already stays in it. An empty range adds nothing."""
+        """Add begin <= offset < end; existing offsets stay. An empty range adds nothing."""
         if begin >= end:
             return
-        low = bisect_left(self._ends, begin)  # the first range that ends at `begin` or later: it may be joined
-        high = bisect_right(self._begins, end)  # behind the last range that begins at `end` or earlier
+        low = bisect_left(self._ends, begin)  # the first range that ends at or after `begin`: it may be joined
+        high = bisect_right(self._begins, end)  # after the last range that begins at or before `end`
         if low < high:
             begin = min(begin, self._begins[low])
             end = max(end, self._ends[high - 1])
@@ -55,6 +55,6 @@ class OffsetRanges:
             self._begins[0] = offset
 
     def end_of_range_at(self, offset: int) -> int:
-        """Where the range that holds `offset` ends; `offset` itself if none does."""
+        """The end of the range that contains `offset`; `offset` itself if there is none."""
         index = bisect_right(self._begins, offset) - 1
         return max(offset, self._ends[index]) if index >= 0 else offset

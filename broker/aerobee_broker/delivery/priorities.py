@@ -1,10 +1,10 @@
-"""The priority of what waits in one queue of a priority topic, for one group: the highest goes out first, then the
-oldest.
+"""The priorities of waiting messages in one queue of a priority topic, for one group: the highest is delivered first,
+then the oldest.
 
-Like the order of message groups (message_group_order.py) it stands beside a QueueDelivery, which tells it of every
-message that comes, goes out, comes back or ends. Only what was seen can be compared, so the queue is read ahead of what
-is delivered, up to a bound; what is seen and not delivered is ready after 0 deliveries, and the journal has that. The
-priorities themselves are in the messages, and are read from there again after a restart.
+Like the order of message groups (message_group_order.py) it accompanies a QueueDelivery, which reports every message
+that arrives, is delivered, returns or is finished. Only messages that were read can be compared, so the queue is read
+ahead of delivery, up to a limit. Messages read but not delivered are ready after 0 deliveries, which the journal
+records. Priorities are read from the messages again after a restart.
 """
 
 from __future__ import annotations
@@ -17,55 +17,56 @@ from aerobee_broker.message_mapping import PRIORITY_PROPERTY
 
 
 class Priorities:
-    """Every message that was seen and is not finished. A higher number goes first; no number counts as 0."""
+    """Every message that was read and is not finished. Higher numbers go first; a missing number counts as 0."""
 
     LABEL_PROPERTY: ClassVar = PRIORITY_PROPERTY
-    """Of a message: its value is the label that is told here, "" without one."""
+    """The property of a message whose value is its label here, "" without one."""
 
     __slots__ = ("_rank_of", "_waiting", "unknown")
 
     def __init__(self, in_flight: Mapping[int, int], ready: Mapping[int, int]) -> None:
-        """`in_flight`: offset -> nonce; `ready`: offset -> deliveries. All is unknown until `learn` tells its label."""
+        """`in_flight`: offset -> nonce; `ready`: offset -> deliveries. All messages are unknown until `learn` reports
+        their label."""
         self.unknown: set[int] = {*in_flight, *ready}
-        self._rank_of: dict[int, int] = {}  # the priority, negative: lower goes first, as with offsets
+        self._rank_of: dict[int, int] = {}  # the negative priority: lower goes first, as with offsets
         self._waiting: list[tuple[int, int]] = []  # (rank, offset), ascending
 
     def rank_of(self, offset: int) -> int:
-        """Of a message that `take` returned: lower goes first."""
+        """The rank of a message that `take` returned: lower goes first."""
         return self._rank_of[offset]
 
     def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None:
-        """An unknown message that is not finished has this label."""
+        """Record the label of an unknown unfinished message."""
         self.unknown.discard(offset)
         self._rank_of[offset] = rank(label)
         if not is_in_flight:
             self._wait(offset)
 
     def add(self, offset: int, label: str) -> None:
-        """The next message of the queue; it waits."""
+        """Add the next message of the queue, as waiting."""
         self._rank_of[offset] = rank(label)
         self._wait(offset)
 
     def take(self, count: int) -> list[int]:
-        """The first `count` that wait, in the order in which they should go out. Nothing changes."""
+        """The first `count` waiting messages, in delivery order. Changes nothing."""
         assert not self.unknown, "the priorities are not known yet"
         return [offset for _, offset in self._waiting[:count]]
 
     def deliver(self, offsets: Sequence[int], nonce: int) -> None:
-        """These went out."""
+        """Note that these messages are delivered."""
         for offset in offsets:
             self._remove(offset)
 
     def rename(self, nonce: int, new_nonce: int) -> None:
-        """One message in flight has another nonce."""
+        """Note that a message in flight has another nonce."""
 
     def put_back(self, offset: int, nonce: int) -> None:
-        """A message that was in flight waits again."""
+        """Note that a message in flight is waiting again."""
         if offset in self._rank_of:
             self._wait(offset)
 
     def finish(self, offset: int, nonce: int) -> None:
-        """A message is finished; it was in flight under `nonce`, or with 0 it waited."""
+        """Note that a message is finished; it was in flight under `nonce`, or waiting (0)."""
         self.unknown.discard(offset)
         if offset in self._rank_of:
             if not nonce:
@@ -80,5 +81,6 @@ class Priorities:
 
 
 def rank(label: str) -> int:
-    """What a message with this label is sorted by: lower goes first. Stores of others may have anything there."""
+    """The sort key of a message with this label: lower goes first. Labels in other brokers' stores may have any
+    content."""
     return -int(label) if label.isascii() and label.isdigit() and len(label) <= 10 else 0

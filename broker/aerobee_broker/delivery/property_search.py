@@ -1,8 +1,8 @@
-"""Finds the messages of a queue that fulfil an SQL expression, without decoding those that do not.
+"""Finds the messages of a queue that satisfy an SQL expression, without decoding the others.
 
 Most messages of a backlog may not match. A search reads the queue in bulk, takes the values of the named properties as
-columns, and evaluates the expression once for each distinct combination of values. What seems to match is then read
-like any other message.
+columns, and evaluates the expression once for each distinct combination of values. Candidates are then read like any
+other message.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from aerobee_store.records.record_batch import RecordBatch
 if TYPE_CHECKING:
     from aerobee_broker.delivery.sql_filter import Expression
 
-_BYTES_MAX: Final = 512 << 10  # of records that a search looks at, so that a step takes a few milliseconds
-_WORK_MAX: Final = 4096  # values and conditions that a search looks at, for the same reason
+_BYTES_MAX: Final = 512 << 10  # bytes of records that a search examines, so that a step takes a few milliseconds
+_WORK_MAX: Final = 4096  # values times conditions that a search examines, for the same reason
 _COUNT_MIN: Final = 32  # messages, whatever the expression
 
 
@@ -33,10 +33,10 @@ def search(
     count: int,
     max_bytes: int,
 ) -> ReadResult | None:
-    """At most `count` messages that fulfil the expression, from the offset on; those before `next_offset` do not.
+    """At most `count` messages that satisfy the expression, from the offset on; others before `next_offset` do not.
 
-    Of more than `max_bytes` only one. None where the messages have to be read one by one: in a queue of batches or of
-    messages that belong to another queue, too, at the end of the queue, and where one is damaged. StoreAccessError.
+    Returns only one message above `max_bytes`. None where messages must be read one by one: in a queue of batches or of
+    messages that belong to another queue, at the end of the queue, and where one is damaged. StoreAccessError.
     """
     looked = max(_COUNT_MIN, _WORK_MAX // (len(expression.names) + expression.condition_count))
     runs = store.read_runs(
