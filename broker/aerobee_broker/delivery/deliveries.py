@@ -1,16 +1,16 @@
-"""Who gets which message: the facade of all deliveries.
+"""The facade of all deliveries.
 
-A receive, an acknowledgement and the like go the same way: find the queues, decide and change state in one synchronous
-step together with appending the journal's record, then wait for that record, then answer. As there is no await inside
-the step, memory and journal never tell different stories, and a snapshot of everything is consistent by itself.
+All calls work alike: find the queues, change the state and append the journal's record in one synchronous step, wait
+for that record, then answer. Because the step has no await, memory and journal always agree, and a snapshot of the
+whole state is consistent by itself.
 
     subscriptions.py   which queues there are, and their state (queue_delivery.py)
-    queue_sets.py         where a receive looks and waits: a topic's queues; lite.py: what a client has subscribed
-    receive_plan.py    how a receive looks, and what it does then: decisions without I/O
-    receiving.py       what a receive takes
+    queue_sets.py      the queues of a receive: those of a topic; lite.py: those of a client's lite subscriptions
+    receive_plan.py    the decisions of a receive, without I/O
+    receiving.py       selects the messages of a receive
     visibility.py      the timer: when messages become visible again
-    auto_renewals.py         clients that have messages for as long as they live
-    dead_letters.py    what is delivered no more; exhausted.py: the task that moves messages there
+    auto_renewals.py   clients that keep messages while they live
+    dead_letters.py    messages that are no longer delivered; exhausted.py: the task that moves them there
     history.py         the journal: events, snapshots, replay
 """
 

@@ -2,20 +2,20 @@
 
 A sequence is the messages of one message group in this queue, or those without a group. While a message of a sequence
 is in flight, none of the others is delivered. A waiting message is ready again, or was passed over when the queue was
-read (ready after 0 deliveries), so that the sequences behind it could go on. With nothing in flight the sequence is
-open, and its messages go out in the order of their offsets. New messages may follow each other in one answer, and so
-may messages that were delivered before, but a new one never goes out beside a redelivered one in front of it.
+read (ready after 0 deliveries), so that later sequences could continue. With nothing in flight the sequence is open,
+and its messages are delivered in the order of their offsets. One answer may contain several new messages, or several
+redelivered ones, but never a new one after a redelivered one of the same sequence.
 
     in flight      nothing waits        something waits
     none           the sequence is gone     open: its first offset is in the heap
     some           locked               locked
 
-The heap names the first waiting offset of every open sequence, and stale pairs which are dropped when they come up.
+The heap contains the first waiting offset of every open sequence, and stale pairs, which are dropped when they come up.
 
-A waiting message costs some 200 bytes. When many wait, the later ones of a sequence are *paged out*: only their queue
-offsets are kept, 8 bytes each in an array of the sequence. They were never delivered and stand behind all others of
-their sequence, which pages in the next PAGE_SIZE of them when none of it waits in memory any more. A sequence with
-paged messages therefore always has one that waits, and pages out whatever else is seen of it.
+A waiting message takes some 200 bytes. When many wait, the later ones of a sequence are *paged out*: only their queue
+offsets are kept, 8 bytes each in an array of the sequence. They were never delivered and come after all others of their
+sequence, which pages in the next PAGE_SIZE of them when none of its messages waits in memory. A sequence with paged
+messages therefore always has a waiting one, and pages out all later messages.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def search(
 
 
 def _rows(batch: RecordBatch, expression: Expression) -> Iterator[int]:
-    """The numbers of the messages that fulfil the expression."""
+    """The numbers of the messages that satisfy the expression."""
     names = expression.names
     columns = [batch.property_bytes(name) for name in names]
     known: dict[tuple[bytes | None, ...], bool] = {}
@@ -89,7 +89,7 @@ def _rows(batch: RecordBatch, expression: Expression) -> Iterator[int]:
 
 
 def _stretches(rows: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Numbers that follow each other as [first, last)."""
+    """Runs of consecutive numbers as [first, last)."""
     first = last = -1
     for row in rows:
         if row != last:

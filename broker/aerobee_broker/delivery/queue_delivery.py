@@ -5,19 +5,19 @@
     -----+------------------------+----------------
     done   done, in flight, ready   never delivered
 
-Every offset below `cursor` is exactly one of finished (acknowledged, filtered out, lost, a dead letter), in flight (a
-client has it, nobody else sees it before its time), and ready (was delivered before, waits for the next receive). The
-commit offset is the lowest one that is not finished. Redelivery happens in place: a message keeps its queue offset,
-and how often it was delivered is known here and in the journal alone.
+Every offset below `cursor` is either finished (acknowledged, filtered out, lost, a dead letter), in flight (a client
+has it, invisible to others until its time) or ready (waits for the next receive). The commit offset is the lowest
+unfinished one. Redelivery happens in place: a message keeps its queue offset, and only this state and the journal count
+its deliveries.
 
-Methods for live traffic return the event to write into the journal; `apply` repeats such an event when the journal is
-read again. What is not an event follows from one: expiry from the time, and messages that a filter skipped from the
-next delivery, which says where the one before it ended.
+Methods for live traffic return the event to write to the journal; `apply` applies such an event when the journal is
+replayed. Other changes follow from events: expiry from the time, and skipped messages from the next delivery, which
+records where the one before it ended.
 
-A group that consumes in order has a MessageGroupOrder (message_group_order.py) beside this state, one of a priority
-topic has Priorities (priorities.py): they say which of the ready messages may go out, or which first. As any message
-may have to wait, new ones come in through `see`, which makes them ready after 0 deliveries, and go out like all others.
-`keep_order` switches that on at any time, `forget_order` off.
+A group that consumes in order has a MessageGroupOrder (message_group_order.py) beside this state, a priority topic has
+Priorities (priorities.py): they decide which of the ready messages may be delivered, or which first. Because any
+message may have to wait, new ones are taken by `see`, which makes them ready after 0 deliveries, and are then delivered
+like all others. `keep_order` switches this on at any time, `forget_order` off.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from aerobee_broker.delivery.offset_ranges import OffsetRanges
 from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.errors import InvalidReceiptHandleError
 
-_STALE_DEADLINES_MAX: Final = 1024  # what the heap of deadlines may hold beyond twice what is in flight
+_STALE_DEADLINES_MAX: Final = 1024  # limit of the heap of deadlines beyond twice the messages in flight
 
 
 class Order(Protocol):
-    """What decides which of the ready messages go out."""
+    """Decides which of the ready messages are delivered."""
 
     unknown: set[int]
 
@@ -54,7 +54,7 @@ _Kept = TypeVar("_Kept", MessageGroupOrder, Priorities)
 
 
 class InFlight:
-    """One message that a client has. Mutable: it is in one place only."""
+    """One message that a client has. Mutable, with a single owner."""
 
     __slots__ = ("attempt", "client_id", "invisible_until_ms", "nonce")
 
@@ -89,21 +89,21 @@ class QueueDelivery:
         self.cursor = commit_offset
         self.finished = OffsetRanges()  # above commit_offset, below cursor
         self.in_flight: dict[int, InFlight] = {}
-        self.ready: dict[int, int] = {}  # queue offset -> deliveries so far
-        self.ready_attempt_max = 0  # no message in `ready` was delivered more often
+        self.ready: dict[int, int] = {}  # queue offset -> number of deliveries
+        self.ready_attempt_max = 0  # upper bound of the deliveries of messages in `ready`
         self._ready_order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
-        self._recorded_cursor = commit_offset  # as the journal knows it
-        self._unrecorded: list[int] = []  # seen since, and waiting when they were seen
+        self._recorded_cursor = commit_offset  # as recorded in the journal
+        self._unrecorded: list[int] = []  # read since then, and still waiting
         self.order: Order | None = None
-        # (time, sequence, offsets): one entry a delivery, not one a message. What is stale is dropped when its time
-        # comes, or all at once when there is too much of it.
+        # (time, sequence, offsets): one entry per delivery, not per message. Stale entries are dropped when their time
+        # comes, or all at once when there are too many.
         self._deadlines: list[tuple[int, int, tuple[int, ...]]] = []
         self._deadline_size = 0
         self._deadline_sequence = 0
 
     @property
     def is_trivial(self) -> bool:
-        """Whether the commit offset says everything."""
+        """Whether the commit offset describes the whole state."""
         return self.commit_offset == self.cursor
 
     @property
@@ -114,15 +114,15 @@ class QueueDelivery:
     # Order
 
     def keep_order(self, kind: type[_Kept]) -> _Kept:
-        """From now on only what the order lets go goes out; `learn` all `unknown` of it first."""
+        """From now on deliver only messages that the order allows; first `learn` all of its `unknown` ones."""
         if not isinstance(self.order, kind):
             self.order = kind({offset: entry.nonce for offset, entry in self.in_flight.items()}, self.ready)
-            self._ready_order = None  # not kept up to date while nobody takes by it
+            self._ready_order = None  # not maintained while nothing is taken by it
         assert isinstance(self.order, kind), "it was made just now, or before"
         return self.order
 
     def forget_order(self) -> None:
-        """From now on whatever is ready goes out."""
+        """From now on deliver any ready message."""
         paged = dict.fromkeys(self._paged(), 0)
         self.order = None
         if paged:
@@ -134,21 +134,21 @@ class QueueDelivery:
         return len(self.ready) + (self.order.paged_count if isinstance(self.order, MessageGroupOrder) else 0)
 
     def deliveries_of_waiting(self, offset: int) -> int | None:
-        """How often a waiting message was delivered; None for one that does not wait."""
+        """How often a waiting message was delivered; None for a message that is not waiting."""
         deliveries = self.ready.get(offset)
         if deliveries is None and isinstance(self.order, MessageGroupOrder) and self.order.is_paged(offset):
             return 0
         return deliveries
 
     def unfinished(self) -> list[int]:
-        """The offsets below the cursor that are not finished, ascending."""
+        """The unfinished offsets below the cursor, ascending."""
         return sorted((*self.in_flight, *self.ready, *self._paged()))
 
     def _paged(self) -> Iterable[int]:
         return self.order.paged() if isinstance(self.order, MessageGroupOrder) else ()
 
     def learn(self, offset: int, label: str, *, ready_max: int | None = None) -> None:
-        """One of `order.unknown` has this label: the value of the order's LABEL_PROPERTY, "" without.
+        """Set the label of one of `order.unknown`: the value of the order's LABEL_PROPERTY, "" without.
 
         `ready_max` as in `see`.
         """
@@ -160,12 +160,12 @@ class QueueDelivery:
                 del self.ready[paged]
 
     def see(self, messages: Iterable[tuple[int, str]], cursor: int, *, ready_max: int | None = None) -> None:
-        """(offset, label) of messages from the cursor on, ascending; they are ready for their first delivery.
+        """Take (offset, label) of messages from the cursor on, ascending, as ready for their first delivery.
 
-        `ready_max`: when so many are, those that stand behind another of their message group are paged out instead.
+        `ready_max`: with this many ready messages, those behind another of their message group are paged out instead.
 
-        `cursor` becomes the cursor; what lies between the old and the new one and is not in `messages` is finished.
-        Not an event: the next one tells, at the latest that of `record_seen`.
+        `cursor` becomes the cursor; offsets between the old and the new one that are not in `messages` are finished.
+        This makes no event: the next event records it, at the latest that of `record_seen`.
         """
         assert self.order is not None, "only order needs to see more than it delivers"
         order = self.order if isinstance(self.order, MessageGroupOrder) else None
@@ -197,30 +197,30 @@ class QueueDelivery:
 
     @property
     def unrecorded_count(self) -> int:
-        """Messages that were seen and that no event has told of."""
+        """The number of messages read that no event has recorded."""
         return len(self._unrecorded)
 
     @property
     def unrecorded_span(self) -> int:
-        """How far the cursor has moved since an event told of it."""
+        """How far the cursor has moved since the last event that recorded it."""
         return self.cursor - self._recorded_cursor
 
     def record_seen(self) -> Delivered:
-        """The event that tells of them, and of what was skipped, without a delivery."""
+        """The event that records messages read and skipped, without a delivery."""
         return self._delivered([], 0, 0, None)
 
     def is_in_flight_under(self, nonce: int) -> bool:
-        """Whether `repeat` would find something. Only of a group that consumes in order."""
+        """Whether `repeat` would find messages. Only for a group that consumes in order."""
         return isinstance(self.order, MessageGroupOrder) and nonce in self.order
 
     def in_flight_under(self, nonce: int) -> list[int]:
-        """The offsets in flight under this nonce, ascending. Looks at all that is in flight."""
+        """The offsets in flight under this nonce, ascending. Examines everything in flight."""
         return sorted(offset for offset, entry in self.in_flight.items() if entry.nonce == nonce)
 
     def repeat(
         self, offsets: Sequence[int], *, nonce: int, invisible_until_ms: int, client_id: str | None = None
     ) -> Delivered:
-        """Deliver `offsets`, in flight under this nonce, once more as the same delivery: its answer was lost."""
+        """Deliver `offsets`, in flight under this nonce, again as the same delivery: its answer was lost."""
         runs: list[Run] = []
         for offset in offsets:
             entry = self.check(offset, nonce)
@@ -230,9 +230,11 @@ class QueueDelivery:
         return self._delivered(runs, nonce, invisible_until_ms, client_id)
 
     def withdraw(self, offsets: Iterable[int], nonce: int) -> int:
-        """What of `offsets` is still in flight under `nonce` never reached the client: that delivery does not count.
+        """Undo the delivery of those of `offsets` that are still in flight under `nonce`: they never reached the
+        client.
 
-        Returns how many are ready again. No event: whoever forgets it delivers it as the same delivery, or later.
+        Returns how many are ready again. This makes no event: without it they are delivered as the same delivery, or
+        later.
         """
         withdrawn = {}
         for offset in offsets:
@@ -249,9 +251,9 @@ class QueueDelivery:
     # Out
 
     def take_ready(self, count: int) -> list[int]:
-        """`count` offsets that may be delivered again, or at last: the lowest, or those with the highest priority.
+        """`count` ready offsets that may be delivered: the lowest, or those with the highest priority.
 
-        Nothing changes before `deliver`.
+        Changes nothing before `deliver`.
         """
         if self.order is not None:
             return self.order.take(count)
@@ -262,9 +264,9 @@ class QueueDelivery:
     def deliver(
         self, offsets: Sequence[int], cursor: int, *, nonce: int, invisible_until_ms: int, client_id: str | None = None
     ) -> Delivered:
-        """Put `offsets` in flight: ascending, first some that are ready, then some from the present cursor on.
+        """Put `offsets` in flight: ascending, first ready ones, then some from the current cursor on.
 
-        `cursor` becomes the cursor; what lies between the old and the new one and is not in `offsets` is finished.
+        `cursor` becomes the cursor; offsets between the old and the new one that are not in `offsets` are finished.
         """
         runs: list[Run] = []
         run_begin, run_count, run_attempt = 0, 0, 0
@@ -299,19 +301,19 @@ class QueueDelivery:
         return self._delivered(runs, nonce, invisible_until_ms, client_id)
 
     def skip(self, cursor: int) -> None:
-        """Move the cursor forward; what it passes is finished. Not an event: the next one tells."""
+        """Move the cursor forward and finish the skipped messages. This makes no event: the next event records it."""
         if cursor > self.cursor:
             position, self.cursor = self.cursor, cursor
             self._add_finished(position, cursor)
 
     def is_finished(self, offset: int) -> bool:
-        """Whether the message will never be delivered (again) to the group."""
+        """Whether the message will never be delivered to the group (again)."""
         return offset < self.commit_offset or offset in self.finished
 
     # Back
 
     def check(self, offset: int, nonce: int) -> InFlight:
-        """The message that a receipt handle names. Raises InvalidReceiptHandleError if it is not that delivery."""
+        """The message of a receipt handle. Raises InvalidReceiptHandleError if its delivery is not the current one."""
         entry = self.in_flight.get(offset)
         if entry is None or entry.nonce != nonce:
             raise InvalidReceiptHandleError(
@@ -322,19 +324,19 @@ class QueueDelivery:
         return entry
 
     def acknowledge(self, offset: int, nonce: int) -> None:
-        """The message is finished; put the offset into an Acknowledged. Raises InvalidReceiptHandleError."""
+        """Finish the message; add the offset to an Acknowledged. Raises InvalidReceiptHandleError."""
         self.check(offset, nonce)
         self._finish(offset)
 
     def finish(self, offsets: Iterable[int]) -> Acknowledged:
-        """These are finished without a receipt handle: lost by the log, or moved to the dead letters."""
+        """Finish messages without a receipt handle: lost from the log, or moved to the dead letters."""
         offsets = list(offsets)
         for offset in offsets:
             self._finish(offset)
         return acknowledged(offsets)
 
     def change_invisible(self, offset: int, nonce: int, invisible_until_ms: int, new_nonce: int) -> Changed:
-        """Another time under another nonce, which the client's life no longer extends. InvalidReceiptHandleError."""
+        """Set a new time and nonce, independent of the client's life. InvalidReceiptHandleError."""
         entry = self.check(offset, nonce)
         self._set_in_flight(offset, InFlight(entry.attempt, invisible_until_ms, new_nonce, None))
         if self.order is not None:
@@ -342,8 +344,8 @@ class QueueDelivery:
         return Changed(offset, entry.attempt, new_nonce, invisible_until_ms)
 
     def release(self, offsets: Iterable[int], nonce: int, invisible_until_ms: int) -> None:
-        """What of `offsets` is still in flight under `nonce` becomes ready at that time instead of later. No event:
-        whoever forgets it keeps the message invisible for longer, which is allowed."""
+        """Make those of `offsets` that are still in flight under `nonce` ready at this earlier time. This makes no
+        event: without it the messages stay invisible longer, which is allowed."""
         released = []
         for offset in offsets:
             entry = self.in_flight.get(offset)
@@ -354,7 +356,7 @@ class QueueDelivery:
             self._add_deadline(invisible_until_ms, tuple(released))
 
     def limit_invisible(self, latest_ms: int) -> None:
-        """Nothing stays invisible for longer: the clock has gone back since the journal was written."""
+        """Limit all invisible times: the clock has gone back since the journal was written."""
         late = [offset for offset, entry in self.in_flight.items() if entry.invisible_until_ms > latest_ms]
         for offset in late:
             self.in_flight[offset].invisible_until_ms = latest_ms
@@ -362,7 +364,7 @@ class QueueDelivery:
             self._add_deadline(latest_ms, tuple(late))
 
     def release_client(self, client_id: str, invisible_until_ms: int) -> None:
-        """The same for all that is invisible because this client lives."""
+        """The same for all messages that are invisible because this client lives."""
         released = []
         for offset, entry in self.in_flight.items():
             if entry.client_id == client_id and entry.invisible_until_ms > invisible_until_ms:
@@ -372,7 +374,7 @@ class QueueDelivery:
             self._add_deadline(invisible_until_ms, tuple(released))
 
     def reset(self, offset: int) -> Reset:
-        """Go on at `offset`, forwards or back; every handle of before is invalid, and all deliveries count from 1."""
+        """Continue at `offset`, forwards or back; earlier handles become invalid, and attempts restart at 1."""
         self.commit_offset = self.cursor = offset
         self.finished = OffsetRanges()
         self.in_flight = {}
@@ -380,12 +382,12 @@ class QueueDelivery:
         self._ready_order = []
         self._deadlines = []
         self._deadline_size = 0
-        self.order = None  # made anew with the next receive, of what is then there
+        self.order = None  # made again by the next receive, from the messages that exist then
         self._note_recorded()
         return Reset(offset)
 
     def expire(self, now_ms: int) -> int:
-        """Whatever was invisible until now is ready; returns how many messages that are."""
+        """Make messages ready whose invisible time has ended; returns their number."""
         expired: dict[int, int] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             offsets = heapq.heappop(self._deadlines)[2]
@@ -404,7 +406,8 @@ class QueueDelivery:
     # The journal's side
 
     def states(self, entry_count_max: int = 1000) -> Iterator[State]:
-        """All of it, in pieces of at most that many entries; the first has the commit offset. Exhaust it at once."""
+        """The whole state, in pieces of at most this many entries; the first has the commit offset. Consume it at
+        once."""
         assert entry_count_max > 0, "a state without room for entries would not end"
         self._note_recorded()
         entries = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
@@ -421,10 +424,10 @@ class QueueDelivery:
             begin = end
 
     def apply(self, event: QueueEvent) -> None:
-        """Repeat an event from the journal; before there is an order to keep.
+        """Apply an event from the journal; before an order is kept.
 
-        Where events before it are missing, because the log lost them, everything that it does not tell of is ready:
-        a redelivery too many is allowed, a message too few is not.
+        If earlier events are missing, because the log lost them, every offset that this event does not mention is
+        ready: an additional delivery is allowed, a missing one is not.
         """
         assert self.order is None, "an order is made of what is there after all events"
         match event:
@@ -445,7 +448,7 @@ class QueueDelivery:
         self._note_recorded()
 
     def cut(self, end: int) -> bool:
-        """Forget all from `end` on: the log does not have it. True if there was something."""
+        """Drop everything from `end` on, which the log does not have. True if there was anything."""
         assert self.order is None, "an order is made of what is left"
         if end >= self.cursor:
             return False
@@ -484,7 +487,7 @@ class QueueDelivery:
         self._apply_range(event.begin, event.end, event.entries)
 
     def _apply_range(self, begin: int, end: int, entries: Iterable[Entry]) -> None:
-        """`entries` are open; of begin <= offset < end the others are finished."""
+        """`entries` are unfinished; the other offsets of begin <= offset < end are finished."""
         self._reach(begin, begin)
         open_offsets = {entry.offset for entry in entries}
         for offset in range(max(begin, self.commit_offset), min(end, self.cursor)):
@@ -499,13 +502,13 @@ class QueueDelivery:
         self.skip(end)
 
     def _reach(self, begin: int, end: int) -> None:
-        """Make the cursor `end` at least. What it passes before `begin` is unknown, and therefore ready."""
+        """Advance the cursor to at least `end`. Skipped offsets before `begin` are unknown, and therefore ready."""
         if begin > self.cursor:
             unknown = dict.fromkeys(range(self.cursor, begin), 0)
             self.cursor = begin
             self._make_ready(unknown)
         if end > self.cursor:
-            # From here to `end` the caller says at once what they are.
+            # The caller sets the state from here to `end` at once.
             self.cursor = end
 
     def _restore(self, entry: Entry) -> None:
@@ -528,7 +531,7 @@ class QueueDelivery:
         self._add_deadline(entry.invisible_until_ms, (offset,))
 
     def _delivered(self, runs: Sequence[Run], nonce: int, invisible_until_ms: int, client_id: str | None) -> Delivered:
-        """The event; with what was seen before it and still waits, as runs of attempt 0."""
+        """The event; messages read before it that still wait are included as runs of attempt 0."""
         begin = self._recorded_cursor
         if self._unrecorded:
             attempts = [
@@ -572,7 +575,7 @@ class QueueDelivery:
             insort(self._ready_order, *attempts)
         else:
             self._ready_order.extend(attempts)
-            self._ready_order.sort()  # two sorted runs at most of the times: linear
+            self._ready_order.sort()  # at most two sorted runs: linear
 
     def _drop_from_order(self, offsets: Sequence[int]) -> None:
         if self._ready_order is not None:
@@ -589,7 +592,7 @@ class QueueDelivery:
             self.finished.add(begin, end)
 
     def _commit(self, offset: int) -> None:
-        """Everything below `offset` is finished, and what follows it without a gap."""
+        """Finish everything below `offset`, and the contiguous finished offsets after it."""
         self.commit_offset = offset
         if len(self.finished):
             self.commit_offset = self.finished.end_of_range_at(offset)
@@ -624,9 +627,9 @@ def _add_to_runs(runs: list[Run], offset: int, attempt: int) -> None:
 
 
 def acknowledged(offsets: Iterable[int]) -> Acknowledged:
-    """The event that says so of `offsets`, in any order."""
+    """The event that acknowledges `offsets`, in any order."""
     offsets = tuple(offsets)
-    if len(offsets) == 1:  # as nearly all acknowledgements of the official clients
+    if len(offsets) == 1:  # as in nearly all acknowledgements of the official clients
         return Acknowledged(((offsets[0], offsets[0] + 1),))
     ranges = OffsetRanges()
     for offset in offsets:

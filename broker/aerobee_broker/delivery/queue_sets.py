@@ -1,4 +1,4 @@
-"""Where receives take from, and where they wait: the queues of a topic, or the lite topics of a client."""
+"""The queues that a receive reads and waits for: those of a topic, or the lite topics of a client."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from aerobee_broker.tables.topics import TopicConfig
 
 
 class QueueSet(Protocol):
-    """Of one receive. All but `wait` are synchronous, so that nothing changes between looking and waiting."""
+    """The queues of one receive. All methods except `wait` are synchronous, so that nothing changes between looking and
+    waiting."""
 
     def begin(self, topic: TopicConfig) -> bool:
-        """Give the group a position in every queue; True if the journal has something new about that. StoreError."""
+        """Give the group a position in every queue; True if the journal has a new event about it. StoreError."""
         ...
 
     def queues(self, attempt: int | None) -> Sequence[Queue]:
-        """Where to look next, first where the oldest waits; with what is in flight under this attempt, if it is one."""
+        """The next queues to examine, the one with the oldest waiting message first; with messages in flight under this
+        attempt, if given."""
         ...
 
     def looked(self, queues: Sequence[Queue]) -> bool:
-        """These have been looked at; True if there are others to look at before waiting."""
+        """Note that these were examined; True if there are others to examine before waiting."""
         ...
 
     def wake_next(self) -> None:
-        """There may be more: let another receive that waits here look."""
+        """There may be more messages: wake another receive that waits here."""
         ...
 
     async def wait(self, seconds: float, *, again: bool) -> bool:
@@ -37,7 +39,7 @@ class QueueSet(Protocol):
 
 
 class TopicQueueSet:
-    """All queues of a topic, or the one that `queue_id` names."""
+    """All queues of a topic, or only `queue_id`."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ _pack = _LAYOUT.pack
 
 
 class ReceiptHandle(NamedTuple):
-    """What a handle says; nothing in it is trusted before it was looked up."""
+    """The content of a handle; untrusted until it is looked up."""
 
     queue_id: int
     queue_offset: int
@@ -39,7 +39,7 @@ class ReceiptHandle(NamedTuple):
 
 
 def owner_of(group: str, topic: str) -> bytes:
-    """What stands for a group and a topic (stored names) in a handle."""
+    """The hash of a group and a topic (stored names) in a handle."""
     return blake2b(f"{group}\0{topic}".encode(), digest_size=4).digest()
 
 
@@ -49,7 +49,7 @@ def encode(queue_id: int, queue_offset: int, nonce: int, run: int, owner: bytes,
 
 
 def decode(handle: str) -> ReceiptHandle:
-    """Read a handle. Raises InvalidReceiptHandleError for whatever `encode` has not made."""
+    """Parse a handle. Raises InvalidReceiptHandleError for any text that `encode` does not make."""
     size, odd = divmod(len(handle), 2)
     try:
         right = not odd and _LAYOUT.size <= size <= _LAYOUT.size + _LITE_TOPIC_SIZE_MAX

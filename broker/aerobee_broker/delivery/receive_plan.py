@@ -24,22 +24,22 @@ LOOK_SECONDS: Final = 20.0  # clients wait 23 s for an answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveRequest:
-    """What a client asks for: at most `count` messages of any queue of the topic, as soon as there is one.
+    """A client's request: at most `count` messages of any queue of the topic, as soon as there is one.
 
-    `invisible_ms` None: invisible for as long as the client lives (auto-renew). What is not `wanted` is finished for
+    `invisible_ms` None: invisible while the client lives (auto-renew). Messages that are not `wanted` are finished for
     the group.
 
-    `attempt_id`: a client that repeats it has not seen the answer before. As it lives, what it was given there would
-    stay invisible for hours; so that is ready again first. Only for auto-renew, and also after a restart.
+    `attempt_id`: a client that repeats it has not received the earlier answer. Because the client lives, messages of
+    that answer would stay invisible for hours, so they are made ready first. Only for auto-renew, also after a restart.
 
-    To a group that consumes in order nothing of a message group is delivered while something of it is in flight.
-    A repeated attempt gets what is still in flight of its answer, as the same delivery, with and without auto-renew.
-    `queue_id` is for such groups only: nothing of other queues.
+    A group that consumes in order gets no message of a message group while another of that group is in flight. A
+    repeated attempt gets the messages still in flight from its answer, as the same delivery, with and without
+    auto-renew. `queue_id` is for such groups only: no messages of other queues.
 
-    Of a priority topic the highest priority goes first. `look_seconds`: for how long to look through messages that do
-    not pass, or for higher ones; the next receive goes on there, also after a crash.
+    In a priority topic the highest priority is delivered first. `look_seconds`: how long to search through messages
+    that do not pass, or for higher priorities; the next receive continues there, also after a crash.
 
-    Of a topic with lite topics: the messages of those that the client has subscribed (`lite`).
+    In a topic with lite topics: the messages of the client's subscriptions (`lite`).
     """
 
     topic: str
@@ -56,22 +56,23 @@ class ReceiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReceivePlan:
-    """How to look for a request while its topic and its group are as they are."""
+    """How to examine the queues for a request, given the current topic and group."""
 
     is_lite: bool
-    queue_id: int | None  # the only queue to look at
-    order: type[MessageGroupOrder | Priorities] | None  # beside the messages' age
-    attempt: int | None  # the nonce of queue 0 that stands for the attempt
+    queue_id: int | None  # the only queue to examine
+    order: type[MessageGroupOrder | Priorities] | None  # in addition to the messages' age
+    attempt: int | None  # the nonce of queue 0 that identifies the attempt
     consume_enabled: bool
 
     @property
     def gives_back(self) -> bool:
-        """Whether the answer to an earlier call with this attempt is given back first; orders repeat it instead."""
+        """Whether the answer to an earlier call with this attempt is returned first; ordered groups repeat it
+        instead."""
         return self.attempt is not None and self.order is not MessageGroupOrder
 
 
 def plan_of(request: ReceiveRequest, topic: TopicConfig, group: GroupConfig) -> ReceivePlan:
-    """An orderly group keeps its order in a priority topic, too: order takes precedence."""
+    """An orderly group keeps its order in a priority topic too: order takes precedence."""
     order: type[MessageGroupOrder | Priorities] | None = None
     if group.consume_orderly:
         order = MessageGroupOrder
@@ -90,7 +91,7 @@ def plan_of(request: ReceiveRequest, topic: TopicConfig, group: GroupConfig) -> 
 
 
 class Step(Enum):
-    """What follows a look at the queues."""
+    """The next step after examining the queues."""
 
     ANSWER = "answer with the messages"
     CREATE_DEAD_LETTER_TOPIC = "create the group's dead-letter topic, and look again"
@@ -100,7 +101,7 @@ class Step(Enum):
 
 
 def decide(*, found: bool, needs_dead_letter_topic: bool, more: bool, is_last: bool) -> Step:
-    """`more`: the look ended before the end of the queues. `is_last`: there is no time for another one."""
+    """`more`: the examination stopped before the end of the queues. `is_last`: there is no time for another one."""
     if found:
         return Step.ANSWER
     if needs_dead_letter_topic:

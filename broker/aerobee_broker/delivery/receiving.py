@@ -1,6 +1,6 @@
-"""What a receive takes: which messages of which queues, in which order, and what becomes of those that it finds lost.
+"""Selects the messages of a receive: from which queues, in which order, and the handling of lost messages.
 
-Reading changes nothing but where a filter or an order has to look again; `_deliver` then changes the state of all
+Reading changes only the position from which a filter or an order continues; `_deliver` then changes the state of all
 queues together with the journal, in the same step of the loop.
 """
 
@@ -37,16 +37,17 @@ from aerobee_broker.errors import TooManyRequestsError
 from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 
-_SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group looks at before others get their turn
-_SEEN_BYTES_MAX: Final = 8 << 20  # of messages that were looked at and are kept for the same receive
-_UNRECORDED_MAX: Final = 128  # messages that were seen and not delivered, before the journal is told of them
-_PASSED_MAX: Final = 4096  # messages that a filter left out, likewise: what a crash makes to be looked at again
-_LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, as above
+_SEEN_PER_STEP_MAX: Final = 256  # messages of one queue that an orderly group examines before other tasks run
+_SEEN_BYTES_MAX: Final = 8 << 20  # bytes of examined messages that are kept for the same receive
+_UNRECORDED_MAX: Final = 128  # messages read but not delivered, before an event records them
+# messages skipped by a filter, before an event records them: after a crash they are examined again
+_PASSED_MAX: Final = 4096
+_LEARNT_PER_STEP_MAX: Final = 256  # messages whose message group is read after a restart, per step
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """One message on its way to a client. `attempt` is 1 for the first delivery."""
+    """One message for a client. `attempt` is 1 for the first delivery."""
 
     record: Record
     receipt_handle: str
@@ -55,31 +56,31 @@ class DeliveredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the queues for a request, within the limits of the moment."""
+    """One examination of the queues for a request, with its current limits."""
 
     request: ReceiveRequest
     plan: ReceivePlan
     count: int  # the request's, or fewer
-    bytes_max: int  # of records; the first one may be larger
-    attempt_max: int  # deliveries before a message is a dead letter
-    is_last: bool = False  # there is no time for another one: the best of what has been seen has to do
+    bytes_max: int  # bytes of records; the first one may be larger
+    attempt_max: int  # deliveries before a message becomes a dead letter
+    is_last: bool = False  # there is no time for another one: the best message read so far is taken
 
 
 @dataclass(slots=True)
 class Received:
-    """What one look at the queues brought."""
+    """The result of one examination of the queues."""
 
     messages: list[DeliveredMessage] = field(default_factory=list)
     parts: list[tuple[Queue, list[int], int]] = field(default_factory=list)  # queue, offsets, nonce
     needs_dead_letter_topic: bool = False
     more: bool = False  # stopped before the end: look again
     bytes_left: int = 0  # of records; below 0 by less than one of them
-    vain_reads_left: int = 0  # of new messages, of which the filter leaves all out
+    vain_reads_left: int = 0  # of new messages, all of which the filter skips
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What is about to be delivered from one queue."""
+    """The messages to be delivered from one queue."""
 
     cursor: int
     records: list[Record] = field(default_factory=list)
@@ -88,7 +89,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivingParts:
-    """What taking messages reads and changes."""
+    """The parts that taking messages reads and changes."""
 
     store: MessageStore
     clock: Clock
@@ -99,11 +100,11 @@ class ReceivingParts:
     dead_letters: DeadLetters
     history: History
     stats: DeliveryStats
-    run_number: int  # of this process, in receipt handles
+    run_number: int  # identifies this process in receipt handles
 
 
 class Receiving:
-    """Takes messages out of queues. Event loop only."""
+    """Takes messages from queues. Event loop only."""
 
     def __init__(self, parts: ReceivingParts) -> None:
         self._store = parts.store
@@ -118,7 +119,7 @@ class Receiving:
         self._run = parts.run_number
 
     def take(self, queues: Sequence[Queue], look: Look) -> Received:
-        """Deliver what is there now: first what was delivered before, then new messages, in the order of `queues`."""
+        """Deliver the messages available now: redeliveries first, then new messages, in the order of `queues`."""
         in_flight_max = self._settings.current.delivery.in_flight_per_group_max
         room = in_flight_max - self._subscriptions.in_flight_count(look.request.group)
         if room <= 0:
@@ -179,7 +180,7 @@ class Receiving:
         return received
 
     def _take_by_priority(self, queues: Sequence[Queue], look: Look) -> Received:
-        """All queues are looked at as far ahead as may be, then the first of all of them go out."""
+        """All queues are read ahead as far as allowed, then the first messages of all of them are delivered."""
         now_ms = self._clock.now_ms()
         received = Received(bytes_left=look.bytes_max)
         seen: dict[Queue, dict[int, Record]] = {}
@@ -206,7 +207,7 @@ class Receiving:
     ) -> dict[Queue, list[int]]:
         """The offsets, ascending, of the `count` messages of all queues with the highest priority, then the oldest.
 
-        Fewer if they have too many bytes. Adds those to `seen` that it has to read for that.
+        Fewer if they have too many bytes. Adds messages to `seen` that it has to read for that.
         """
         queues = list(seen)
         left = received.bytes_left
@@ -245,7 +246,8 @@ class Receiving:
         return now_ms + int(self._settings.current.delivery.auto_renew_seconds_max * 1000), look.request.client_id
 
     def _repeat(self, queues: Sequence[Queue], received: Received, attempt: int, look: Look, now_ms: int) -> bool:
-        """Deliver what is in flight of this attempt's answer as the same delivery again; False if nothing is."""
+        """Deliver the messages in flight from this attempt's answer again as the same delivery; False if there are
+        none."""
         events, finished_events, passes_over = [], [], False
         count = look.count
         until_ms, owner = self._invisible_until(look, now_ms)
@@ -276,7 +278,7 @@ class Receiving:
         return bool(events)
 
     def _read_in_order(self, queue: Queue, received: Received, count: int, look: Look, now_ms: int) -> _Reading | None:
-        """Read up to `count` messages that no other of their message group keeps waiting; None: not yet possible."""
+        """Read up to `count` messages that do not wait for another of their message group; None: not yet possible."""
         delivery = queue.delivery
         self._visibility.expire(queue, now_ms)
         if not self._learn(queue, delivery.keep_order(MessageGroupOrder)):
@@ -291,7 +293,7 @@ class Receiving:
         return reading
 
     def _learn(self, queue: Queue, order: MessageGroupOrder | Priorities) -> bool:
-        """Read the labels of some messages that were there before the order; True if all are known."""
+        """Read the labels of some messages from before the order; True if all are known."""
         for offset in list(islice(order.unknown, _LEARNT_PER_STEP_MAX)):
             record = self._subscriptions.read_one(queue, offset)
             label = "" if record is None else record.properties.get(order.LABEL_PROPERTY, "")
@@ -299,9 +301,9 @@ class Receiving:
         return not order.unknown
 
     def _see(self, queue: Queue, count: int, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
-        """See new messages until `count` may be delivered; True if only this step was too short.
+        """Read new messages until `count` may be delivered; True if only this step was too short.
 
-        What is passed over here waits, in `delivery.ready` or paged out, and is not read again before it may be
+        Messages passed over here wait, in `delivery.ready` or paged out, and are not read again before they may be
         delivered.
         """
         delivery = queue.delivery
@@ -310,7 +312,7 @@ class Receiving:
             missing = count - len(delivery.take_ready(count))
             if missing <= 0:
                 return False
-            # As many as are missing first; when these had to wait there may be a long row of them.
+            # Read as many as are missing first; if these have to wait, a long run of them may follow.
             size = missing if turn == 0 else 4 * size
             size = min(size, budget)
             looked = self._see_next(queue, MessageGroupOrder, size, wanted, seen)
@@ -322,7 +324,7 @@ class Receiving:
         return len(delivery.take_ready(count)) < count
 
     def _see_ahead(self, queue: Queue, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
-        """See new messages until so many wait as may, to know which goes first; True if there are more of them."""
+        """Read new messages up to the limit of waiting ones, to find the first to deliver; True if there are more."""
         budget = _SEEN_PER_STEP_MAX
         for _ in range(wanted.reads_per_step):
             room = self._settings.current.delivery.priority_waiting_max - len(queue.delivery.ready)
@@ -344,7 +346,7 @@ class Receiving:
         wanted: MessageFilter,
         seen: dict[int, Record],
     ) -> int | None:
-        """See up to `size` messages from the cursor on; returns how many were read, None at the end of the queue."""
+        """Read up to `size` messages from the cursor on; returns the number read, None at the end of the queue."""
         delivery = queue.delivery
         before = delivery.cursor
         result = wanted.read(self._store, queue.key.topic, queue.key.queue_id, before, size, queue.key.group)
@@ -353,7 +355,8 @@ class Receiving:
         self._stats.lost += result.lost
         if result.status == "offset-too-small":
             self._stats.lost += result.next_offset - before
-        if sum(record.size for record in seen.values()) < _SEEN_BYTES_MAX:  # others are read again when they go out
+        # others are read again when they are delivered
+        if sum(record.size for record in seen.values()) < _SEEN_BYTES_MAX:
             seen.update((record.queue_offset, record) for record in result.records)
         label = order.LABEL_PROPERTY
         delivery.see(
@@ -374,14 +377,14 @@ class Receiving:
         received: Received,
         seen: Mapping[int, Record] | None = None,
     ) -> bool:
-        """Read these messages, which are ready; True if some wait for a dead-letter topic that is not there.
+        """Read these ready messages; True if some wait for a dead-letter topic that does not exist.
 
-        `seen`: some that have been read already.
+        `seen`: messages that have been read already.
         """
         delivery = queue.delivery
         has_dead_letter_topic = self._dead_letters.has_topic(queue.key.group)
         waits = False
-        stuck: set[str] = set()  # message groups whose first waits for that topic
+        stuck: set[str] = set()  # message groups whose first message waits for that topic
         order = delivery.order if isinstance(delivery.order, MessageGroupOrder) else None
         for offset in offsets:
             if received.bytes_left <= 0:
@@ -411,7 +414,7 @@ class Receiving:
         return waits
 
     def _read_new(self, queue: Queue, reading: _Reading, count: int, wanted: MessageFilter, received: Received) -> bool:
-        """Read up to `count` messages that were never delivered; True if there may be more of them."""
+        """Read up to `count` messages that were never delivered; True if there may be more."""
         while received.vain_reads_left:
             key, left = queue.key, min(received.bytes_left, READ_BYTES_MAX)
             offset = reading.cursor
@@ -433,7 +436,7 @@ class Receiving:
         return True
 
     def _deliver(self, readings: dict[Queue, _Reading], received: Received, look: Look, now_ms: int) -> None:
-        """Change the state of the queues, write it into the journal, make the receipt handles."""
+        """Change the state of the queues, write it to the journal, make the receipt handles."""
         until_ms, owner = self._invisible_until(look, now_ms)
         events = []
         finished_events = []
@@ -472,7 +475,7 @@ class Receiving:
     def _record(
         self, finished: list[bytes], delivered: list[bytes], passes_over: bool, received: Received, now_ms: int
     ) -> None:
-        """Write what was delivered into the journal, or give it back."""
+        """Write the delivery to the journal, or undo it."""
         try:
             if finished:
                 self._history.append(EventKind.ACKNOWLEDGED, finished, now_ms)
@@ -511,5 +514,5 @@ def _urgency(message: DeliveredMessage) -> tuple[int, int]:
 
 
 def new_nonce() -> int:
-    """Of a delivery that no attempt names."""
+    """The nonce of a delivery without an attempt."""
     return secrets.randbits(64) or 1

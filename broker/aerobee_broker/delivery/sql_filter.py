@@ -29,9 +29,9 @@ from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken
 
 from aerobee_broker.errors import InvalidFilterError
 
-EXPRESSION_LENGTH_MAX: Final = 4096  # characters; the worst of that length takes 0.1 s to compile
-CONDITION_COUNT_MAX: Final = 128  # each takes 0.4 to 1 us of the event loop for every message that is looked at
-DEPTH_MAX: Final = 64  # parentheses and NOTs inside each other; each is a Python call when evaluated
+EXPRESSION_LENGTH_MAX: Final = 4096  # characters; the worst expression of this length takes 0.1 s to compile
+CONDITION_COUNT_MAX: Final = 128  # each takes 0.4 to 1 us of the event loop for every message examined
+DEPTH_MAX: Final = 64  # nested parentheses and NOTs; each is a Python call when evaluated
 _NUMBER_LENGTH_MAX: Final = 64  # characters, in expressions and in properties
 
 Properties = Mapping[str, str]
@@ -88,11 +88,11 @@ SPACE: /[ \t\r\n\f]+/
 %ignore COMMENT
 """
 
-_TOLD: Final = {  # how a terminal is named to who wrote the expression
+_TOLD: Final = {  # the name of a terminal in error messages
     "NAME": "a property",
     "STRING": "a text in single quotes",
     "NUMBER": "a number",
-    "SIGN": "",  # a number says it
+    "SIGN": "",  # the text is a number
     "COMPARISON": "a comparison",
     "OPEN": "'('",
     "LPAR": "'('",
@@ -122,7 +122,7 @@ class Expression:
 
     evaluate: Condition
     names: tuple[str, ...]
-    """Every property that the expression names: no other one decides."""
+    """Every property that the expression names; no others affect it."""
     condition_count: int
 
     def __call__(self, properties: Properties) -> bool | None:
@@ -130,9 +130,9 @@ class Expression:
 
 
 def compile_expression(expression: str) -> Expression:
-    """What the expression says, as a function of the properties of a message.
+    """Compile an expression into a function of the properties of a message.
 
-    Raises InvalidFilterError, which names the place and what is expected there.
+    Raises InvalidFilterError, which names the place and the expected tokens.
     """
     if len(expression) > EXPRESSION_LENGTH_MAX:
         _refuse(None, f"it has {len(expression)} characters, the limit is {EXPRESSION_LENGTH_MAX}; make it shorter")
@@ -203,7 +203,7 @@ _Part = _Operand | _Compiled
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, _Part]):
-    """Called by the parser from the inside out, so that no depth of an expression is a depth of calls here."""
+    """Called by the parser from the inside out, so that the nesting of an expression does not nest calls here."""
 
     def property(self, name: Token) -> _Part:
         return _Property(str(name), name)
@@ -255,7 +255,7 @@ class _Compiler(Transformer[Token, _Part]):
         operand, low, high = _as_operand(part), _as_operand(low_part), _as_operand(high_part)
         from_low, to_high = _compared(operand, ">=", low), _compared(operand, "<=", high)
         if isinstance(low, _Literal) and isinstance(high, _Literal) and low.value > high.value:  # type: ignore[operator]
-            # Both are numbers: nothing else passes the two lines above.
+            # Both are numbers: the two lines above reject everything else.
             _refuse(low.place, f"BETWEEN {low.value} AND {high.value} holds for nothing; swap the two")
         condition = _all((from_low, to_high))
         return _Compiled(_negated(condition) if negated else condition, operand.place, count=2)
@@ -271,7 +271,7 @@ class _Compiler(Transformer[Token, _Part]):
 
 
 def _as_condition(part: _Part) -> _Compiled:
-    """A part where something true or false is expected: conditions, TRUE, FALSE, NULL, and properties that say so."""
+    """A part where a condition is expected: conditions, TRUE, FALSE, NULL, and boolean properties."""
     if isinstance(part, _Compiled):
         return part
     if isinstance(part, _Literal) and isinstance(part.value, str | int | Decimal) and not isinstance(part.value, bool):
@@ -390,12 +390,12 @@ def _compared(left: _Operand, symbol: str, right: _Operand) -> Condition:
 
 
 def as_number(text: str) -> _Number | None:
-    """The number that a text is: `5`, `-0.5`, `1e3`, in ASCII digits and without blanks. None if it is none."""
+    """The number in a text: `5`, `-0.5`, `1e3`, in ASCII digits and without blanks. None if it is not a number."""
     if len(text) > _NUMBER_LENGTH_MAX:
         return None
     if text.isdecimal() and text.isascii():
         return int(text)
-    # Decimal is exact here: making and comparing never round.
+    # Decimal is exact here: creating and comparing never round.
     return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 

@@ -1,4 +1,4 @@
-"""Which queues the groups have a position in, and what belongs to each queue beside its delivery state."""
+"""The queues in which groups have a position, with their delivery state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeliveryTables(Protocol):
-    """What of the broker's tables deliveries use."""
+    """The part of the broker's tables that deliveries use."""
 
     @property
     def topics(self) -> TopicTable: ...
@@ -47,10 +47,10 @@ class Queue:
         self.owner = owner_of(key.group, self.topic)
         self.delivery = QueueDelivery(commit_offset)
         self.saved_commit_offset = -1
-        self.scheduled_ms: int | None = None  # when the timer looks at it
+        self.scheduled_ms: int | None = None  # when the timer checks it
         self.dropped = False  # topic or group was deleted
-        # Where in the journal the group was set back. Until a replay begins behind that, the offsets table must not
-        # have the lower offset: with it the events of before would make all in between ready, one by one.
+        # The position in the journal of a reset to a lower offset. Until a replay begins after it, the offsets table
+        # must not contain the lower offset: earlier events would make all messages in between ready, one by one.
         self.reset_at: int | None = None
 
 
@@ -59,7 +59,7 @@ class Subscription:
     """One (topic, group)."""
 
     queues: dict[int, Queue] = field(default_factory=dict)
-    next_queue: int = 0  # where the next receive begins to look, so that no queue starves
+    next_queue: int = 0  # where the next receive begins, so that no queue starves
 
     def rotated(self) -> list[Queue]:
         """All queues, beginning with another one each time."""
@@ -71,28 +71,28 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How far a group is with one queue. Offsets are queue offsets; the others count messages."""
+    """The progress of a group in one queue. Offsets are queue offsets; the others are message counts."""
 
     topic: str
     queue_id: int
     commit_offset: int
     max_offset: int
-    lag: int  # not finished: in flight or ready
+    lag: int  # unfinished: in flight or ready
     in_flight: int
     ready: int  # can be received now
-    retrying: int = 0  # of lag: delivered without success before
-    ready_offset: int | None = None  # the lowest that is ready
+    retrying: int = 0  # part of lag: delivered before without success
+    ready_offset: int | None = None  # the lowest ready one
 
 
 class Subscriptions:
-    """All of them."""
+    """All subscriptions."""
 
     def __init__(self, store: MessageStore, tables: DeliveryTables, settings: Settings) -> None:
         self._store = store
         self._offsets = tables.offsets
         self._settings = settings
         self._groups: dict[str, dict[str, Subscription]] = {}  # group -> topic
-        self._busy: dict[str, set[Queue]] = {}  # group -> where something may be in flight
+        self._busy: dict[str, set[Queue]] = {}  # group -> queues that may have messages in flight
 
     def __iter__(self) -> Iterator[Queue]:
         """Every queue."""
@@ -108,15 +108,15 @@ class Subscriptions:
         return None if subscription is None else subscription.queues.get(queue_id)
 
     def add(self, topic: str, group: str) -> Subscription:
-        """The subscription, a new one without queues if there was none."""
+        """The subscription; a new one without queues if there was none."""
         return self._groups.setdefault(group, {}).setdefault(topic, Subscription())
 
     def note_busy(self, queue: Queue) -> None:
-        """Something of this queue is in flight now."""
+        """Note that this queue has messages in flight."""
         self._busy.setdefault(queue.key.group, set()).add(queue)
 
     def busy(self, group: str) -> set[Queue]:
-        """Where the group has something in flight."""
+        """The queues in which the group has messages in flight."""
         queues = self._busy.get(group)
         if not queues:
             return set()
@@ -127,7 +127,7 @@ class Subscriptions:
         return sum(len(queue.delivery.in_flight) for queue in self.busy(group))
 
     def drop(self, topic: str, group: str) -> None:
-        """Forget a topic with its lite topics, a group, or both; an empty name stands for all."""
+        """Remove a topic with its lite topics, a group, or both; an empty name stands for all."""
         for group_name, topics in list(self._groups.items()):
             if group not in ("", group_name):
                 continue
@@ -142,7 +142,7 @@ class Subscriptions:
                 del self._groups[group_name]
 
     def create_queue(self, key: QueueKey) -> Queue:
-        """A queue that this process has not seen: where its group goes on, or begins. `add` takes it up."""
+        """A queue that this process has not used yet, at the group's position or default start. `add` registers it."""
         low, high = self._store.queue_range(key.topic, key.queue_id)
         commit_offset = self._offsets.get(key.topic, key.group, key.queue_id)
         if commit_offset is None:
@@ -150,18 +150,18 @@ class Subscriptions:
             earliest = policy == "earliest" or (policy == "auto" and low == 0)
             commit_offset = low if earliest else high
         elif commit_offset > high:
-            # The log lost its tail (a power cut with async flush); new messages come at these offsets again.
+            # The log lost its tail (a power failure with async flush); new messages reuse these offsets.
             _log.warning("committed offset is beyond the end of its queue key=%s offset=%d", key, commit_offset)
             commit_offset = high
         return Queue(key, commit_offset)
 
     def has_committed(self, queue: Queue) -> bool:
-        """Whether the offsets table says the same about a queue that was created just now."""
+        """Whether the offsets table has the same position as a queue that was just created."""
         key = queue.key
         return self._offsets.get(key.topic, key.group, key.queue_id) == queue.delivery.commit_offset
 
     def note_commit(self, queue: Queue, *, force: bool = False) -> None:
-        """Tell the offsets table how far the queue is."""
+        """Write the queue's progress to the offsets table."""
         commit_offset = queue.delivery.commit_offset
         if commit_offset != queue.saved_commit_offset and queue.reset_at is None:
             key = queue.key
@@ -169,14 +169,15 @@ class Subscriptions:
             queue.saved_commit_offset = commit_offset
 
     def release_resets(self, position: int) -> None:
-        """A replay begins at this queue offset of the journal from now on: tell of the resets before it."""
+        """A replay begins at this queue offset of the journal from now on: write earlier resets to the offsets
+        table."""
         for queue in self:
             if queue.reset_at is not None and queue.reset_at < position:
                 queue.reset_at = None
                 self.note_commit(queue, force=True)
 
     def end_of(self, queue: Queue) -> int:
-        """The offset behind the queue's last message."""
+        """The offset after the queue's last message."""
         return self._store.queue_range(queue.key.topic, queue.key.queue_id)[1]
 
     def read_one(self, queue: Queue, offset: int) -> Record | None:
@@ -185,13 +186,13 @@ class Subscriptions:
         return records[0] if records and records[0].queue_offset == offset else None
 
     def status(self, group: str) -> list[QueueStatus]:
-        """Every queue that the group has a position in."""
+        """Every queue in which the group has a position."""
         statuses = []
         for topic, subscription in sorted(self._groups.get(group, {}).items()):
             for queue_id, queue in sorted(subscription.queues.items()):
                 delivery = queue.delivery
                 low, high = self._store.queue_range(topic, queue_id)
-                new_from = max(delivery.cursor, low)  # what retention has removed is not waited for
+                new_from = max(delivery.cursor, low)  # messages removed by retention do not count
                 new = max(high - new_from, 0)
                 retrying = sum(1 for flight in delivery.in_flight.values() if flight.attempt > 1)
                 retrying += sum(1 for deliveries in delivery.ready.values() if deliveries)

@@ -1,6 +1,6 @@
-"""When messages that a client has become visible to others: their time is over, or they are given back.
+"""Makes messages visible to other clients: when their invisible time ends, or when they are returned.
 
-One heap for all queues says when the next one is due; nothing looks at an interval.
+One heap for all queues gives the next due time; there is no polling.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SLEEP_SECONDS_MAX: Final = 3600.0
 
 
 class VisibilityListener(Protocol):
-    """Whoever acts when messages become visible."""
+    """Receives notifications when messages become visible."""
 
     def became_visible(self, queue: Queue) -> None:
         """Messages of the queue may be delivered again."""
         ...
 
     def drop_absent_clients(self) -> float | None:
-        """Give up clients that did not come back; in how many seconds to ask again, None: never."""
+        """Release clients that did not reconnect; returns the seconds until the next check, None: no further check."""
         ...
 
 
@@ -42,11 +42,11 @@ class Visibility:
         self._wake = asyncio.Event()
 
     def wake_timer(self) -> None:
-        """Look at the clock again: for tests that move it."""
+        """Check the clock again: for tests that move it."""
         self._wake.set()
 
     def expire(self, queue: Queue, now_ms: int) -> None:
-        """Make visible what is due of this queue."""
+        """Make due messages of this queue visible."""
         next_ms = queue.delivery.next_expiry_ms
         if next_ms is not None and next_ms <= now_ms:
             count = queue.delivery.expire(now_ms)
@@ -58,11 +58,11 @@ class Visibility:
 
     @property
     def late_ms(self) -> int:
-        """For how long the next message that is to become visible should have been."""
+        """How late the next message is to become visible."""
         return max(0, self._clock.now_ms() - self._queues[0][0]) if self._queues else 0
 
     def schedule(self, queue: Queue) -> None:
-        """See to it that the timer looks at the queue in time."""
+        """Ensure that the timer checks the queue in time."""
         next_ms = queue.delivery.next_expiry_ms
         if next_ms is None or (queue.scheduled_ms is not None and queue.scheduled_ms <= next_ms):
             return
@@ -73,9 +73,9 @@ class Visibility:
             self._wake.set()
 
     def give_back(self, parts: Iterable[tuple[Queue, list[int], int]]) -> None:
-        """(queue, offsets, nonce) of what did not reach its client: it is ready at once.
+        """Return (queue, offsets, nonce) of messages that did not reach their client: they are ready at once.
 
-        That delivery counts, but for a group that consumes in order: to it the next one is the same once more.
+        The delivery counts as an attempt, except for a group that consumes in order, which gets the same attempt again.
         """
         now_ms = self._clock.now_ms()
         for queue, offsets, nonce in parts:
@@ -86,12 +86,12 @@ class Visibility:
                 self._listener.became_visible(queue)
 
     def expire_due(self) -> float:
-        """Make visible whatever is due; returns in how many seconds to come again."""
+        """Make due messages visible; returns the seconds until the next call."""
         now_ms = self._clock.now_ms()
         while self._queues and self._queues[0][0] <= now_ms:
             due_ms, _, queue = heapq.heappop(self._queues)
             if queue.dropped or queue.scheduled_ms != due_ms:
-                continue  # it was scheduled earlier since
+                continue  # it was rescheduled earlier since
             queue.scheduled_ms = None
             self.expire(queue, now_ms)
             self.schedule(queue)
@@ -102,7 +102,7 @@ class Visibility:
         return min(max(seconds, 0.0), _SLEEP_SECONDS_MAX)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._wake.clear()
             seconds = self.expire_due()

@@ -1,4 +1,4 @@
-"""How delayed messages are kept. Part of BrokerConfig, as the section `timer`."""
+"""Settings of delayed messages: the section `timer` of BrokerConfig."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerobee_store.timer.wheel import SLOT_COUNT
 
 Precision = Literal[100, 200, 500, 1000]
 PRECISIONS_MS: Final[tuple[int, ...]] = get_args(Precision)
-_DELAY_MS_MAX: Final = (1 << 31) - 1  # what a unit of the timer log can say
+_DELAY_MS_MAX: Final = (1 << 31) - 1  # the limit of a unit in the timer log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class TimerConfig(Section):
 
     section: ClassVar[str] = "timer"
 
-    precision_ms: Precision = 1000  # timerPrecisionMs: the wheel's step; delivery is to the millisecond anyway
+    precision_ms: Precision = 1000  # timerPrecisionMs: the wheel's step; delivery is precise to the millisecond anyway
     roll_window_slots: AtLeast2 = 172_800  # timerRollWindowSlot: messages further ahead are stored again by then
     flush_interval_seconds: Seconds = 1.0  # timerFlushIntervalMs
     slot_count: Annotated[int, Meta(ge=8)] = SLOT_COUNT  # RocketMQ's is fixed; format

@@ -1,6 +1,6 @@
-"""Dequeue: loads the slot whose time has come, and appends each of its messages when it is due.
+"""Dequeue: loads each slot when its time has come, and appends its messages when they are due.
 
-A message goes to its real topic. One that is further ahead than the wheel's window goes to the timer topic once more.
+A message goes to its real topic, or again to the timer topic if it is further ahead than the wheel's window.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RETRY_SECONDS: Final = 0.5
 
 
 class Dequeue:
-    """The timer's way from its wheel to the log. Event loop only."""
+    """The part of the timer that moves messages from the wheel to the log. Event loop only."""
 
     def __init__(self, parts: TimerParts, enqueue: Enqueue) -> None:
         self._parts = parts
@@ -40,7 +40,7 @@ class Dequeue:
 
     @property
     def lag(self) -> int:
-        """Messages of the slot that is being read that should have been delivered by now."""
+        """Overdue messages of the slot being read."""
         return len(self._state.slot) if self._state.slot is not None and self.latency_ms else 0
 
     @property
@@ -50,7 +50,7 @@ class Dequeue:
         return 0 if due is None else max(0, self._parts.clock.now_ms() - due)
 
     async def run(self) -> float | None:
-        """Deliver all that is due. Returns the seconds until the next look, None for when something arrives."""
+        """Deliver all due messages. Returns the seconds until the next check, None to wait for an arrival."""
         parts, state = self._parts, self._state
         while not parts.closing.is_set():
             now_ms = parts.clock.now_ms()
@@ -78,7 +78,7 @@ class Dequeue:
         return None
 
     def _step_to_next_slot(self, now_ms: int) -> bool:
-        """Go on to the next slot that has something, the present one at most; False if nothing is on the wheel."""
+        """Advance to the next non-empty slot, at most the current one; False if the wheel is empty."""
         parts, state = self._parts, self._state
         now_slot = state.floor(now_ms)
         used_ms = parts.files.wheel.next_used(state.slot_ms, now_slot + state.precision_ms)
@@ -114,13 +114,13 @@ class Dequeue:
         due_ms = unit.write_time_ms + unit.delay_ms + 1
         if (due_ms - 1) % state.precision_ms:
             return due_ms
-        # RocketMQ's unit, or one that came too late for its slot: only the message itself knows.
+        # RocketMQ's unit, or one that was too late for its slot: only the message has the time.
         record = self._parts.record(unit.physical_offset)
         exact = None if record is None else state.due_ms(record.properties)
         return state.slot_ms if exact is None else exact
 
     async def _deliver_due(self, now_ms: int) -> None:
-        """One batch of what is due."""
+        """Deliver one batch of due messages."""
         state = self._state
         assert state.slot is not None, "loaded before"
         state.delivered_until_ms = max(state.delivered_until_ms, now_ms)
@@ -141,7 +141,7 @@ class Dequeue:
             await asyncio.sleep(0)
 
     def _leaving(self, entry: Due, now_ms: int) -> Message | None:
-        """What is appended for a unit that is due; None: nothing, because it left before, was recalled, or is lost."""
+        """The message to append for a due unit; None if it was delivered before, recalled, or lost."""
         state = self._state
         record = self._parts.record(entry.physical_offset)
         if record is None:
@@ -172,7 +172,7 @@ class Dequeue:
         return _delivered(record, topic, queue_id, entry.write_time_ms, now_ms)
 
     async def _append(self, messages: list[Message]) -> None:
-        """Store messages; try until it works."""
+        """Store messages; retry until it succeeds."""
         parts, state = self._parts, self._state
         while True:
             try:
@@ -186,7 +186,7 @@ class Dequeue:
                     return  # the slot is not done: the next start delivers them
                 await asyncio.sleep(_RETRY_SECONDS)
             except InvalidMessageError as error:
-                # One of them can never be stored, as after the limit for bodies was lowered. The others can.
+                # One of them can never be stored, for example after the limit for bodies was lowered. The others can.
                 if len(messages) == 1:
                     state.stats.lost += 1
                     _log.error("delayed message cannot be stored topic=%s cause=%s", messages[0].topic, error)

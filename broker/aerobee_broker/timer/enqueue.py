@@ -1,4 +1,4 @@
-"""Enqueue: follows the timer topic and hangs each message on the wheel's slot for its time."""
+"""Enqueue: follows the timer topic and adds each message to the wheel's slot for its time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from aerobee_store.timer.log import DEFAULT, DELETE, ROLL, TimerUnit
 
 _log = logging.getLogger(__name__)
 
-_ENQUEUE_BATCH: Final = 256  # messages read between two turns of the event loop
+_ENQUEUE_BATCH: Final = 256  # messages read between two iterations of the event loop
 _DELAY_MIN, _DELAY_MAX = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a message goes on the wheel. `roll`: it is stored again when that slot's time comes."""
+    """The place of a message on the wheel. `roll`: it is stored again when that slot's time comes."""
 
     slot_ms: int
     write_ms: int
@@ -33,7 +33,7 @@ class Place:
 
 
 class Enqueue:
-    """The timer's way from its topic to its wheel. Event loop only."""
+    """The part of the timer that moves messages from the timer topic to the wheel. Event loop only."""
 
     def __init__(self, parts: TimerParts) -> None:
         self._parts = parts
@@ -51,8 +51,8 @@ class Enqueue:
         return 0 if stored is None else max(0, self._parts.clock.now_ms() - stored)
 
     async def run(self) -> None:
-        """Hang what has arrived in the timer topic on the wheel: all of it, or until something is due. Then it is to be
-        called again, and `wake` is set."""
+        """Add new messages of the timer topic to the wheel: all of them, or until one is due. Then it must be called
+        again, and `wake` is set."""
         parts, state = self._parts, self._state
         while not parts.closing.is_set():
             result = parts.store.read(TIMER_TOPIC, TIMER_QUEUE_ID, state.enqueued, max_count=_ENQUEUE_BATCH)
@@ -110,10 +110,10 @@ class Enqueue:
         ahead = slot_ms - write_ms
         if ahead >= state.window_ms:
             roll = True
-            # What is little further than the window is rolled in its middle, so that the last part is not too short.
+            # A message slightly beyond the window is rolled in its middle, so that the last part is not too short.
             nearer = ahead - state.window_ms < state.window_ms // 3
             slot_ms = state.floor(write_ms + (state.window_ms // 2 if nearer else state.window_ms))
-        # A wheel that stood still for long must go round to where it was before it can hold what is far ahead.
+        # After a long stop the wheel must catch up before it can hold messages far ahead.
         furthest = state.slot_ms + (self._parts.config.slot_count - 2) * state.precision_ms
         if slot_ms > furthest:
             roll = True
@@ -125,7 +125,7 @@ class Enqueue:
     def _unit(self, record: Record, topic: str, place: Place, *, is_request: bool) -> TimerUnit:
         write_ms, unit_ms = place.write_ms, place.write_ms + place.delay_ms
         if not _DELAY_MIN <= place.delay_ms <= _DELAY_MAX:
-            # The clock jumped by weeks. A unit's time is its write time and its delay: its slot must be that of both.
+            # The clock jumped by weeks. A unit's time is its write time plus its delay: its slot must match both.
             write_ms = self._state.floor(unit_ms - min(max(place.delay_ms, _DELAY_MIN), _DELAY_MAX))
             if unit_ms - write_ms > _DELAY_MAX:
                 write_ms += self._state.precision_ms

@@ -31,11 +31,11 @@ _BATCH: Final = 64
 _RETRY_SECONDS: Final = 0.5
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _DROPPED: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC)
-"""What asks for a delay: a message that is delivered has none of them."""
+"""Properties that request a delay; a delivered message has none of them."""
 
 
 class LevelDelay:
-    """Delivers what waits in SCHEDULE_TOPIC_XXXX. Event loop only, but for `open`."""
+    """Delivers the waiting messages of SCHEDULE_TOPIC_XXXX. Event loop only, except for `open`."""
 
     name: Final = "level-delay"
 
@@ -49,8 +49,8 @@ class LevelDelay:
         self._offsets: dict[int, int] = {}  # by level
         self._wake = asyncio.Event()
         self.delivered = 0  # since the start
-        self.lost = 0  # the log does not have them, or they can be no message
-        self.looked_ms = -1  # all that was due at this time is in the log
+        self.lost = 0  # the log does not have them, or they are invalid
+        self.looked_ms = -1  # all messages due at this time are in the log
         store.arrival_listeners.append(self._arrived)
 
     def open(self) -> None:
@@ -68,8 +68,7 @@ class LevelDelay:
         self._extra = dict(fields.rest())
 
     def delayed(self, message: Message, level: int) -> Message:
-        """What is stored for a message that is to be delivered after the delay of a level, from 1; one above the last
-        counts as the last."""
+        """The stored form of a message with the delay of a level, from 1; a level above the last counts as the last."""
         level = min(level, len(DELAYS_MS))
         properties = {name: value for name, value in message.properties.items() if name not in _DROPPED}
         return replace(
@@ -85,7 +84,7 @@ class LevelDelay:
         )
 
     async def run(self) -> None:
-        """Deliver what is due, until cancelled. Raises StoreError, OSError: the store is dead then."""
+        """Deliver due messages, until cancelled. Raises StoreError, OSError: the store has then failed."""
         while True:
             self._wake.clear()
             now_ms = self._clock.now_ms()
@@ -101,7 +100,7 @@ class LevelDelay:
                     await self._wake.wait()
 
     def wake(self) -> None:
-        """Look at the clock again: for tests that move it."""
+        """Check the clock again: for tests that move it."""
         self._wake.set()
 
     @property
@@ -118,7 +117,7 @@ class LevelDelay:
             self._wake.set()
 
     async def _deliver(self, queue_id: int) -> int | None:
-        """Deliver what is due in one queue; when the next message is, or None if there is none."""
+        """Deliver the due messages of one queue; returns when the next one is due, or None if there is none."""
         level = queue_id + 1
         while True:
             begin, end = self._store.queue_range(SCHEDULE_TOPIC, queue_id)
@@ -156,7 +155,7 @@ class LevelDelay:
         text = record.properties.get(p.DELAY, "")
         own_level = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else level
         due_ms = delivery_time(own_level, record.store_timestamp)
-        # The clock was set back, or the levels were others then.
+        # The clock was set back, or the levels have changed since.
         longest_ms = DELAYS_MS[min(level, len(DELAYS_MS)) - 1]
         return now_ms if due_ms > now_ms + longest_ms else due_ms
 
@@ -178,14 +177,14 @@ class LevelDelay:
         self.delivered += len(messages)
         while True:
             try:
-                # The file says next that they are delivered, and it is durable at once.
+                # The file records next that they are delivered, and it is durable at once.
                 await self._store.wait_stored(appended[-1].end, durable=True)
                 return
             except SyncTimeoutError:
                 continue
 
     def snapshot(self) -> Bean:
-        """The content of delayOffset.json as it is now."""
+        """The current content of delayOffset.json."""
         return Bean(
             self._extra,
             dataVersion=self._version.to_json(),

@@ -1,6 +1,6 @@
-"""The recall handle: by what a producer names a delayed message that it wants back, in RocketMQ's form.
+"""The recall handle, with which a producer recalls a delayed message, in RocketMQ's form.
 
-base64url, padded, of the text    v1 <topic> <broker> <delivery time in Unix ms> <message id>
+base64url, padded, of the text `v1 <topic> <broker> <delivery time in Unix ms> <message id>`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _HANDLE_SIZE_MAX: Final = 16_384  # characters: an id has at most 8 KiB
 
 
 class InvalidRecallHandleError(BrokerError):
-    """The text is no recall handle."""
+    """The text is not a recall handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecallHandle:
-    """`topic` is the stored name. The message id comes last, for it may contain blanks."""
+    """`topic` is the stored name. The message id comes last, because it may contain blanks."""
 
     topic: str
     broker: str

@@ -1,4 +1,4 @@
-"""Which delayed messages were taken back, of the slots that are not over."""
+"""The recalled messages of slots that are not over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aerobee_store.records import properties as p
 
 
 class Recalls:
-    """Filled by the messages that take others back, which go to the same slots as these."""
+    """Filled by recall messages, which are in the same slots as the messages that they recall."""
 
     __slots__ = ("_messages", "_texts")
 
@@ -17,7 +17,7 @@ class Recalls:
         self._texts: dict[str, int] = {}  # the same, as RocketMQ names them
 
     def note(self, values: Mapping[str, str], slot_ms: int) -> None:
-        """A message with these properties, in the slot of that time, takes another one back."""
+        """Note a message with these properties, in the slot of that time, that recalls another one."""
         topic, message_id = values.get(p.REAL_TOPIC, ""), values.get(p.UNIQ_KEY, "")
         text = values.get(p.TIMER_DELETE_UNIQ_KEY, "")
         if text in _names(topic, message_id):
@@ -26,34 +26,34 @@ class Recalls:
             self._texts[text] = slot_ms
 
     def add(self, topic: str, message_id: str, slot_ms: int) -> None:
-        """This message, of the slot of that time, is taken back."""
+        """Note that this message, in the slot of that time, is recalled."""
         self._messages[topic, message_id] = slot_ms
 
     def remove(self, topic: str, message_id: str) -> None:
-        """Something else remembers it."""
+        """Forget a recall that is recorded elsewhere."""
         self._messages.pop((topic, message_id), None)
 
     def has_exactly(self, topic: str, message_id: str) -> bool:
-        """Whether this message was taken back, by one of our own requests."""
+        """Whether this message was recalled by a request of this broker."""
         return (topic, message_id) in self._messages
 
     def has(self, topic: str, message_id: str) -> bool:
-        """Whether this message was taken back."""
+        """Whether this message was recalled."""
         if self.has_exactly(topic, message_id):
             return True
         return bool(self._texts) and not self._texts.keys().isdisjoint(_names(topic, message_id))
 
     def slots(self) -> list[int]:
-        """The slots of which something is taken back."""
+        """The slots with recalled messages."""
         return [*self._messages.values(), *self._texts.values()]
 
     def forget_before(self, time_ms: int) -> None:
-        """Slots before that time are over."""
+        """Forget slots before that time, which are over."""
         if self._messages or self._texts:
             self._messages = {key: slot_ms for key, slot_ms in self._messages.items() if slot_ms >= time_ms}
             self._texts = {text: slot_ms for text, slot_ms in self._texts.items() if slot_ms >= time_ms}
 
 
 def _names(topic: str, message_id: str) -> tuple[str, ...]:
-    """How releases of RocketMQ name a message that is taken back."""
+    """The names that releases of RocketMQ use for a recalled message."""
     return topic + message_id, f"{topic}+{message_id}", message_id

@@ -1,4 +1,4 @@
-"""Relocation: pending messages are stored in the timer topic once more before the log that has them is removed.
+"""Relocation: stores pending messages in the timer topic again before retention removes their part of the log.
 
 Usually there are none, because the wheel's window is shorter than the retention; but a full disk shortens that.
 """
@@ -18,21 +18,21 @@ _BATCH: Final = 64  # messages between two waits for the disk
 
 
 class Relocation:
-    """The timer's answer to retention. Event loop only."""
+    """The timer's listener of retention. Event loop only."""
 
     def __init__(self, parts: TimerParts) -> None:
         self._parts = parts
         self._state = parts.state
 
     async def keep_from(self, physical_offset: int) -> int:
-        """A listener for `MessageStore.retention_listeners`: returns up to where the log may go. StoreError."""
+        """A listener for `MessageStore.retention_listeners`: returns up to where the log may be removed. StoreError."""
         parts, state = self._parts, self._state
         if physical_offset <= state.relocated_before:
             return physical_offset
         found = self._pending_before(physical_offset)
         unread = parts.store.read(TIMER_TOPIC, TIMER_QUEUE_ID, state.enqueued, max_count=1)
         if unread.records and unread.records[0].physical_offset < physical_offset:
-            return unread.records[0].physical_offset  # it has to be enqueued first
+            return unread.records[0].physical_offset  # it must be enqueued first
         if found and not state.relocated:
             state.relocation_begin = parts.store.positions[0]
         for first in range(0, len(found), _BATCH):
@@ -54,7 +54,7 @@ class Relocation:
             found += zip(offsets[waiting].tolist(), times[waiting].tolist(), strict=True)
             if len(units) and int(offsets[-1]) >= physical_offset:
                 break
-        if state.slot is not None:  # of the slot that is being read, what it still has
+        if state.slot is not None:  # the rest of the slot being read
             left = state.slot.offsets()
             found = [item for item in found if item[1] > state.slot_ms or item[0] in left]
         return found
@@ -83,7 +83,7 @@ class Relocation:
         return end
 
     def note_mark(self, record: Record) -> None:
-        """A message with a mark that opening found in the log: what it says has left the timer topic."""
+        """Note a marked message found while opening: the message that it names has left the timer topic."""
         text, blank, slot = record.properties.get(TIMER_ORIGIN, "").partition(" ")
         origin, slot_ms = integer(text), integer(slot)
         if origin is None or p.TIMER_DEQUEUE_MS not in record.properties:
@@ -95,7 +95,7 @@ class Relocation:
 
 
 def stored_again(record: Record, write_time_ms: int, now_ms: int, origin: str) -> Message:
-    """A copy for the timer topic. `origin` as TIMER_ORIGIN says."""
+    """A copy for the timer topic. `origin` as in TIMER_ORIGIN."""
     values = dict(record.properties)
     values[p.TIMER_ROLL_TIMES] = str((integer(values.get(p.TIMER_ROLL_TIMES)) or 0) + 1)
     values[p.TIMER_ENQUEUE_MS] = str(write_time_ms)

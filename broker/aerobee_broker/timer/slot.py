@@ -1,4 +1,4 @@
-"""The slot of the timer that is being read: what of it is still to be delivered, in the order in which it is due."""
+"""The slot of the timer that is being read, with its undelivered messages in due order."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Due(NamedTuple):
 
 
 class LoadedSlot:
-    """What is left of a slot, in the order in which it is due."""
+    """The remaining units of a slot, in due order."""
 
     def __init__(self) -> None:
         self._due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._offsets = self._write_times = self._due
         self._rolls = np.zeros(0, np.bool_)
         self._next = 0
-        self._late: list[Due] = []  # a heap: what came after the slot was loaded
+        self._late: list[Due] = []  # a heap: units that were added after the slot was loaded
 
     def fill(self, due: array[int], offsets: array[int], write_times: array[int], rolls: array[int]) -> None:
-        """Take the units of the chain, the latest first; a message that is there twice counts once."""
+        """Take the units of the chain, latest first; a duplicate counts once."""
         columns = [np.frombuffer(column, np.int64)[::-1] for column in (due, offsets, write_times, rolls)]
         unique = np.unique(columns[1], return_index=True)[1]
         unique.sort()
@@ -54,15 +54,15 @@ class LoadedSlot:
         return min(due, default=None)
 
     def is_sorted(self) -> bool:
-        """Whether what is left goes out in the order in which it is due."""
+        """Whether the remaining units are in due order."""
         return bool(np.all(np.diff(self._due[self._next :]) >= 0))
 
     def offsets(self) -> set[int]:
-        """The physical offsets of all that is left."""
+        """The physical offsets of the remaining units."""
         return {*self._offsets[self._next :].tolist(), *(entry.physical_offset for entry in self._late)}
 
     def take(self, now_ms: int) -> Iterator[Due]:
-        """What is due, one by one: each is gone from here once it was yielded."""
+        """The due units, one by one; each is removed once it was yielded."""
         while True:
             loaded = int(self._due[self._next]) if self._next < len(self._due) else None
             if self._late and (loaded is None or self._late[0].due_ms < loaded):

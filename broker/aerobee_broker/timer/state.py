@@ -29,10 +29,10 @@ from aerobee_store.records.record import Message
 from aerobee_store.timer.files import TIMER_TOPIC, TimerFiles
 
 TIMER_ORIGIN: Final = "__AEROBEE_TIMER"
-"""On what left the timer topic: the queue offset that it had there. Behind a blank, if it left before the time of its
-slot: that time."""
+"""Property of messages that left the timer topic: their queue offset there; followed by a blank and the time of the
+slot, if they left before that time."""
 
-_FOREIGN_PRECISION_MS: Final = 1000  # the coarsest that RocketMQ rounds with
+_FOREIGN_PRECISION_MS: Final = 1000  # the coarsest step with which RocketMQ rounds
 
 
 @dataclass(slots=True)
