@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from aerobee_client.testing import run_broker
+from aerobee_pipeline.errors import OptionError
 from aerobee_pipeline.jobs import audit, export, lag, rebuild, replay, statistics
+from aerobee_pipeline.jobs.export import package_error
 from aerobee_store import MessageStore
 from aerobee_store.records import record
 from aerobee_store.tools.verify import verify
@@ -200,6 +202,21 @@ def test_export_and_replay(spark: Any, store: Path, tmp_path: Path) -> None:
         assert row.properties["n"] == origin.properties["n"]
     places = [(row.queueId, int(row.properties["ORIGIN_OFFSET"])) for row in rows]
     assert places == sorted(places)
+
+
+def test_a_format_without_its_package(spark: Any, store: Path, tmp_path: Path) -> None:
+    """The error names what is missing, and says so where a package is made for another release of Spark."""
+    source = {"storePath": str(store), "subscribe": "orders"}
+    with pytest.raises(
+        OptionError, match=r"format 'delta': the session does not have its package.*spark.jars.packages"
+    ):
+        export(spark, source, str(tmp_path / "table"), file_format="delta")
+    wrong = "java.lang.NoSuchMethodError: 'void org.apache.spark.sql.execution.LogicalRDD.<init>(...)'"
+    reason = package_error("delta", wrong, "4.3.0")
+    assert reason is not None
+    assert "built for another release of Spark than 4.3.0" in reason
+    assert package_error("delta", "the disk is full", "4.3.0") is None
+    assert package_error("parquet", wrong, "4.3.0") is None
 
 
 def test_the_command_replays_at_a_rate_and_shows_progress(spark: Any, tmp_path: Path) -> None:

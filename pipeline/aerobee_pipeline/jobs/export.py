@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = ("topic", "date", "messages")
 _FORMATS: Final = ("parquet", "iceberg", "delta")
+_LINKAGE_ERRORS: Final = (
+    "NoSuchMethodError",
+    "NoSuchFieldError",
+    "NoClassDefFoundError",
+    "IncompatibleClassChangeError",
+    "AbstractMethodError",
+)
 _KEPT: Final = ("keys", "tags", "body")
 
 
@@ -34,22 +41,54 @@ def export(
     if file_format not in _FORMATS:
         raise OptionError(f"format {file_format!r} is unknown; choose one of {', '.join(_FORMATS)}")
     options = {"includeProperties": "true", "includeSystem": "true", **source}
-    if checkpoint is None:
-        frame = _dated(spark.read.format("aerobee").options(**options).load())
-        frame = frame.sortWithinPartitions("topic", "date", "queueId", "queueOffset").cache()
-        try:
-            rows = frame.groupBy("topic", "date").count().collect()
-            writer = frame.write.format(file_format).mode("append").partitionBy("topic", "date")
-            if file_format == "parquet":
-                writer = writer.option("compression", "zstd")
-            writer.save(output)
-        finally:
-            frame.unpersist()
-        counts = {(row.topic, str(row.date)): row["count"] for row in rows}
-    else:
-        counts = _increment(spark, {"startingOffsets": "earliest", **options}, output, checkpoint, file_format)
+    try:
+        if checkpoint is None:
+            counts = _everything(spark, options, output, file_format)
+        else:
+            counts = _increment(spark, {"startingOffsets": "earliest", **options}, output, checkpoint, file_format)
+    except Exception as error:
+        if (reason := package_error(file_format, str(error), spark.version)) is not None:
+            raise OptionError(reason) from error
+        raise
     table = [(topic, date, count) for (topic, date), count in sorted(counts.items())]
     return JobResult(COLUMNS, table, 0, {"messages": sum(counts.values()), "output": output})
+
+
+def package_error(file_format: str, error: str, spark_version: str) -> str | None:
+    """What to do about an error that comes from a missing or unsuitable package of a format; None for other errors."""
+    if file_format == "parquet":
+        return None
+    if "DATA_SOURCE_NOT_FOUND" in error:
+        return (
+            f"format {file_format!r}: the session does not have its package; name it with "
+            f"--conf spark.jars.packages=GROUP:NAME:VERSION, docs/pipeline.md has an example"
+        )
+    if any(name in error for name in _LINKAGE_ERRORS):
+        return (
+            f"format {file_format!r}: its package was built for another release of Spark than {spark_version}; "
+            f"choose the package that is made for this one, or export to Parquet"
+        )
+    return None
+
+
+def _everything(
+    spark: SparkSession, options: dict[str, str], output: str, file_format: str
+) -> dict[tuple[str, str], int]:
+    frame = _dated(spark.read.format("aerobee").options(**options).load())
+    frame = frame.sortWithinPartitions("topic", "date", "queueId", "queueOffset").cache()
+    try:
+        rows = frame.groupBy("topic", "date").count().collect()
+        writer = frame.write.format(file_format).mode("append")
+        if file_format == "iceberg":
+            _create_table(spark, frame, output)
+        else:
+            writer = writer.partitionBy("topic", "date")
+        if file_format == "parquet":
+            writer = writer.option("compression", "zstd")
+        writer.save(output)
+    finally:
+        frame.unpersist()
+    return {(row.topic, str(row.date)): row["count"] for row in rows}
 
 
 def _increment(
@@ -57,13 +96,18 @@ def _increment(
 ) -> dict[tuple[str, str], int]:
     before = _counts(spark, output, file_format)
     frame = _dated(spark.readStream.format("aerobee").options(**options).load())
-    writer = frame.writeStream.format(file_format).partitionBy("topic", "date").outputMode("append")
+    writer = frame.writeStream.format(file_format).outputMode("append")
+    if file_format == "iceberg":
+        _create_table(spark, frame, output)
+        writer = writer.option("fanout-enabled", "true")  # otherwise rows have to come sorted by partition
+    else:
+        writer = writer.partitionBy("topic", "date")
     if file_format == "parquet":
         writer = writer.option("compression", "zstd")
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
 
     def write() -> None:
-        query = writer.start(output)
+        query = writer.toTable(output) if file_format == "iceberg" else writer.start(output)
         try:
             query.awaitTermination()
         finally:
@@ -72,6 +116,13 @@ def _increment(
     retry_worker_start(write)
     after = _counts(spark, output, file_format)
     return {key: count - before.get(key, 0) for key, count in after.items() if count > before.get(key, 0)}
+
+
+def _create_table(spark: SparkSession, frame: DataFrame, name: str) -> None:
+    """Iceberg appends only to tables that exist."""
+    if not spark.catalog.tableExists(name):
+        empty = spark.createDataFrame([], frame.schema)
+        empty.writeTo(name).using("iceberg").partitionedBy("topic", "date").create()
 
 
 def _counts(spark: SparkSession, output: str, file_format: str) -> dict[tuple[str, str], int]:
