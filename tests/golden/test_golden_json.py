@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from aerobee_store.clock import SystemClock
 from aerobee_store.disk.file_system import DiskFileSystem
 from aerobee_store.tables.java_json import Bean, BoxedList, IntegerMap, JsonFormatError, dumps, loads
 from aerobee_store.tables.json_table import JsonTable
+from tests.support import golden
 
 CASES = Path(__file__).parent / "cases"
 FILES = [
@@ -40,10 +40,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Case -> its unpacked store directory."""
     unpacked = {}
     for case in ("java-json", "java-json-43", "java-json-broken"):
-        directory = tmp_path_factory.mktemp(case)
-        with tarfile.open(CASES / case / "store.tar.gz") as archive:
-            archive.extractall(directory, filter="data")
-        unpacked[case] = directory / "store"
+        unpacked[case] = golden.unpack(case, tmp_path_factory.mktemp(case))
     return unpacked
 
 

@@ -112,11 +112,20 @@ def manifest(name: str) -> Mapping[str, Any]:
 
 def load(name: str, directory: Path) -> GoldenCase:
     """Unpack a case into `directory`."""
-    with tarfile.open(CASES_DIRECTORY / name / "store.tar.gz") as archive:
-        archive.extractall(directory, filter="data")
+    store = unpack(name, directory)
     content = manifest(name)
     messages = tuple(_message(fields) for fields in content.get("messages", []))
-    return GoldenCase(name, directory / "store", content, messages)
+    return GoldenCase(name, store, content, messages)
+
+
+def unpack(name: str, directory: Path) -> Path:
+    """Unpack the files of a case into `directory`: the store's directory."""
+    with tarfile.open(CASES_DIRECTORY / name / "store.tar.gz") as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(directory, filter="data")
+        else:  # Python before 3.11.4
+            archive.extractall(directory)
+    return directory / "store"
 
 
 def _message(fields: Mapping[str, Any]) -> GoldenMessage:
