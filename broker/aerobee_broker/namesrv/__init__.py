@@ -1,1 +1,1 @@
-"""RocketMQ's name server: which brokers there are, and which of them have the queues of a topic."""
+"""RocketMQ's name server: the brokers, and the queues of each topic on them."""

@@ -1,7 +1,7 @@
-"""Tells name servers, ours or RocketMQ's, what this broker has, for as long as it serves.
+"""Registers this broker with name servers, ours or RocketMQ's, while it serves.
 
-One connection and one task for each name server: they know nothing of each other. A registration goes out at the
-start, when a topic was created or changed, and every 30 seconds as a sign of life; at the end the broker unregisters.
+Each name server has its own connection and task. The broker registers at the start, when a topic was created or
+changed, and every 30 seconds as a heartbeat; at the end it unregisters.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from aerobee_store.tables.java_json import Bean
 _log = logging.getLogger(__name__)
 
 TEMPLATE_TOPIC: Final = "TBW102"
-"""Clients take the route of this topic for that of one which their first send will create."""
-_PERIOD_SECONDS: Final = 30.0  # RocketMQ's; name servers drop who is silent for 120 s
-_LOOK_SECONDS: Final = 0.5  # how soon a new topic is told
+"""Clients use the route of this topic for a topic that their first send will create."""
+_PERIOD_SECONDS: Final = 30.0  # RocketMQ's; name servers drop brokers that are silent for 120 s
+_LOOK_SECONDS: Final = 0.5  # delay before a new topic is registered
 _ANSWER_SECONDS: Final = 6.0
 _GOODBYE_SECONDS: Final = 2.0
 _RETRY_SECONDS_MAX: Final = 10.0
-# Name servers of RocketMQ 5 refuse a first registration with a single topic; every broker of RocketMQ has these.
+# Name servers of RocketMQ 5 refuse a first registration with a single topic; every RocketMQ broker has these.
 _ALWAYS_THERE: Final = ("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT")
 _CRC_MASK: Final = 0x7FFFFFFF
 
 
 def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
-    """What a broker tells name servers: its topics, and where they are created on first use the template for that."""
+    """The topics to register: the broker's own, and the template where topics are created on first use."""
     topics = {
         topic.name: QueueData(topic.read_queue_count, topic.write_queue_count, int(topic.permission), topic.sys_flag)
         for topic in tables.topics
@@ -52,18 +52,18 @@ def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
 
 
 def _nothing(_answer: Command) -> None:
-    """A master has no use for the answer."""
+    """A master ignores the answer."""
 
 
 class Registrar:
-    """Registers one broker with all name servers of its configuration. `run` beside everything else."""
+    """Registers one broker with all configured name servers. `run` beside everything else."""
 
     name: Final = "registrar"
 
     def __init__(self, settings: Settings, tables: Tables, *, broker_id: int = MASTER_ID) -> None:
         self._settings = settings
         self._broker_id = broker_id
-        self.ha_address: Address | None = None  # where replicas connect
+        self.ha_address: Address | None = None  # the address for replicas
         self.epoch = 0  # of a master with a lease: it takes the place of one with a lower number
         self.answered: Callable[[Command], None] = _nothing  # called with each answer to a registration
         self._tables = tables
@@ -71,15 +71,15 @@ class Registrar:
         self._bound: Address | None = None
         self._connections: dict[Address, Connection] = {}
         self._leaving = False
-        self._outgoing = RemotingServer(self._ignore)  # of which nobody asks anything that needs an answer
+        self._outgoing = RemotingServer(self._ignore)  # refuses all requests of the name server
 
     def listening(self, bound: Address) -> None:
-        """The broker is reached here; before `run` can tell anybody."""
+        """Set the address of the broker, before `run` registers it."""
         self._bound = bound
 
     @property
     def registered_count(self) -> int:
-        """Name servers that know the broker now."""
+        """Name servers with which the broker is registered now."""
         return len(self._connections)
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class Registrar:
             await asyncio.Event().wait()
 
     async def unregister(self) -> None:
-        """Say goodbye to all name servers, as far as they answer within two seconds."""
+        """Unregister from all name servers that answer within two seconds."""
         self._leaving = True
         connections, self._connections = self._connections, {}
         await asyncio.gather(*(self._say_goodbye(connection) for connection in connections.values()))
@@ -108,7 +108,7 @@ class Registrar:
             seconds = min(seconds * 2, _RETRY_SECONDS_MAX)
 
     async def _registered(self, server: Address) -> None:
-        """Register, and again whenever it is time, as long as the connection lives."""
+        """Register, and again whenever it is time, while the connection lives."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(self._outgoing.connection, server.host, server.port)
         try:
@@ -158,8 +158,8 @@ class Registrar:
         }
 
     def _address(self, connection: Connection) -> str:
-        """Where clients reach the broker: as it is told, or where it listens; where it listens everywhere, at the
-        address from which it reaches the name server."""
+        """The broker's address for clients: the configured or listening one; if it listens everywhere, the address from
+        which it reaches the name server."""
         assert self._bound is not None, "the broker listens before it registers"
         advertised = self._settings.current.listen.advertise_remoting
         if advertised is not None:

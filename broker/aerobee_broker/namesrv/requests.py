@@ -1,7 +1,7 @@
 """The requests that a name server answers.
 
-The same class answers in a broker for itself: what the broker registers there has the address LOCAL, which the answers
-replace by the address at which the asking client has reached it.
+The same class answers in a broker for itself: the broker registers there with the address LOCAL, which answers replace
+by the address to which the client has connected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aerobee_store.tables.java_json import Bean, IntegerMap
 
 LOCAL: Final = ""
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-_STRICT_JSON_VERSION: Final = 401  # 4.9.4: clients from here on want quoted keys
+_STRICT_JSON_VERSION: Final = 401  # 4.9.4: later clients need quoted keys
 _CRC_MASK: Final = 0x7FFFFFFF
 _KEYS_MAX: Final = 100_000
 _VALUE_SIZE_MAX: Final = 1 << 20
@@ -33,7 +33,7 @@ _UNIT_SUBSCRIPTION: Final = 2
 
 
 class KvConfig:
-    """Values that operators keep in a name server, by namespace and key. `save` makes a change durable."""
+    """Values that operators store in a name server, by namespace and key. `save` makes a change durable."""
 
     def __init__(self, save: Callable[[object], Awaitable[object]] | None = None, loaded: object | None = None) -> None:
         self._save = save
@@ -68,10 +68,10 @@ class KvConfig:
 
 
 class NameServerRequests:
-    """One method a request code; `handlers` is the table."""
+    """One method per request code; `handlers` is the table."""
 
     def __init__(self, tables: RouteTables, values: KvConfig, settings: Callable[[], dict[str, str]]) -> None:
-        """`settings`: what GET_NAME_SERVER_CONFIG tells."""
+        """`settings`: the answer to GET_NAME_SERVER_CONFIG."""
         self._tables = tables
         self._values = values
         self._settings = settings
@@ -251,7 +251,7 @@ class NameServerRequests:
 
 
 def broker_to_json(broker: Broker, connection: Connection, *, quoted: bool) -> Bean:
-    """As routes have it. Keys are quoted for clients that read nothing but JSON."""
+    """In the form of routes. Keys are quoted for clients that read only JSON."""
     addresses = _addresses(broker, connection)
     value = Bean(
         brokerAddrs={str(i): address for i, address in addresses.items()} if quoted else IntegerMap.of(addresses),

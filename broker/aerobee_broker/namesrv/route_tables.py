@@ -1,14 +1,17 @@
-"""What a name server knows: brokers, their addresses, and the queues of every topic. No sockets here.
+"""The tables of a name server: brokers, their addresses, and the queues of every topic. No sockets here.
 
-A broker is (cluster, name); each of its addresses has an id, and 0 is the master's. What is registered lives as long as
-the connection that brought it and no longer than its timeout after the last sign of life.
+A broker is (cluster, name); each of its addresses has an id, and 0 is the master's. A registration lives while its
+connection is open, at most for its timeout after the last heartbeat.
 
-Better than RocketMQ's, where nobody relies on the opposite:
+Differences from RocketMQ:
 
-- An address cannot take the id of another one that is alive: one of the two would receive what the other does not have.
-- Only the connection that registered an address can take it back.
-- Routes can be kept over a restart: what was known is answered until its broker registers again, or a minute is over.
-- A wiped write permission stays wiped until it is given back, and is given back as it was.
+- An address cannot take the id of another one that is alive: one of them would miss messages.
+
+- Only the connection that registered an address can unregister it.
+
+- Routes can be kept over a restart: they are served until the broker registers again, or for a minute.
+
+- A wiped write permission stays wiped until it is restored, and gets its old value back.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from aerobee_store.tables.java_json import Bean
 
 MASTER_ID: Final = 0
 RESTORED_SECONDS: Final = 60.0
-"""How long what was known before a restart counts: brokers register every 30 s."""
+"""How long restored routes are valid: brokers register every 30 s."""
 _RESTORED: Final = "before the restart"
 TIMEOUT_SECONDS: Final = 120.0  # RocketMQ's, after the last registration
 _BROKERS_MAX: Final = 10_000
@@ -35,7 +38,7 @@ _WRITE: Final = int(Permission.WRITE)
 
 
 class RegistrationRefusedError(BrokerError):
-    """A broker cannot be registered as it wants."""
+    """A registration of a broker is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a broker says about itself. `connection` is a name for where it came from."""
+    """The content of a registration. `connection` identifies its connection."""
 
     cluster: str
     broker: str
@@ -67,7 +70,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What a slave is told about its master."""
+    """The answer to a slave about its master."""
 
     address: str
     ha_address: str
@@ -102,17 +105,17 @@ class RouteTables:
         self._clock = clock
         self._brokers: dict[str, Broker] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}  # topic -> broker name
-        self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the same the other way round
+        self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the reverse mapping
         self._live: dict[tuple[str, str], _Live] = {}  # by cluster and address
         self._wiped: set[str] = set()  # broker names
         self.revision = 0
-        """Grows with every change that a snapshot would show."""
+        """Increases with every change that a snapshot would contain."""
 
     # --- Registration -----------------------------------------------------------------------------------------
 
     def register(self, wanted: Registration) -> Master | None:
-        """Take a broker in, or its sign of life with what has changed; who its master is, if it is a slave and there is
-        one. Raises RegistrationRefusedError."""
+        """Register a broker, or take its heartbeat with its changes; returns its master, if it is a slave and has one.
+        Raises RegistrationRefusedError."""
         key = (wanted.cluster, wanted.address)
         broker = self._brokers.get(wanted.broker)
         if broker is not None and broker.cluster != wanted.cluster:
@@ -173,7 +176,7 @@ class RouteTables:
                     raise RegistrationRefusedError(f"{len(self._topics)} topics are registered, which is the limit")
                 brokers = self._topics[topic] = {}
             if changed or wanted.broker not in brokers:
-                # A slave that stands in for its master is read from only.
+                # A slave that stands in for its master is read-only.
                 brokers[wanted.broker] = (
                     queues if is_master else replace(queues, permission=queues.permission & ~_WRITE)
                 )
@@ -185,7 +188,7 @@ class RouteTables:
         return None if address is None or live is None else Master(address, live.ha_address)
 
     def replace_topics(self, broker: str, topics: Mapping[str, QueueData]) -> None:
-        """These are all topics of a broker that is registered."""
+        """Replace the topics of a registered broker."""
         for topic in [topic for topic in self._topics_of.get(broker, ()) if topic not in topics]:
             self._remove_topic_of(topic, broker)
         for topic, queues in topics.items():
@@ -193,8 +196,8 @@ class RouteTables:
             self._topics_of.setdefault(broker, {})[topic] = None
 
     def unregister(self, cluster: str, broker: str, address: str, connection: str) -> None:
-        """A broker leaves; one that is unknown is fine. Raises RegistrationRefusedError over another connection than
-        the one that registered it."""
+        """Unregister a broker; an unknown one is ignored. Raises RegistrationRefusedError over another connection than
+        that of the registration."""
         live = self._live.get((cluster, address))
         if live is None or live.broker != broker:
             return
@@ -205,7 +208,7 @@ class RouteTables:
         self._remove((cluster, address))
 
     def seen(self, cluster: str, address: str) -> DataVersion | None:
-        """A sign of life; the version of the topics that are known of it, None of an unknown broker."""
+        """Take a heartbeat; returns the known version of the broker's topics, None for an unknown broker."""
         live = self._live.get((cluster, address))
         if live is None:
             return None
@@ -213,11 +216,11 @@ class RouteTables:
         return live.version
 
     def connection_closed(self, connection: str) -> list[str]:
-        """What was registered over this connection is gone; the addresses."""
+        """Remove the registrations of this connection; returns the addresses."""
         return [self._remove(key) for key, live in list(self._live.items()) if live.connection == connection]
 
     def expire(self) -> list[str]:
-        """Whoever was silent for longer than its timeout is gone; the addresses."""
+        """Remove brokers that were silent for longer than their timeout; returns the addresses."""
         return [self._remove(key) for key, live in list(self._live.items()) if self._has_expired(live)]
 
     def _has_expired(self, live: _Live) -> bool:
@@ -249,7 +252,7 @@ class RouteTables:
     # --- Administration ---------------------------------------------------------------------------------------
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, in one cluster or in all; it returns with the next changed registration of a broker that has
+        """Delete a topic in one cluster or in all; the next changed registration of a broker that has it restores
         it."""
         self.revision += 1
         for name in list(self._topics.get(topic, ())):
@@ -258,7 +261,7 @@ class RouteTables:
                 self._remove_topic_of(topic, name)
 
     def wipe_write_permission(self, broker: str) -> int:
-        """Nobody sends to this broker any more; of how many topics."""
+        """Forbid sends to this broker; returns the number of topics."""
         topics = self._topics_of.get(broker, {})
         count = sum(1 for topic in topics if self._queues(topic, broker).permission & _WRITE)
         if broker in self._brokers:
@@ -267,7 +270,7 @@ class RouteTables:
         return count
 
     def add_write_permission(self, broker: str) -> int:
-        """Take that back; of how many topics."""
+        """Allow sends again; returns the number of topics."""
         self._wiped.discard(broker)
         self.revision += 1
         return len(self._topics_of.get(broker, ()))
@@ -275,7 +278,7 @@ class RouteTables:
     # --- Kept over a restart ----------------------------------------------------------------------------------
 
     def snapshot(self) -> Bean:
-        """All that is known, for `restore`."""
+        """The whole content, for `restore`."""
         brokers = [
             Bean(
                 cluster=broker.cluster,
@@ -297,7 +300,7 @@ class RouteTables:
         return Bean(brokers=brokers, wiped=list[object](sorted(self._wiped)))
 
     def restore(self, value: object) -> None:
-        """What a snapshot had counts again for a minute. TableFormatError."""
+        """Make the content of a snapshot valid for a minute. TableFormatError."""
         fields = JsonFields("routes.json", value)
         for item in fields.objects("brokers"):
             entry = JsonFields("routes.json.brokers", item)
@@ -328,7 +331,7 @@ class RouteTables:
     # --- Answers ----------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> list[tuple[Broker, QueueData]]:
-        """The brokers that have a topic, with their queues; none for an unknown one."""
+        """The brokers that have a topic, with their queues; none for an unknown topic."""
         found = []
         for name in self._topics.get(topic, ()):
             broker = self._brokers.get(name)

@@ -1,7 +1,8 @@
-"""`aerobee namesrv`: a name server of its own, with its two files: values of operators, and the routes.
+"""`aerobee namesrv`: a stand-alone name server, with two files: values of operators, and the routes.
 
-kvConfig.json   RocketMQ's, saved before a change is answered
-routes.json     ours: what was known a few seconds ago, so that a restart answers clients at once
+kvConfig.json: RocketMQ's, saved before a change is answered.
+
+routes.json: ours, the routes of a few seconds ago, so that clients are answered at once after a restart.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from aerobee_store.tables.json_table import JsonTable
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 5.0  # between looks for silent brokers, and saves of routes
+_LOOK_SECONDS: Final = 5.0  # between checks for silent brokers, and saves of routes
 _DRAIN_SECONDS: Final = 2.0
 
 
@@ -38,7 +39,7 @@ async def run(
     *,
     clock: Clock | None = None,
 ) -> int:
-    """Serve until `stop` is set; returns 0. `announce` gets the address that was bound.
+    """Serve until `stop` is set; returns 0. `announce` gets the bound address.
 
     Raises ListenError, TableFormatError, UnreadableTableError, OSError.
     """

@@ -1,1 +1,1 @@
-"""RocketMQ's TCP protocol, which every client before RocketMQ 5, `mqadmin` and the dashboard speak."""
+"""RocketMQ's TCP protocol, used by clients before RocketMQ 5, `mqadmin` and the dashboard."""

@@ -1,4 +1,4 @@
-"""What operators change and list with `mqadmin` and the dashboard: topics, groups, offsets, settings."""
+"""Administration by `mqadmin` and the dashboard: topics, groups, offsets, settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROPERTIES_SIZE_MAX: Final = 1 << 20
 
 
 class AdministrationRequests:
-    """One method a request code; `handlers` is the table. What is changed is on disk before the answer."""
+    """One method per request code; `handlers` is the table. Changes are durable before the answer."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AdministrationRequests:
     # --- Topics -----------------------------------------------------------------------------------------------
 
     async def update_topic(self, request: Command, _: Connection) -> Command:
-        """Create a topic, or change it: `attributes` is a list of `+name=value` and `-name`."""
+        """Create or change a topic; `attributes` is a list of `+name=value` and `-name`."""
         name = text(request, "topic")
         existing = self._tables.topics.get(name)
         attributes = dict(existing.attributes) if existing is not None else {}
@@ -110,7 +110,8 @@ class AdministrationRequests:
 
     async def delete_topic(self, request: Command, _: Connection) -> Command:
         name = text(request, "topic")
-        if name in self._tables.topics:  # tools delete in all brokers of a cluster, and not all have it
+        # tools delete in all brokers of a cluster, some of which may not have the topic
+        if name in self._tables.topics:
             await self._topics.delete_topic(admin_v1.DeleteTopicRequest(name=name), Client(""))
         return answer()
 
@@ -135,7 +136,7 @@ class AdministrationRequests:
     # --- Groups -----------------------------------------------------------------------------------------------
 
     async def update_group(self, request: Command, _: Connection) -> Command:
-        """Create a group, or change it."""
+        """Create or change a group."""
         body = body_object(request)
         name = body.get("groupName")
         if not isinstance(name, str):
@@ -158,7 +159,7 @@ class AdministrationRequests:
         return answer()
 
     async def group(self, request: Command, _: Connection) -> Command:
-        """Asking creates nothing."""
+        """Reading creates nothing."""
         return answer(body=self._tables.groups.require(text(request, "group")).to_json())
 
     async def all_groups(self, _request: Command, _: Connection) -> Command:
@@ -173,7 +174,7 @@ class AdministrationRequests:
         return answer(body=self._level_delay.snapshot())
 
     async def reset_offsets(self, request: Command, _: Connection) -> Command:
-        """A group goes on elsewhere: at an offset, at a time, or at the end (-1). Its consumers are sent there."""
+        """Move a group to another offset, to a time, or to the end (-1). Its consumers are redirected."""
         topic = self._tables.topics.require(text(request, "topic"))
         group = self._tables.groups.require(text(request, "group"))
         only, offset = integer(request, "queueId", -1, bits=32), integer(request, "offset", -1)
@@ -198,7 +199,7 @@ class AdministrationRequests:
     # --- Settings ---------------------------------------------------------------------------------------------
 
     async def configuration(self, _request: Command, _: Connection) -> Command:
-        """Under RocketMQ's names, as far as it has any, and under ours."""
+        """The settings, under RocketMQ's names where they exist, and under ours."""
         config = self._settings.current
         values = {
             "brokerClusterName": config.cluster,
@@ -219,11 +220,11 @@ class AdministrationRequests:
         return answer({"version": f'{{"counter":{version["counter"]},"timestamp":{version["timestamp"]}}}'}, body=body)
 
     async def clean(self, _request: Command, _: Connection) -> Command:
-        """What has expired goes by itself within seconds, so there is nothing left to do."""
+        """Expired messages are removed automatically within seconds, so nothing needs to be done."""
         return answer()
 
     async def update_configuration(self, request: Command, _: Connection) -> Command:
-        """Settings that can be changed while the broker runs, by RocketMQ's name or ours; all or none."""
+        """Change run-time settings, by RocketMQ's name or ours; all or none."""
         if len(request.body) > _PROPERTIES_SIZE_MAX:
             raise RemotingError(Answer.INVALID_PARAMETER, f"the body has {len(request.body)} bytes")
         changes: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Remoting clients: which producers and consumers there are, what they subscribe, who is told when that changes; and
-the locks of those that consume in order.
+"""Remoting clients: producers, consumers and their subscriptions, notifications of changes, and the locks of ordered
+consumers.
 
-A client is known by its id in each group that its heartbeats name, for as long as its connection lives and heartbeats
-come. Locks are in memory and expire: after a restart consumers lock anew.
+A client is known by its id in each group that its heartbeats name, while its connection lives and heartbeats arrive.
+Locks are in memory and expire: after a restart consumers lock again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LOCKS_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic, as its last heartbeat says."""
+    """A group's subscription to a topic, from its last heartbeat."""
 
     topic: str
     expression: str
     expression_type: str
     version: int
     body: Bean = field(default_factory=Bean, compare=False)
-    """As it came, for whoever asks."""
+    """As received, for queries."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class RemotingClients:
     # --- Requests ---------------------------------------------------------------------------------------------
 
     async def heartbeat(self, request: Command, connection: Connection) -> Command:
-        """Who the client is. Groups and retry topics that its consumers need are there when this returns."""
+        """Register the client. Groups and retry topics of its consumers exist on return."""
         body = body_object(request)
         client_id = member(body, "clientID")
         if not client_id.strip() or len(client_id) > _CLIENT_ID_SIZE_MAX:
@@ -96,7 +96,7 @@ class RemotingClients:
         for item in objects(body, "consumerDataSet", count_max=_GROUPS_PER_HEARTBEAT_MAX):
             if group := member(item, "groupName"):
                 await self._register_consumer(group, item, self._member(client_id, request, connection))
-        # Heartbeats that leave subscriptions out are not understood here; clients send whole ones then.
+        # Heartbeats without subscriptions are not supported here; clients then send complete ones.
         return answer({"IS_SUPPORT_HEART_BEAT_V2": False, "IS_SUB_CHANGE": False})
 
     async def unregister(self, request: Command, _: Connection) -> Command:
@@ -106,7 +106,7 @@ class RemotingClients:
         return answer()
 
     async def consumer_ids(self, request: Command, _: Connection) -> Command:
-        """Consumers sort these and take their queues by their place among them."""
+        """Consumers sort these ids and choose their queues by their own position."""
         group = text(request, "consumerGroup")
         consumers = self._consumers.get(group)
         if consumers is None:
@@ -165,11 +165,11 @@ class RemotingClients:
         return None
 
     def connection_closed(self, connection: Connection) -> None:
-        """All clients of this connection are gone."""
+        """Remove all clients of this connection."""
         self._remove(lambda found: found.connection is connection)
 
     def expire(self) -> None:
-        """Drop whoever was silent for too long."""
+        """Remove clients that were silent for too long."""
         now = self._clock.monotonic()
         limit = now - self._settings.current.limits.client_expiry_seconds
         self._remove(lambda found: found.seen_at < limit)
@@ -208,7 +208,7 @@ class RemotingClients:
             await self._tables.group_in_use(group, topics)
             await self._ensure_retry_topic(group)
         if not found.connection.is_open:
-            return  # it went away meanwhile, and nobody would notice any more
+            return  # it disconnected in the meantime, and nobody would notice later
         consumers = self._consumers.get(group)
         if consumers is None:
             consumers = self._consumers[group] = Consumers("", "", "")
@@ -238,7 +238,7 @@ class RemotingClients:
             await self._tables.save_topics()
 
     def _notify(self, group: str, consumers: Consumers) -> None:
-        """Tell all consumers of the group that there are others now: each looks again which queues are its own."""
+        """Notify all consumers of the group of a change, so that each chooses its queues again."""
         for found in consumers.members.values():
             found.connection.notify(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, fields={"consumerGroup": group}))
 

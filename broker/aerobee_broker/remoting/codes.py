@@ -1,4 +1,4 @@
-"""The numbers of RocketMQ's remoting protocol: what is asked, and how it is answered."""
+"""The codes of RocketMQ's remoting protocol, for requests and answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The shell around the frames: connections, their limits, and who answers. What a request means is not known here.
+"""Connections of the remoting protocol and their limits. The meaning of requests is not known here.
 
-Requests of one connection run side by side and are answered as they are ready, so a pull that waits holds up nothing.
-While more than a bound of them run, their bytes use up a budget, or the peer does not read its answers, nothing more is
-read from it. The budgets are those of gRPC's calls.
+Requests of one connection run concurrently and are answered when they are ready, so a waiting pull blocks nothing.
+Reading stops while too many requests run, their bytes use up a budget, or the peer does not read its answers. The
+budgets are shared with gRPC calls.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from aerobee_broker.remoting.proxy_header import proxy_header_size
 
 _log = logging.getLogger(__name__)
 
-IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both directions for so long is closed
-RUNNING_MAX: Final = 8192  # requests of one connection at a time; a consumer holds one pull for each of its queues
+IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both directions for this long is closed
+RUNNING_MAX: Final = 8192  # concurrent requests of one connection; a consumer holds one pull for each of its queues
 _BACKLOG: Final = 1024
-_CLOSE_SECONDS: Final = 1.0  # for peers to read the last answers
-_ROOM_SECONDS: Final = 5.0  # between two looks whether there is room for bytes again
-_COMMAND_SIZE: Final = 512  # bytes that a request takes beside its body and fields
+_CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
+_ROOM_SECONDS: Final = 5.0  # interval of checks for free bytes
+_COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
 _OPAQUE_MAX: Final = (1 << 31) - 1
 
 Handler = Callable[[Command, "Connection"], Awaitable[Command | None]]
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         self.peer: tuple[str, int] = ("127.0.0.1", 0)
         self.local = Address("127.0.0.1", 0)
         self.key = f"remoting {next(server.numbers)}"
-        """Names the connection where client ids do; no client id has a blank in front of a number."""
+        """Identifies the connection in place of a client id; no client id has a blank before a number."""
         self._waits_for_room = False
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
@@ -122,15 +122,15 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def writable(self, seconds: float) -> None:
-        """Return when the peer has read enough of what was written, or is gone, and its answers leave room for more.
+        """Return when the peer has read enough, or is gone, and its answers leave space for more.
 
-        Raises TooManyRequestsError when there was no room for so long.
+        Raises TooManyRequestsError after `seconds` without space.
         """
         await self._writable.wait()
         await self._server.answers.room((self.key,), seconds=seconds)
 
     def notify(self, command: Command) -> bool:
-        """Send a request that wants no answer; False if the peer is gone, or does not read."""
+        """Send a request without an answer; False if the peer is gone, or does not read."""
         if not self.is_open or not self._writable.is_set():
             return False
         command.flag |= FLAG_ONE_WAY
@@ -153,19 +153,19 @@ class Connection(asyncio.Protocol):
             del self._asked[command.opaque]
 
     def abort(self) -> None:
-        """End the connection now, without what was not written yet."""
+        """Close the connection now, dropping unwritten bytes."""
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """End the connection once all that was answered is written."""
+        """Close the connection when all answers are written."""
         if self._transport is not None:
             self._transport.close()
 
     # --- Inside -----------------------------------------------------------------------------------------------
 
     def _taken(self, command: Command) -> Share:
-        """The bytes of a request, until it is answered. They are in memory already."""
+        """Count the bytes of a request until it is answered. They are in memory already."""
         share = Share(self._server.requests, (self.key,))
         share.take_now(_COMMAND_SIZE + len(command.body) + sum(map(len, command.fields.values())))
         return share
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
             self._pause_or_resume()
 
     async def _kept(self, size: int) -> None:
-        """An answer that waits in memory for the peer to read."""
+        """Count an answer that waits in memory for the peer to read."""
         answers, owners = self._server.answers, (self.key,)
         answers.take_now(size, owners)
         try:
@@ -225,9 +225,9 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     async def _resume_with_room(self) -> None:
-        """Read on when requests in progress, of this connection or of others, have been answered."""
+        """Resume reading when requests in progress, of this connection or others, have been answered."""
         while self.is_open:
-            with suppress(TooManyRequestsError):  # look whether it is still open
+            with suppress(TooManyRequestsError):  # check whether it is still open
                 await self._server.requests.room((self.key,), seconds=_ROOM_SECONDS)
                 break
         self._waits_for_room = False
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
 
 
 class RemotingServer:
-    """Listens, and keeps the connections. Its tasks are those of requests; they end with `stop`."""
+    """Listens, and owns the connections. Its tasks are those of requests; they end with `stop`."""
 
     def __init__(
         self,
@@ -254,9 +254,9 @@ class RemotingServer:
         requests: ByteBudget | None = None,
         answers: ByteBudget | None = None,
     ) -> None:
-        """`requests` and `answers`: bytes of requests in progress, and of answers that peers do not read.
+        """`requests` and `answers`: budgets of the bytes of requests in progress, and of unread answers.
 
-        Without them the server has budgets of its own, of the default sizes.
+        Without them the server has its own budgets of the default sizes.
         """
         self.handler = handler
         self.requests = requests or _budget("requests in progress")
@@ -270,11 +270,11 @@ class RemotingServer:
         self._closed_one = asyncio.Event()
 
     def connection(self) -> Connection:
-        """A new connection, for whoever accepts them."""
+        """A new connection, for the code that accepts it."""
         return Connection(self)
 
     async def listen(self, setting: str, address: Address) -> Address:
-        """Bind the address that this setting names; the one that was bound. May be called again. Raises ListenError."""
+        """Bind the address of this setting; returns the bound one. May be called again. Raises ListenError."""
         try:
             listener = await asyncio.get_running_loop().create_server(
                 self.connection, address.host, address.port, backlog=_BACKLOG, reuse_address=True
@@ -285,20 +285,20 @@ class RemotingServer:
         return Address(address.host, listener.sockets[0].getsockname()[1])
 
     def start(self, work: Awaitable[None]) -> None:
-        """Run the answering of a request."""
+        """Start a task that answers a request."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def closed(self, connection: Connection) -> None:
-        """The connection ended."""
+        """Note that the connection has ended."""
         self.connections.discard(connection)
         self._closed_one.set()
         for listener in self.closed_listeners:
             listener(connection)
 
     async def stop(self, seconds: float) -> None:
-        """Take no more connections, wait so long for requests in progress, then close all."""
+        """Refuse new connections, wait this long for requests in progress, then close all."""
         for listener in self._listeners:
             listener.close()
         if self._tasks:

@@ -1,4 +1,4 @@
-"""From what went wrong to the response code that a client gets: the one table of this protocol."""
+"""Maps errors to response codes of the remoting protocol: the only table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aerobee_store.tables.java_json import JsonFormatError
 _log = logging.getLogger(__name__)
 _TEXT_MAX: Final = 900  # characters
 
-# The first class of an error's bases that is here decides.
+# The first class of an error's bases in this table decides.
 _CODES: Final[dict[type[BaseException], Answer]] = {
     broker.IllegalTopicError: Answer.INVALID_PARAMETER,
     broker.IllegalGroupError: Answer.INVALID_PARAMETER,
@@ -32,7 +32,7 @@ _CODES: Final[dict[type[BaseException], Answer]] = {
     store.TooFewReplicasError: Answer.SYSTEM_ERROR,  # likewise
     store.ReplicaTimeoutError: Answer.FLUSH_SLAVE_TIMEOUT,
     store.ReplicaMissingError: Answer.SLAVE_NOT_AVAILABLE,
-    store.StoreFullError: Answer.SYSTEM_BUSY,  # StoreBusyError, too: producers try another broker
+    store.StoreFullError: Answer.SYSTEM_BUSY,  # StoreBusyError too: producers try another broker
     store.StoreAccessError: Answer.SERVICE_NOT_AVAILABLE,
     store.StoreFailedError: Answer.SERVICE_NOT_AVAILABLE,
     store.StoreClosedError: Answer.SERVICE_NOT_AVAILABLE,
@@ -50,12 +50,12 @@ class RemotingError(broker.BrokerError):
 
 
 def code_of_timeout(error: store.SyncTimeoutError) -> Answer:
-    """Of a message that is stored, and not as safe as it should be."""
+    """The code for a message that is stored, but not as safely as promised."""
     return _CODES[type(error)]
 
 
 def refusal(error: Exception, code: int) -> Command:
-    """The answer to a request of this code that failed so. What nobody expected is logged with its traceback."""
+    """The answer to a request of this code that failed. Unexpected errors are logged with a traceback."""
     return Command(_code_of(error, code), flag=FLAG_RESPONSE, remark=_text_of(error))
 
 

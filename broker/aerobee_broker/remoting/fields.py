@@ -1,4 +1,4 @@
-"""The fields of a request as values, and what answers are made of. A field that is wrong or missing is refused."""
+"""Reads the fields of requests and makes answers. Wrong or missing fields are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INT64: Final = 1 << 63
 
 
 def text(request: Command, name: str, default: str | None = None) -> str:
-    """A field as it is; one that is empty counts as missing. RemotingError without it and without a default."""
+    """A field as text; an empty one counts as missing. RemotingError if it is missing without a default."""
     value = request.fields.get(name)
     if value:
         return value
@@ -26,7 +26,7 @@ def text(request: Command, name: str, default: str | None = None) -> str:
 
 
 def integer(request: Command, name: str, default: int | None = None, *, bits: int = 64) -> int:
-    """A field as a signed integer. RemotingError if it is none, or without it and without a default."""
+    """A field as a signed integer. RemotingError if it is invalid, or missing without a default."""
     value = request.fields.get(name)
     if not value:
         if default is None:
@@ -45,7 +45,7 @@ def boolean(request: Command, name: str, default: bool = False) -> bool:
 
 
 def body_object(request: Command) -> dict[str, object]:
-    """The body, which is a JSON object. RemotingError, JsonFormatError."""
+    """The body as a JSON object. RemotingError, JsonFormatError."""
     value = java_json.loads(request.body, object_keys=True)
     if not isinstance(value, dict):
         raise RemotingError(Answer.INVALID_PARAMETER, "the body of the request is not a JSON object")
@@ -53,7 +53,7 @@ def body_object(request: Command) -> dict[str, object]:
 
 
 def member(value: Mapping[str, object], name: str) -> str:
-    """A member of a body that is text; empty if it is missing or null. RemotingError."""
+    """A text member of a body; empty if it is missing or null. RemotingError."""
     found = value.get(name)
     if found is None:
         return ""
@@ -63,7 +63,7 @@ def member(value: Mapping[str, object], name: str) -> str:
 
 
 def integer_member(value: Mapping[str, object], name: str, default: int = 0) -> int:
-    """A member of a body that is an integer of 64 bits; `default` if it is missing or null. RemotingError."""
+    """A 64-bit integer member of a body; `default` if it is missing or null. RemotingError."""
     found = value.get(name)
     if found is None:
         return default
@@ -73,7 +73,7 @@ def integer_member(value: Mapping[str, object], name: str, default: int = 0) -> 
 
 
 def objects(value: Mapping[str, object], name: str, *, count_max: int = 100_000) -> list[dict[str, object]]:
-    """A member of a body that is an array of objects; empty if it is missing or null. RemotingError."""
+    """A member that is an array of objects; empty if it is missing or null. RemotingError."""
     found = value.get(name)
     if found is None:
         return []
@@ -92,7 +92,7 @@ def answer(
     body: bytes | Mapping[str, object] = b"",
     remark: str | None = None,
 ) -> Command:
-    """A response. Values of fields are written as Java does; a body that is a mapping becomes JSON."""
+    """A response. Field values are written as in Java; a mapping as body becomes JSON."""
     return Command(
         code,
         flag=FLAG_RESPONSE,

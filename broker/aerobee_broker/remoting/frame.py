@@ -36,7 +36,7 @@ from aerobee_broker.errors import BrokerError
 FRAME_SIZE_MAX: Final = 16 << 20
 """Bytes of the longest frame, length field included, as in RocketMQ."""
 HEADER_SIZE_MAX: Final = 256 << 10
-"""Bytes. The largest header that can be granted has 32,767 bytes of properties, each of them escaped to six."""
+"""Bytes. The largest acceptable header has 32,767 bytes of properties, each escaped to six."""
 EXT_FIELD_COUNT_MAX: Final = 1024
 """RocketMQ's largest header has some twenty fields."""
 
@@ -44,7 +44,7 @@ FLAG_RESPONSE: Final = 1
 FLAG_ONE_WAY: Final = 2
 
 VERSION: Final = 479
-"""What we call ourselves: RocketMQ 5.3.3. Clients use SQL filters only where the answer to a heartbeat says 4.1.0 or
+"""The version that we report: RocketMQ 5.3.3. Clients use SQL filters only if the answer to a heartbeat says 4.1.0 or
 later."""
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER"),
@@ -62,12 +62,12 @@ assert (_START.size, _BINARY_START.size) == (8, 17), "the tables above and the s
 
 
 class FrameFormatError(BrokerError):
-    """The bytes are no frame of the protocol; the connection that brought them must be closed."""
+    """The bytes are not a frame of the protocol; the connection must be closed."""
 
 
 def is_frame(first_bytes: bytes) -> bool:
-    """Whether a connection that begins so speaks this protocol; at least one byte. A frame is shorter than 16 MiB, so
-    its length begins with a zero byte, as nothing else does that could share the port."""
+    """Whether a connection that begins with these bytes (at least one) speaks this protocol. A frame is shorter than 16
+    MiB, so its length begins with a zero byte, unlike all other protocols that share the port."""
     return first_bytes[0] == 0
 
 
@@ -82,7 +82,7 @@ class Command:
     language: str = "JAVA"
     remark: str | None = None
     fields: dict[str, str] = field(default_factory=dict)
-    """extFields. Never None: RocketMQ's "no fields" and "no object of fields" are the same here."""
+    """extFields. Never None: "no fields" and "no object of fields" are equal here."""
     body: bytes = b""
 
     @property
@@ -91,14 +91,14 @@ class Command:
 
     @property
     def is_one_way(self) -> bool:
-        """A request that must not be answered, whatever becomes of it."""
+        """A request that must not be answered."""
         return bool(self.flag & FLAG_ONE_WAY)
 
 
 def encode(command: Command) -> bytes:
-    """The frame of a command with a JSON header, which every client reads, also those that send binary ones.
+    """The frame of a command with a JSON header, which every client reads, even those that send binary ones.
 
-    Raises FrameFormatError for one beyond FRAME_SIZE_MAX.
+    Raises FrameFormatError above FRAME_SIZE_MAX.
     """
     header: dict[str, object] = {"code": command.code}
     if command.fields:
@@ -110,13 +110,13 @@ def encode(command: Command) -> bytes:
         header["remark"] = command.remark
     header["serializeTypeCurrentRPC"] = "JSON"
     header["version"] = command.version
-    # Not ASCII only: a lone surrogate, which UTF-8 cannot hold, stays escaped by "replace".
+    # Not only ASCII: a lone surrogate, which UTF-8 cannot encode, stays escaped by "replace".
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return _frame(_JSON, text, command.body)
 
 
 def encode_binary(command: Command) -> bytes:
-    """The same with a binary header. Raises FrameFormatError for what such a header cannot hold."""
+    """The same with a binary header. Raises FrameFormatError for values that such a header cannot hold."""
     language = LANGUAGES.index(command.language) if command.language in LANGUAGES else LANGUAGES.index("OTHER")
     remark = (command.remark or "").encode("utf-8", "replace")
     entries = b"".join(
@@ -140,9 +140,9 @@ def _frame(serialization: int, header: bytes, body: bytes) -> bytes:
 
 
 class FrameReader:
-    """Finds the frames in what one connection sends, however it is split.
+    """Splits the bytes of one connection into frames.
 
-    It keeps at most one frame that is not complete.
+    Keeps at most one incomplete frame.
     """
 
     def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
@@ -152,13 +152,13 @@ class FrameReader:
 
     @property
     def waiting_size(self) -> int:
-        """Bytes of a frame that is not complete yet."""
+        """Bytes of the incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Command]:
         """The commands that are complete with these bytes.
 
-        Raises FrameFormatError; the frames before the broken one are lost with it, as the connection is.
+        Raises FrameFormatError; the frames before the broken one are lost with it, as is the connection.
         """
         if self._broken:
             raise FrameFormatError("the connection sent an invalid frame; it is closed")
@@ -233,7 +233,7 @@ def _integer(header: dict[str, object], name: str) -> int:
 
 
 def _text(value: object) -> str:
-    """Java's reader turns a number or a boolean into text where a string is wanted."""
+    """Java's reader turns numbers and booleans into text where a string is expected."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -277,7 +277,7 @@ def _entries(entries: bytes) -> dict[str, str]:
 
 
 def _take(data: bytes, at: int, size: int) -> tuple[bytes, int]:
-    """The `size` bytes at `at`, and the position behind them."""
+    """The `size` bytes at `at`, and the position after them."""
     if size < 0 or size > len(data) - at:
         raise FrameFormatError(f"a binary header claims {size} bytes; {len(data) - at} are left")
     return data[at : at + size], at + size

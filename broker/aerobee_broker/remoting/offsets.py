@@ -1,6 +1,7 @@
-"""How far groups have consumed, and where queues begin and end, for remoting clients.
+"""Committed offsets of groups, and first and next offsets of queues, for remoting clients.
 
-Committed offsets are those of the whole broker: a group may receive with a client of RocketMQ 5 and pull with one of 4.
+Committed offsets are shared by the whole broker: a group may receive with a client of RocketMQ 5 and pull with one of
+4.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _RESETS_MAX: Final = 100_000
 
 
 class OffsetRequests:
-    """Answers QUERY_CONSUMER_OFFSET, UPDATE_CONSUMER_OFFSET and the questions about a queue."""
+    """Answers QUERY_CONSUMER_OFFSET, UPDATE_CONSUMER_OFFSET and queries about a queue."""
 
     def __init__(self, store: MessageStore, tables: Tables, deliveries: Deliveries) -> None:
         self._store = store
         self._tables = tables
         self._deliveries = deliveries
-        # (topic, group, queue id) -> where the next pull is sent to: what a reset has set and nobody has followed yet.
+        # (topic, group, queue id) -> the target of a reset that no pull has followed yet
         self._resets: dict[tuple[str, str, int], int] = {}
 
     async def query(self, request: Command, _: Connection) -> Command:
-        """A group that begins here gets 0 where nothing was deleted yet, so that it misses nothing; else the client
-        decides where to begin."""
+        """A new group gets 0 if nothing was deleted yet, so that it misses nothing; otherwise the client decides where
+        to begin."""
         topic, group, queue_id = _place(request)
         offset = self._deliveries.committed_offset(topic, group, queue_id)
         if offset is None:
@@ -57,7 +58,7 @@ class OffsetRequests:
         return answer()
 
     async def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """The group goes on at this offset; of a group that only pulls it is on disk within seconds."""
+        """Commit an offset; for a group that only pulls, durable within seconds."""
         if not 0 <= queue_id < 1 << 31 or (topic, group, queue_id) in self._resets:
             return
         if self._deliveries.queue_delivery(topic, group, queue_id) is None:
@@ -66,7 +67,7 @@ class OffsetRequests:
             await self._deliveries.reset(topic, group, {queue_id: offset})
 
     async def reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """The group goes on at these offsets: its next pull of each queue is sent there, whatever it commits before."""
+        """Move the group to these offsets: its next pull of each queue is redirected, whatever it commits before."""
         await self._deliveries.reset(topic, group, offsets)
         for queue_id, offset in offsets.items():
             if len(self._resets) < _RESETS_MAX:
@@ -74,7 +75,7 @@ class OffsetRequests:
         self._deliveries.long_polling.end_line(topic, group)
 
     def pending_reset(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Where a pull must go on; asked once, for the client follows then."""
+        """The offset to which a pull must be redirected; returned once, because the client then follows."""
         return self._resets.pop((topic, group, queue_id), None) if self._resets else None
 
     async def maximum(self, request: Command, _: Connection) -> Command:

@@ -1,6 +1,6 @@
-"""Who may send which remoting request, where the broker has accounts: the signature, and what each code needs.
+"""Permissions of remoting requests, if the broker has accounts: the signature, and the permission for each code.
 
-A client signs the values of all fields but the signature itself, in the order of their names, followed by the body.
+A client signs the values of all fields except the signature, in the order of their names, followed by the body.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from aerobee_store.records import properties as p
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-_LAST_UNSIGNED_VERSION: Final = 399  # clients up to here add _UNIQUE_KEY_QUERY after they have signed
+_LAST_UNSIGNED_VERSION: Final = 399  # clients up to this version add _UNIQUE_KEY_QUERY after signing
 
 Permit = Callable[[Account, Command], None]
 
 
 class Permissions:
-    """Decides about requests. `accounts` None: everybody may do everything."""
+    """Checks requests. `accounts` None: no authentication."""
 
     def __init__(self, accounts: Accounts | None, store: MessageStore) -> None:
         self._accounts = accounts
@@ -62,8 +62,8 @@ class Permissions:
         }
 
     def check(self, request: Command) -> None:
-        """Raise UnauthorizedError for a request that nobody known has signed, ForbiddenError if its account may not
-        do this. All that is not listed is for administrators."""
+        """Raise UnauthorizedError if the signature is not from a known account, and ForbiddenError if its account may
+        not do this. Codes that are not listed are for administrators."""
         if self._accounts is None:
             return
         account = self._accounts.of_content(*_signed(request))
@@ -90,7 +90,7 @@ class Permissions:
             account.require_publish(topic)
 
     def _property_or_topic(self, physical_offset: int, name: str) -> str | None:
-        """Which topic a stored message is about; None without such a message: the request then fails by itself."""
+        """The topic of a stored message; None without such a message: the request then fails by itself."""
         try:
             record = self._store.record_at(physical_offset)
         except (RecordNotFoundError, CorruptRecordError):
@@ -99,7 +99,7 @@ class Permissions:
 
 
 def _signed(request: Command) -> tuple[str, str, bytes]:
-    """Access key, signature, and what was signed."""
+    """Access key, signature, and the signed bytes."""
     fields = request.fields
     access_key, signature = fields.get(_ACCESS_KEY), fields.get(_SIGNATURE)
     if not access_key or not signature:
@@ -147,4 +147,4 @@ def _lock(account: Account, request: Command) -> None:
 
 
 def _nothing(account: Account, request: Command) -> None:
-    """Every account may do this."""
+    """Allowed to every account."""

@@ -28,10 +28,10 @@ from aerobee_store import MessageStore, ReadResult, RecordNotFoundError
 _COMMIT: Final = 1
 _MAY_BE_HELD: Final = 2
 _HAS_SUBSCRIPTION: Final = 4
-_ANSWER_SIZE_MAX: Final = 256 << 10  # bytes of records, but always one record; RocketMQ's for what is in memory
-_ROOM_SECONDS: Final = 2.0  # that a pull which may not be held waits for room for its answer
+_ANSWER_SIZE_MAX: Final = 256 << 10  # bytes of records, but at least one record; RocketMQ's limit for records in memory
+_ROOM_SECONDS: Final = 2.0  # how long a pull that may not be held waits for the memory of its answer
 _HELD_SECONDS_MAX: Final = 120.0
-# What RocketMQ calls the state of a read, in the remark of the answer.
+# RocketMQ's names of a read status, in the remark of the answer.
 _NAMES: Final = {
     "found": "FOUND",
     "empty": "NO_MESSAGE_IN_QUEUE",
@@ -89,7 +89,7 @@ class PullRequests:
     async def _read(
         self, group: str, held: _Held, offset: int, count: int, size_max: int, wanted: MessageFilter
     ) -> Command:
-        """Read until there is something to say, or the time is over."""
+        """Read until there is an answer, or the time is over."""
         topic, queue_id = held.topic, held.queue_id
         begin = offset
         first = True
@@ -115,12 +115,12 @@ class PullRequests:
             if not await held.wait():
                 code = Answer.PULL_NOT_FOUND if offset == begin else Answer.PULL_RETRY_IMMEDIATELY
                 return self._answer(code, offset, low, high, status)
-            self._tables.topics.require(topic)  # it may have been deleted meanwhile
+            self._tables.topics.require(topic)  # it may have been deleted in the meantime
 
     def _look(
         self, group: str, topic: str, queue_id: int, offset: int, count: int, size_max: int, wanted: MessageFilter
     ) -> ReadResult:
-        """One read that passes over what the filter leaves out, as far as one step of the loop may go."""
+        """One read that skips filtered messages, up to the limit of one step of the loop."""
         result = wanted.read(self._store, topic, queue_id, offset, count, group, max_bytes=size_max)
         for _ in range(wanted.reads_per_step - 1):
             if result.records or not offset < result.next_offset < result.max_offset:
@@ -132,7 +132,7 @@ class PullRequests:
     def _found(self, group: str, topic: str, result: ReadResult) -> Command:
         try:
             body = b"".join([self._store.record_bytes(record) for record in result.records])
-        except RecordNotFoundError:  # expired in this very moment
+        except RecordNotFoundError:  # expired at this very moment
             return self._moved(result.next_offset, result.min_offset, result.max_offset, remark="MESSAGE_WAS_REMOVING")
         received = self._counters.received_by(topic, group)
         received.messages += len(result.records)
@@ -192,8 +192,8 @@ class PullRequests:
 
 
 class _Held:
-    """A pull that waits. Everyone who pulls gets every message, so each waits in a line of its own. No group has the
-    name of such a line, for there is a blank in it."""
+    """A waiting pull. Every pull gets every message, so each waits in a line of its own. No group has the name of such
+    a line, because it contains a blank."""
 
     __slots__ = ("_again", "_deliveries", "_key", "_line", "_until", "queue_id", "topic")
 
@@ -211,14 +211,14 @@ class _Held:
         return max(self._until - asyncio.get_running_loop().time(), 0.0)
 
     async def wait(self) -> bool:
-        """True when it is worth looking again; False when the time is over, or the connection."""
+        """True when a message may be available; False when the time is over, or the connection has ended."""
         polling = self._deliveries.long_polling
         seconds, again, self._again = self.seconds_left, self._again, True
         return await polling.wait(self.topic, self._line, self._key, seconds, queue_id=self.queue_id, again=again)
 
 
 def filter_of_subscription(subscription: Subscription) -> MessageFilter:
-    """What a subscription asks for. Raises what becomes SUBSCRIPTION_PARSE_FAILED."""
+    """The filter of a subscription. Raises errors that become SUBSCRIPTION_PARSE_FAILED."""
     if subscription.expression_type not in ("", "TAG", "SQL92"):
         raise RemotingError(
             Answer.SUBSCRIPTION_PARSE_FAILED,

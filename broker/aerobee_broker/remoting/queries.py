@@ -1,4 +1,4 @@
-"""Messages that remoting clients look for: by key, or by where they lie."""
+"""Queries of remoting clients: by key, or by position."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class QueryRequests:
             size += record.size
             if parts and size > _ANSWER_SIZE_MAX:
                 break
-            with suppress(RecordNotFoundError):  # retention was faster
+            with suppress(RecordNotFoundError):  # removed by retention
                 parts.append(self._store.record_bytes(record))
             await steps.did(record.size)
         if not parts:

@@ -1,4 +1,4 @@
-"""Request-reply: the answer to a message goes back to the client that waits for it, and is stored besides."""
+"""Request-reply: the reply goes back to the waiting client, and is stored as well."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class ReplyRequests:
         self._clock = clock
 
     async def reply(self, request: Command, connection: Connection) -> Command:
-        """With the long names of fields."""
+        """The form with long field names."""
         return await self._reply(request, connection, short=False)
 
     async def reply_v2(self, request: Command, connection: Connection) -> Command:
-        """With the short names."""
+        """The form with short field names."""
         return await self._reply(request, connection, short=True)
 
     async def _reply(self, request: Command, connection: Connection, *, short: bool) -> Command:
-        """Pushed first, then stored either way; the answer says whether the client that waits has got it."""
+        """Pushed first, then stored in any case; the answer tells whether the waiting client has received it."""
         await self._send.ensure_topic(f"{self._config.cluster}_REPLY_TOPIC", 1)
         failure = await self._push(request, connection, short=short)
         stored = await (self._send.send_v2 if short else self._send.send)(request, connection)
@@ -51,7 +51,7 @@ class ReplyRequests:
         return stored
 
     async def _push(self, request: Command, connection: Connection, *, short: bool) -> str:
-        """Why the client that waits has not got it; empty if it has."""
+        """Why the waiting client has not received it; empty if it has."""
 
         def name(long: str) -> str:
             return SHORT_NAMES[long] if short else long

@@ -1,6 +1,6 @@
-"""CONSUMER_SEND_MESSAGE_BACK: a consumer could not consume a message and wants it again later.
+"""CONSUMER_SEND_MESSAGE_BACK: a consumer returns a message for a later delivery.
 
-The message is copied to the group's retry topic after a delay that grows with each attempt; after the last attempt to
+The message is copied to the group's retry topic after a delay that grows with each attempt; after the last attempt, to
 its dead letters.
 """
 
@@ -46,7 +46,7 @@ class RetryRequests:
         queues = group.extra.get("retryQueueNums", 1)
         queue_count = queues if isinstance(queues, int) else 1
         if queue_count <= 0:
-            return answer()  # such a group gives up at once
+            return answer()  # such a group allows no retries
         properties = dict(record.properties)
         properties.setdefault(p.RETRY_TOPIC, record.topic)
         properties.setdefault(p.ORIGIN_MESSAGE_ID, p.offset_message_id(record.store_host, record.physical_offset))

@@ -57,12 +57,12 @@ _OWN_TOPICS: Final = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
-"""Nobody may send to these, as in RocketMQ."""
+"""Clients must not send to these, as in RocketMQ."""
 _KEPT_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE | SYS_FLAG_MULTI_TAGS
 _BATCH_COUNT_MAX: Final = 32_768
 _BATCH_ITEM: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
-# What a SEND_MESSAGE_V2 request calls the fields of SEND_MESSAGE.
+# The names of SEND_MESSAGE's fields in SEND_MESSAGE_V2.
 SHORT_NAMES: Final = {
     "producerGroup": "a",
     "topic": "b",
@@ -83,7 +83,7 @@ SHORT_NAMES: Final = {
 
 @dataclass(slots=True)
 class _Sent:
-    """What a request says, whatever it calls its fields."""
+    """The content of a request, whatever its field names."""
 
     producer_group: str
     topic: str
@@ -171,7 +171,7 @@ class SendRequests:
         return self._sent(code, ids, queue_id, place.queue_offset, message, handle)
 
     async def _send_batch(self, whole: Message, started: float) -> Command:
-        """Each of its messages becomes one of its own."""
+        """Each message becomes a message of its own."""
         if whole.topic.startswith(RETRY_PREFIX):
             raise RemotingError(
                 Answer.MESSAGE_ILLEGAL, "a retry topic does not take batches; send the messages one by one"
@@ -206,7 +206,7 @@ class SendRequests:
         return self._sent(code, ids, whole.queue_id, places[0].queue_offset, messages[0], "")
 
     async def _send_half(self, message: Message, sent: _Sent, connection: Connection) -> Command:
-        """A transactional message: it waits for the decision of its producer."""
+        """A transactional message: it waits for its producer's decision."""
         properties = {p.PRODUCER_GROUP: sent.producer_group, **message.properties}
         message.properties = properties
         if not self._transactions.has_topics:
@@ -218,11 +218,11 @@ class SendRequests:
         return self._sent(code, ids, message.queue_id, place.queue_offset, message, "")
 
     async def _wait(self, end: int, message: Message) -> Answer:
-        """How safe the message is: what a client asks for with WAIT=false is the page cache."""
+        """Wait as long as the message needs: with WAIT=false the page cache is sufficient."""
         try:
             await self._store.wait_stored(end, durable=False if message.properties.get(p.WAIT) == "false" else None)
         except SyncTimeoutError as error:
-            return code_of_timeout(error)  # stored all the same, and clients count it so
+            return code_of_timeout(error)  # stored all the same, and clients count it as success
         return Answer.SUCCESS
 
     def _sent(
@@ -241,7 +241,7 @@ class SendRequests:
         return answer(fields, code=code)
 
     def _with_own(self, properties: dict[str, str]) -> dict[str, str]:
-        """What a broker adds, and leaves out, of what a client gave a message."""
+        """The properties with those that the broker adds, without those that it removes."""
         properties = {
             **properties,
             p.CLUSTER: self._settings.current.cluster,
@@ -286,7 +286,8 @@ class SendRequests:
         return wanted
 
     async def _again_or_dead(self, message: Message, sent: _Sent) -> Message:
-        """What a consumer sends to its retry topic itself; a dead letter once it was tried often enough."""
+        """A message that a consumer sends to its retry topic itself; a dead letter once it has reached the maximum of
+        attempts."""
         group = self._tables.groups.require(message.topic.removeprefix(RETRY_PREFIX))
         limit = group.retry_max_times if sent.reconsume_times_max is None else sent.reconsume_times_max
         if sent.reconsume_times <= limit:
@@ -294,7 +295,7 @@ class SendRequests:
         return await self.dead_letter(message, group.name)
 
     async def dead_letter(self, message: Message, group: str) -> Message:
-        """The message as a dead letter of the group, whose topic is there when this returns."""
+        """The message as a dead letter of the group, whose topic exists on return."""
         name = dead_letter_topic(group)
         await self.ensure_topic(name, 1)
         properties = dict(message.properties)
@@ -304,7 +305,7 @@ class SendRequests:
         return message
 
     async def ensure_topic(self, name: str, queue_count: int) -> TopicConfig:
-        """The topic of that name, which the broker needs; in the file when this returns."""
+        """A topic that the broker needs; durable on return."""
         topic = self._tables.topics.get(name)
         if topic is None:
             topic = TopicConfig.of_type(name, TopicMessageType.NORMAL, queue_count=queue_count)
@@ -313,9 +314,9 @@ class SendRequests:
         return topic
 
     def delayed(self, message: Message) -> tuple[Message, str]:
-        """What is stored for a message, which may ask for a delay, and with which handle it can be recalled.
+        """The stored form of a message, which may be delayed, and the handle to recall it.
 
-        Raises RemotingError for a delay that cannot be granted.
+        Raises RemotingError for an unsupported delay.
         """
         properties = message.properties
         if not (delay := _delay_of(properties)):
@@ -338,7 +339,7 @@ class SendRequests:
 
 
 def store_host(connection: Connection) -> tuple[str, int] | None:
-    """What records name as their broker's address: clients connect to it to fetch a message by its id."""
+    """The broker's address in records: clients connect to it to fetch a message by its id."""
     return (connection.local.host, connection.local.port)
 
 
@@ -353,7 +354,7 @@ def check_new_or_own_name(name: str) -> None:
 
 
 def _delay_of(properties: Mapping[str, str]) -> str:
-    """The property that asks for a delay; empty if there is none. A level of 0 is none."""
+    """The property that requests a delay; empty if there is none. Level 0 means none."""
     if properties.get(p.DELAY):
         return p.DELAY if _number(properties, p.DELAY) > 0 else ""
     for name in (p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS, p.TIMER_DELIVER_MS):

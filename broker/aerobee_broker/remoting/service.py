@@ -1,4 +1,4 @@
-"""The broker as remoting clients see it: the table of request codes, and what runs beside the requests."""
+"""The remoting protocol of the broker: the table of request codes, and the tasks beside the requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OWN_CONNECTION: Final = "own"
 
 
 class RemotingService:
-    """All of it. `run` beside everything else; `listen` binds an address."""
+    """The whole service. `run` beside everything else; `listen` binds an address."""
 
     name: Final = "remoting"
 
@@ -107,7 +107,7 @@ class RemotingService:
         runtime_settings: RuntimeSettings,
         broker_stats: BrokerStats,
     ) -> None:
-        """Answer what operators ask, too."""
+        """Also answer administration requests."""
         administration = AdministrationRequests(
             settings=self._settings,
             store=self._store,
@@ -132,11 +132,11 @@ class RemotingService:
         self._handlers |= statistics.handlers
 
     def add(self, handlers: Mapping[int, Handler]) -> None:
-        """Answer these requests, too, or instead of what was answered to them."""
+        """Add handlers, replacing existing ones."""
         self._handlers |= handlers
 
     async def listen(self, address: Address) -> Address:
-        """Bind; the address that was bound. Raises ListenError."""
+        """Bind; returns the bound address. Raises ListenError."""
         return await self.server.listen("listen.remoting", address)
 
     def door(self) -> Door:
@@ -144,14 +144,14 @@ class RemotingService:
         return Door("remoting", is_frame, self.server.connection)
 
     async def run(self) -> None:
-        """Drop clients that are silent, until cancelled."""
+        """Remove silent clients, until cancelled."""
         while True:
             await asyncio.sleep(_SCAN_SECONDS)
             self.clients.expire()
             self._routes.expire()
 
     async def handle(self, request: Command, connection: Connection) -> Command | None:
-        """Answer one request. Raises what `errors.refusal` makes an answer of."""
+        """Answer one request. Raises errors that `errors.refusal` turns into an answer."""
         handler = self._handlers.get(request.code)
         if handler is None:
             raise RemotingError(Answer.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
@@ -159,7 +159,7 @@ class RemotingService:
         return await handler(request, connection)
 
     def _with_own_routes(self, handler: Handler) -> Handler:
-        """What this broker has is known to its own name server at every question."""
+        """The broker's current topics are registered with its own name server on every query."""
 
         async def handle(request: Command, connection: Connection) -> Command | None:
             if self._registered_revision != self._tables.topics.revision:
@@ -194,7 +194,7 @@ class RemotingService:
 
 
 async def _check_client_config(request: Command, _: Connection) -> Command:
-    """Whether a consumer's filter can be used; clients ask before they start."""
+    """Check a consumer's filter; clients ask before they start."""
     data = body_object(request).get("subscriptionData")
     found: dict[str, object] = data if isinstance(data, dict) else {}
     filter_of_subscription(

@@ -1,4 +1,4 @@
-"""What operators ask with `mqadmin` and the dashboard: who is connected, how far groups are, how the broker is."""
+"""Queries of `mqadmin` and the dashboard: clients, progress of groups, state of the broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aerobee_store.clock import Clock
 from aerobee_store.records.properties import parse_offset_message_id
 from aerobee_store.tables.java_json import Bean, ObjectMap
 
-_CLIENT_SECONDS: Final = 10.0  # for a client to answer what an operator asks of it
+_CLIENT_SECONDS: Final = 10.0  # time for a client to answer an operator's request
 _VERSION_NAME: Final = "V5_3_3"
 _STATS: Final[tuple[tuple[str, Window], ...]] = (
     ("statsMinute", "minute"),
@@ -31,7 +31,7 @@ _STATS: Final[tuple[tuple[str, Window], ...]] = (
 
 
 class StatisticsRequests:
-    """One method a request code; `handlers` is the table."""
+    """One method per request code; `handlers` is the table."""
 
     def __init__(
         self,
@@ -85,11 +85,12 @@ class StatisticsRequests:
         return answer(body=Bean(offsetTable=ObjectMap.of(table), topicPutTps=rate))
 
     async def consume_stats(self, request: Command, _: Connection) -> Command:
-        """How far the group is in each queue of its topics, those included that its consumers have subscribed."""
+        """The progress of a group in each queue of its topics, including those to which its consumers have
+        subscribed."""
         return answer(body=self._consume_stats(text(request, "consumerGroup"), text(request, "topic", ""))[0])
 
     async def all_consume_stats(self, request: Command, _: Connection) -> Command:
-        """The same of all groups, orderly ones or the others."""
+        """The same for all groups, either orderly ones or the others."""
         orderly = boolean(request, "isOrder")
         found: list[object] = []
         total = 0
@@ -103,7 +104,7 @@ class StatisticsRequests:
         return answer(body=body)
 
     def _consume_stats(self, group: str, only: str) -> tuple[Bean, int]:
-        """How far a group is in one topic or in all, and by how many messages it is behind."""
+        """The progress and the lag of a group in one topic or in all."""
         behind = 0
         consumers = self._clients.consumers(group)
         names = dict.fromkeys(
@@ -181,12 +182,12 @@ class StatisticsRequests:
         return answer(body=Bean(data=groups))
 
     async def running_info(self, request: Command, _: Connection) -> Command:
-        """What a consumer says about itself."""
+        """The running info reported by a consumer."""
         found = self._consumer(request)
         return await _relayed(found, Command(request.code, fields=dict(request.fields)))
 
     async def consume_directly(self, request: Command, _: Connection) -> Command:
-        """Let a consumer consume a stored message."""
+        """Deliver a stored message to a consumer."""
         found = self._consumer(request)
         try:
             place = parse_offset_message_id(text(request, "msgId"))[1]
@@ -220,7 +221,7 @@ class StatisticsRequests:
         )
 
     async def runtime_info(self, _request: Command, _: Connection) -> Command:
-        """All that `mqadmin` and the dashboard print; what this broker has no number for is 0."""
+        """Everything that `mqadmin` and the dashboard print; unknown numbers are 0."""
         status, stats = self._store.status(), self._store.stats
         incoming, outgoing = self._broker_stats.per_second()
         rate_in, rate_out = f"{incoming:.2f} " * 3, f"{outgoing:.2f} " * 3
@@ -242,7 +243,7 @@ class StatisticsRequests:
             "getFoundTps": rate_out.strip(),
             "getMissTps": "0.0 0.0 0.0",
             "getTransferredTps": rate_out.strip(),
-            "getTransferedTps": rate_out.strip(),  # as RocketMQ 4 spells it
+            "getTransferedTps": rate_out.strip(),  # as spelt in RocketMQ 4
             "msgPutTotalYesterdayMorning": "0",
             "msgPutTotalTodayMorning": "0",
             "msgPutTotalTodayNow": sent,
@@ -298,7 +299,7 @@ class StatisticsRequests:
 
 
 async def _relayed(found: Member, request: Command) -> Command:
-    """What a client answers, as the answer to the operator."""
+    """A client's answer, as the answer to the operator."""
     try:
         answered = await found.connection.ask(request, _CLIENT_SECONDS)
     except TimeoutError:

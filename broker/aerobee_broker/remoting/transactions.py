@@ -1,4 +1,4 @@
-"""Transactions of remoting producers: their decisions, and the questions about those that do not come."""
+"""Transactions of remoting producers: their decisions, and checks of undecided ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OUTCOMES: Final[dict[int, Outcome | None]] = {8: Outcome.COMMIT, 12: Outcome.RO
 
 
 class TransactionRequests:
-    """Answers END_TRANSACTION, and asks producers by CHECK_TRANSACTION_STATE."""
+    """Answers END_TRANSACTION, and checks transactions by CHECK_TRANSACTION_STATE."""
 
     def __init__(
         self, store: MessageStore, transactions: Transactions, clients: RemotingClients, counters: BrokerCounters
@@ -32,7 +32,7 @@ class TransactionRequests:
         self._counters = counters
 
     async def end(self, request: Command, _: Connection) -> Command | None:
-        """A decision. The one for "not known yet" is never answered."""
+        """A decision. "Unknown" is never answered."""
         decision = integer(request, "commitOrRollback", bits=32)
         if decision not in _OUTCOMES:
             raise RemotingError(Answer.INVALID_PARAMETER, f"commitOrRollback is {decision}; 8 commits, 12 rolls back")
@@ -57,7 +57,7 @@ class TransactionRequests:
         return answer()
 
     def ask(self, record: Record, topic: str, transaction_id: str, number: int) -> bool:
-        """Ask a producer of the group that sent this half message for the `number`-th time; False if there is none."""
+        """Send check number `number` to a producer of the group that sent this half message; False if there is none."""
         producers = self._clients.producers(record.properties.get(p.PRODUCER_GROUP, ""))
         queue_id = record.properties.get(p.REAL_QUEUE_ID, "")
         original = Message(
