@@ -1,1 +1,1 @@
-"""Messages as bytes: one record, many records at once, their properties. Pure functions, no files."""
+"""Messages as bytes: single records, many records at once, their properties. Pure functions, no files."""

@@ -21,11 +21,11 @@ _PACKAGES: Final = {0x100: "lz4.frame", 0x200: "zstandard"}
 
 
 class DecompressionError(StoreError):
-    """A body is not what its flags say, is larger than allowed, or needs a package that is not installed."""
+    """A body does not match its flags, is larger than allowed, or needs a package that is not installed."""
 
 
 def decompress(body: bytes | memoryview, sys_flag: int, size_max: int) -> bytes | memoryview:
-    """The body as it was before it was compressed, as it is if it was not. DecompressionError."""
+    """The decompressed body; unchanged if it is not compressed. DecompressionError."""
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return body
     kind = sys_flag & SYS_FLAG_COMPRESSION_TYPE
@@ -66,7 +66,7 @@ def _unlz4(package: Any, body: bytes | memoryview, size_max: int) -> bytes:
 
 
 def _unzstd(package: Any, body: bytes | memoryview, size_max: int) -> bytes:
-    # The reader has the bound, but neither says whether the frame ended nor what came behind it; the object does.
+    # The reader enforces the limit, but only the object tells whether the frame ended and what followed it.
     stream = package.ZstdDecompressor().decompressobj()
     try:
         with package.ZstdDecompressor().stream_reader(body) as reader:

@@ -21,7 +21,7 @@ def delivery_time(level: int, store_timestamp: int) -> int:
 
 
 def unit_code(topic: str, delay_property: str | None, store_timestamp: int, tags_code: int) -> int:
-    """What a unit holds besides the record's place: the delivery time of a delayed one, else the tag's hash."""
+    """The tags code of a unit: the delivery time of a delayed message, otherwise the tag's hash."""
     if topic != SCHEDULE_TOPIC or delay_property is None:
         return tags_code
     try:

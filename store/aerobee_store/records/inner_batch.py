@@ -39,11 +39,11 @@ from aerobee_store.records.record import (
 from aerobee_store.records.record_columns import Integers, find_starts, items
 
 COUNT_MAX: Final = 0x7FFF
-"""Messages of one record: a unit has 15 bits for them."""
+"""Messages in one record: a unit has 15 bits for them."""
 BODY_SIZE_MAX: Final = 64 << 20
-"""Bytes that a compressed body may become."""
+"""Limit of a decompressed body."""
 REQUEST_SIZE_MAX: Final = 16 << 20
-"""Bytes that the bodies of all inner batches of one append may become: decompressing them holds up the event loop."""
+"""Limit of the decompressed bodies of all inner batches of one append: decompressing blocks the event loop."""
 
 _HEAD: Final = struct.Struct(">iiiii")
 _PROPERTIES_SIZE: Final = struct.Struct(">h")
@@ -55,21 +55,21 @@ _I32: Final = np.dtype(">i4")
 _I16: Final = np.dtype(">i2")
 
 SYS_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_UNWRAP
-"""Of a record that is an inner batch; behind them the flags of compression, if its body is compressed."""
+"""System flags of an inner batch; combined with the flags of compression if its body is compressed."""
 BASE_DIGITS: Final = 18
-"""Of INNER_BASE in a record that is appended in store layout, so that the record keeps its size."""
+"""Digits of INNER_BASE in a record that is appended in store layout, so that the record keeps its size."""
 _BASE: Final = properties.INNER_BASE.encode() + b"\x01"
 
 
 class BatchPlace(NamedTuple):
-    """Which messages of its queue a record holds."""
+    """The queue offsets of the messages in a record."""
 
     base_offset: int
     message_count: int
 
 
 def place_of(values: dict[str, str]) -> BatchPlace | None:
-    """What the properties of a record say; None for a record that RocketMQ gives no unit for the lack of them."""
+    """The place in the properties of a record; None for a record that lacks them and gets no unit in RocketMQ."""
     base, count = _number(values.get(properties.INNER_BASE)), _number(values.get(properties.INNER_NUM))
     if base is None or count is None or not 1 <= count <= COUNT_MAX:
         return None
@@ -77,7 +77,7 @@ def place_of(values: dict[str, str]) -> BatchPlace | None:
 
 
 def check_count(body: bytes | memoryview, sys_flag: int, count: int, *, size_max: int = BODY_SIZE_MAX) -> int:
-    """Raise InvalidMessageError if the body is no batch of so many messages; return its size, decompressed."""
+    """Raise InvalidMessageError unless the body is a batch of this many messages; return its decompressed size."""
     try:
         found = columns(body, sys_flag, size_max=size_max)
     except CorruptRecordError as error:
@@ -88,10 +88,10 @@ def check_count(body: bytes | memoryview, sys_flag: int, count: int, *, size_max
 
 
 def placed(message: Message, base_offset: int) -> tuple[Message, int]:
-    """An inner batch that says where it stands, and how many messages it holds.
+    """An inner batch with its queue offset and number of messages.
 
-    INNER_BASE is added where it is missing. Raises InvalidMessageError for a batch without INNER_NUM, for one whose
-    body holds another number of messages, and for one that was made for another place.
+    INNER_BASE is added where it is missing. Raises InvalidMessageError for a batch without INNER_NUM, with another
+    number of messages in its body, or with another queue offset.
     """
     raw = message.raw_properties
     values = dict(message.properties) if raw is None else properties.decode_properties(raw)
@@ -114,7 +114,7 @@ def placed(message: Message, base_offset: int) -> tuple[Message, int]:
 
 
 def body_of(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The body of an inner batch: each message as its body and its encoded properties."""
+    """The body of an inner batch, from the body and encoded properties of each message."""
     parts: list[bytes] = []
     for body, raw_properties in messages:
         size = _ITEM_SIZE_MIN + len(body) + len(raw_properties)
@@ -125,9 +125,9 @@ def body_of(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
 def message_of(
     topic: str, queue_id: int, body: bytes, message_count: int, *, compression: int = 0, born_timestamp: int = 0
 ) -> Message:
-    """The message whose record (`Draft.encode_unplaced`) is an inner batch that AppendRecords takes.
+    """The message whose record (`Draft.encode_unplaced`) is an inner batch that AppendRecords accepts.
 
-    `body`: of `body_of`, compressed if `compression` has the flags for that.
+    `body`: from `body_of`, compressed if `compression` has the flags for it.
     """
     return Message(
         topic,
@@ -141,7 +141,7 @@ def message_of(
 
 @dataclass(frozen=True, slots=True)
 class InnerColumns:
-    """The messages of an inner batch as columns, positions in `body`, which is decompressed."""
+    """The messages of an inner batch as columns; positions refer to `body`, which is decompressed."""
 
     body: memoryview
     start: Integers
@@ -156,9 +156,9 @@ class InnerColumns:
 
 
 def columns(body: bytes | memoryview, sys_flag: int = 0, *, size_max: int = BODY_SIZE_MAX) -> InnerColumns:
-    """The messages in the body of an inner batch, their lengths checked against each other, all at once.
+    """The messages in the body of an inner batch, with lengths checked against each other, all at once.
 
-    Raises CorruptRecordError, with the number of the first bad message; its physical offset is 0.
+    Raises CorruptRecordError, with the number of the first invalid message; its physical offset is 0.
     """
     try:
         view = memoryview(decompress(body, sys_flag, size_max))
@@ -166,7 +166,7 @@ def columns(body: bytes | memoryview, sys_flag: int = 0, *, size_max: int = BODY
         raise CorruptRecordError(str(error), physical_offset=0) from error
     start, size, _, position = find_starts(view, 0, len(view), SIZE_MAX, None, _ITEM_SIZE_MIN)
     if position != len(view) or not len(start):
-        _split(bytes(view), 0)  # says what is wrong
+        _split(bytes(view), 0)  # raises the detailed error
         raise CorruptRecordError("an inner batch without a message", physical_offset=0)
     body_size = items(view, _I32)[start + 16].astype(np.int64)
     room = size - _ITEM_SIZE_MIN
@@ -183,7 +183,7 @@ def columns(body: bytes | memoryview, sys_flag: int = 0, *, size_max: int = BODY
 
 
 def message_count(raw_properties: bytes) -> int:
-    """INNER_NUM of a record. InvalidMessageError without, or if no record may have so many."""
+    """INNER_NUM of a record. InvalidMessageError if it is missing or out of range."""
     text = properties.decode_properties(raw_properties).get(properties.INNER_NUM)
     count = _number(text)
     if count is None or not 1 <= count <= COUNT_MAX:
@@ -194,7 +194,7 @@ def message_count(raw_properties: bytes) -> int:
 
 
 def base_position(raw_properties: bytes) -> int:
-    """Where in the properties the digits of INNER_BASE begin. InvalidMessageError if there is no room for them."""
+    """The position of INNER_BASE's digits in the properties. InvalidMessageError if there is no space for them."""
     position = 0 if raw_properties.startswith(_BASE) else raw_properties.find(b"\x02" + _BASE) + 1
     begin = position + len(_BASE)
     digits = raw_properties[begin : begin + BASE_DIGITS + 1]
@@ -210,15 +210,15 @@ def base_position(raw_properties: bytes) -> int:
 
 
 def base_digits(base_offset: int) -> bytes:
-    """What stands there for a queue offset."""
+    """The digits for a queue offset."""
     return b"%0*d" % (BASE_DIGITS, base_offset)
 
 
 def unpack(record: Record) -> list[Record]:
     """The messages of an inner batch, each with its own queue offset, body, flag and properties.
 
-    They share place, times and hosts of their record; `size` is what each takes of its body. Raises CorruptRecordError
-    if the body is no batch, or has another number of messages than the record says.
+    They share place, times and hosts of their record; `size` is each message's part of the body. Raises
+    CorruptRecordError if the body is no batch, or has another number of messages than the record says.
     """
     place = place_of(record.properties)
     if place is None:

@@ -1,7 +1,7 @@
-"""Packs many messages for one queue into records at once, for whoever appends them in store layout.
+"""Packs many messages for one queue into records at once, for appends in store layout.
 
-What all records share is laid out once and the numbers are written as columns; one by one (`record.Draft`) it takes
-several times as long.
+The common part of all records is laid out once and the numbers are written as columns; packing one by one
+(`record.Draft`) takes several times as long.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def pack(
     store_host: Host,
     property_crc: bool,
 ) -> tuple[bytearray, Integers]:
-    """The records of these messages one behind another, and the size of each. What only an append knows is zero in
-    them: both offsets, store time, record checksum.
+    """The consecutive records of these messages, and the size of each. Fields known only to the append are zero: both
+    offsets, store time, record checksum.
 
     `raw_properties`: of each message, every pair closed. `born_timestamps`: Unix milliseconds. `sys_flags`: without
     those of the hosts; one for all, or one for each message.

@@ -29,10 +29,10 @@ Host = tuple[str, int]
 
 # --- Property names -----------------------------------------------------------------------------------------
 
-# Set by whoever sends: what a message is found and filtered by.
+# Set by the sender: for search and filters.
 KEYS: Final = "KEYS"  # index keys, separated by single spaces
 TAGS: Final = "TAGS"
-UNIQ_KEY: Final = "UNIQ_KEY"  # the message id that the client made
+UNIQ_KEY: Final = "UNIQ_KEY"  # the message id made by the client
 SHARDING_KEY: Final = "__SHARDINGKEY"  # ordering key of a FIFO message
 WAIT: Final = "WAIT"  # "false": do not wait for the disk
 
@@ -48,7 +48,7 @@ TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 TIMER_DELETE_UNIQ_KEY: Final = "TIMER_DEL_UNIQKEY"
 TIMER_DELAY_LEVEL: Final = "TIMER_DELAY_LEVEL"
 
-# Where a delayed, half or retried message really belongs.
+# The real destination of a delayed, half or retried message.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 
@@ -87,7 +87,7 @@ BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
 CRC32: Final = "__CRC32#"  # checksum of the whole record, see record.py
 
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
-"""Properties whose names begin so are for the broker's memory only and are never written."""
+"""Properties with this prefix exist only in the broker's memory and are never written."""
 
 KEY_SEPARATOR: Final = " "
 NAME_SEPARATOR: Final = "\x01"
@@ -103,14 +103,14 @@ PROPERTIES_SIZE_MAX: Final = 32767
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """The property string of `properties`, every pair closed.
 
-    Left out are what no reader would return (empty values), what must not be stored (`TRANSIENT_PREFIX`) and the
-    record checksum `CRC32`, which belongs to one record at one place and is stale in any copy of its properties.
+    Omits empty values, which no reader would return, properties that must not be stored (`TRANSIENT_PREFIX`), and the
+    record checksum `CRC32`, which is valid for one record at one place only.
 
-    Raises InvalidMessageError for an empty name, for a separator where a reader would split differently (0x01 or
-    0x02 in a name, 0x02 in a value), for text that UTF-8 cannot hold and beyond `PROPERTIES_SIZE_MAX`. A 0x01 in a
-    value is stored: readers split at the first one, and stored messages that have one must remain copyable.
+    Raises InvalidMessageError for an empty name, for a separator that would split differently (0x01 or 0x02 in a name,
+    0x02 in a value), for text that UTF-8 cannot encode, and above `PROPERTIES_SIZE_MAX`. A 0x01 in a value is stored:
+    readers split at the first one, and stored messages that have one must remain copyable.
     """
-    # The usual case is decided by three searches in the whole text instead of several in each pair.
+    # In the usual case three searches in the whole text replace several in each pair.
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
     count = len(properties)
     usual = text.count(PROPERTY_SEPARATOR) == count == text.count(NAME_SEPARATOR) and "\x01\x02" not in text
@@ -144,11 +144,11 @@ def _encode(text: str) -> bytes:
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:
-    """The pairs of a property string, in stored order; of a repeated name the last value.
+    """The pairs of a property string, in stored order; for a repeated name the last value.
 
-    Never raises. A stretch without 0x01, without a name or without a value is no pair and is left out, as every
-    RocketMQ reader does. Invalid UTF-8 becomes U+FFFD: Java does so before it hashes a tag, and text with escaped
-    bytes in it could not be sent in a protobuf string. Whoever needs the bytes has them in the record.
+    Never raises. Parts without 0x01, without a name or without a value are skipped, as by every RocketMQ reader.
+    Invalid UTF-8 becomes U+FFFD: Java does this before it hashes a tag, and text with escaped bytes could not be sent
+    in a protobuf string. The record has the original bytes.
     """
     properties = {}
     for pair in encoded.decode("utf-8", "replace").split(PROPERTY_SEPARATOR):
@@ -159,7 +159,7 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 def split_keys(keys: str) -> list[str]:
-    """The single index keys of a KEYS value: what lies between single spaces and is not empty."""
+    """The index keys of a KEYS value: the non-empty parts between single spaces."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
@@ -169,9 +169,9 @@ _MASK_64: Final = (1 << 64) - 1
 _CHUNK: Final = 256
 _POWERS_OF_31: Final = tuple(pow(31, _CHUNK - 1 - i, 1 << 32) for i in range(_CHUNK))
 _POWERS_OF_31_ARRAY: Final = np.array(_POWERS_OF_31, np.uint32)
-_MATRIX_MIN: Final = 8  # below, numpy's fixed cost is higher than the gain
+_MATRIX_MIN: Final = 8  # below, numpy's fixed cost exceeds the gain
 _UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
-_TAG_LENGTH_CACHED_MAX: Final = 128  # keeps the cache below a megabyte whatever tags a client invents
+_TAG_LENGTH_CACHED_MAX: Final = 128  # keeps the cache below a megabyte for any tags
 
 
 def java_hash(text: str) -> int:
@@ -186,7 +186,7 @@ def _hash_unsigned(text: str) -> int:
     value = 0
     for start in range(0, len(units), _CHUNK):
         chunk = units[start : start + _CHUNK]
-        # Multiplying by precomputed powers lets sum(map(mul)) run in C; three times as fast as the textbook loop.
+        # Precomputed powers let sum(map(mul)) run in C, three times as fast as the textbook loop.
         value = value * pow(31, len(chunk), 1 << 32) + sum(map(mul, chunk, _POWERS_OF_31[_CHUNK - len(chunk) :]))
     return value & 0xFFFFFFFF
 
@@ -200,7 +200,7 @@ _cached_hash = lru_cache(maxsize=4096)(java_hash)
 
 @lru_cache(maxsize=16384)
 def jump_hash(message_group: str, queue_count: int) -> int:
-    """The queue of a message group, the same that RocketMQ chooses: jump consistent hashing (Lamping and Veach)."""
+    """The queue of a message group, as chosen by RocketMQ: jump consistent hashing (Lamping and Veach)."""
     state = java_hash(message_group) & _MASK_64
     bucket, candidate = -1, 0
     while candidate < queue_count:
@@ -211,15 +211,15 @@ def jump_hash(message_group: str, queue_count: int) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """The hash of a TAGS value that consume-queue units hold; 0 without tags."""
+    """The hash of a TAGS value in consume-queue units; 0 without tags."""
     if not tags:
         return 0
     return _cached_hash(tags) if len(tags) <= _TAG_LENGTH_CACHED_MAX else java_hash(tags)
 
 
-@lru_cache(maxsize=1 << 15)  # thousands of topics in turn would miss a smaller one every time
+@lru_cache(maxsize=1 << 15)  # thousands of topics in turn would defeat a smaller cache
 def topic_prefix_hash(topic: str) -> int:
-    """Unsigned hash of `topic#`, with which every index key of the topic begins."""
+    """Unsigned hash of `topic#`, the prefix of every index key of the topic."""
     return _hash_unsigned(topic + "#")
 
 
@@ -231,7 +231,7 @@ def index_hash(topic: str, key: str) -> int:
 
 
 def index_hashes(keys: Sequence[tuple[str, str]]) -> list[int]:
-    """`index_hash` of many (topic, key) pairs. Keys of one length, as message ids are, are hashed as a matrix."""
+    """`index_hash` of many (topic, key) pairs. Keys of equal length, such as message ids, are hashed as a matrix."""
     if len(keys) < _MATRIX_MIN:
         return [index_hash(topic, key) for topic, key in keys]
     hashes = [0] * len(keys)
@@ -291,7 +291,7 @@ def offset_message_id(store_host: Host, physical_offset: int) -> str:
 
 
 def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
-    """Store host and physical offset of a server message id. Raises InvalidMessageError if it is none."""
+    """Store host and physical offset of a server message id. Raises InvalidMessageError if it is invalid."""
     try:
         encoded = bytes.fromhex(message_id) if len(message_id) in (32, 56) and message_id.isalnum() else b""
     except ValueError:

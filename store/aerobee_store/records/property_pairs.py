@@ -1,7 +1,7 @@
-"""The properties of many records at once: where each name and value lies, and Java's hashes of values.
+"""The properties of many records at once: positions of names and values, and Java's hashes of values.
 
 All property strings are joined into one text, in which the two separators are found by comparing bytes; a pair is then
-three numbers. Values are hashed as a matrix of bytes, a row a value.
+three numbers. Values are hashed as a matrix of bytes, one row per value.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from aerobee_store.records.record_columns import Bytes, Integers, all_true, are_
 _HASH_WIDTHS: Final = (8, 16, 32, 64)
 _HASH_WIDTH_MAX: Final = _HASH_WIDTHS[-1]
 _POWERS_OF_31: Final = np.array([pow(31, i, 1 << 32) for i in range(_HASH_WIDTH_MAX + 1)], dtype=np.uint32)
-# The weights of right-aligned bytes, and how many bytes there are from each column on.
+# The weights of right-aligned bytes, and the number of bytes from each column on.
 _WEIGHTS: Final = {width: _POWERS_OF_31[width - 1 :: -1].copy() for width in _HASH_WIDTHS}
 _COLUMNS: Final = {width: np.arange(width, 0, -1, dtype=np.uint8) for width in _HASH_WIDTHS}
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
 _WORD: Final = 8
-# The last three bytes of a name, of the eight that are taken: no property has a shorter name that is of interest.
+# The last three bytes of a name, of eight that are read: no relevant property has a shorter name.
 _SUFFIX: Final = np.uint64(int.from_bytes(bytes(_WORD - 3) + b"\xff" * 3, sys.byteorder))
 _PADDING: Final = bytes(_HASH_WIDTH_MAX)
 _ASSIGN: Final = property_codec.NAME_SEPARATOR.encode()
@@ -38,10 +38,10 @@ assert (_NAME_SEPARATOR, _PROPERTY_SEPARATOR) == (1, 2), "`split` finds both wit
 
 
 class PropertyPairs:
-    """All name-value pairs of a batch, by position in `text`: the property strings joined, each closed by 0x02.
+    """All name-value pairs of a batch, by position in `text`: the joined property strings, each closed by 0x02.
 
-    A string that is closed already thereby gets an empty pair at its end, which is none, as for any reader. Nor is the
-    padding before the first string, which lets `java_hashes` take a fixed number of bytes before any value's end.
+    A closed string thus gets an empty pair at its end, which is ignored, as by any reader. So is the padding before the
+    first string, which lets `java_hashes` read a fixed number of bytes before any value's end.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class PropertyPairs:
     )
 
     def __init__(self, buffer: ReadableBuffer, start: Integers, size: Integers) -> None:
-        """Join the strings at these places of `buffer`, best of `bytes`. They are split when first needed."""
+        """Join the strings at these places of `buffer`, preferably `bytes`. They are split on first use."""
         strings: list[Any] = [_PADDING]
         strings += [buffer[a:b] for a, b in zip(start.tolist(), (start + size).tolist(), strict=True)]
         strings.append(b"")
@@ -87,13 +87,13 @@ class PropertyPairs:
         data = self._data
         places = (data - np.uint8(_NAME_SEPARATOR) < 2).nonzero()[0]  # below 1 wraps around
         closes = data[places] == _PROPERTY_SEPARATOR
-        # A pair's first name separator is the one that follows a property separator; the text begins with one.
+        # A pair's first name separator is the one after a property separator; the text begins with one.
         row = (closes[:-1] & ~closes[1:]).nonzero()[0] + 1
         name_start = places[row - 1] + 1
         separator = places[row]
         if all_true(closes[row + 1]):
             end = places[row + 1]
-        else:  # a value holds further name separators
+        else:  # the value contains further name separators
             ends = places[closes]
             end = ends[np.searchsorted(ends, separator)]
         name_size = separator - name_start
@@ -102,7 +102,7 @@ class PropertyPairs:
             name_start, name_size, separator, end = (
                 column[valid] for column in (name_start, name_size, separator, end)
             )
-        # The last bytes of each name as a number, by which short names are compared. There is padding before the first.
+        # The last bytes of each name as a number, for comparing short names. There is padding before the first.
         self._name = windows(data, _WORD)[separator - _WORD].view(np.uint64)
         self._name_size, self._separator, self._end = name_size, separator, end
         string_ends = len(_PADDING) + np.cumsum(self._sizes + 1)
@@ -110,7 +110,8 @@ class PropertyPairs:
         return self._record
 
     def find(self, name: str) -> tuple[Integers, Integers, Integers]:
-        """Records that have the property, ascending, and where its value starts and ends; of several the last."""
+        """Records that have the property, ascending, and the start and end of its value; the last one if it is
+        repeated."""
         encoded = name.encode()
         if self._common_places() is not None:
             return self._find_common(encoded)
@@ -131,7 +132,7 @@ class PropertyPairs:
         return record, self._separator[rows] + 1, self._end[rows]
 
     def all(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
-        """Of every pair, in stored order: its record, start and end of its name, start and end of its value."""
+        """Record, start and end of the name, start and end of the value, for every pair in stored order."""
         record = self._split() if self._record is None else self._record
         return record, self._separator - self._name_size, self._separator, self._separator + 1, self._end
 
@@ -147,7 +148,7 @@ class PropertyPairs:
         return record, first + place[0], first + place[1]
 
     def value_of_all(self, name: str) -> bytes | None:
-        """The value of a property that all strings have, at the same place and with this value; else None."""
+        """The value of a property that all strings have at the same place with the same value; else None."""
         place = (self._common_places() or {}).get(name.encode())
         if place is None:
             return None
@@ -156,7 +157,7 @@ class PropertyPairs:
         return self.text[begin:end] if alike else None
 
     def _common_places(self) -> dict[bytes, tuple[int, int]] | None:
-        """Where each property has its value in every string, if all have the same names at the same places."""
+        """The place of each property's value, if all strings have the same names at the same places."""
         if not self._one_size_unsplit:
             return self._common
         self._one_size_unsplit = False
@@ -176,21 +177,21 @@ class PropertyPairs:
                 places[name] = (value_start - begin, end - begin)
             separators += 1 + len(separator)
             position = end + 1
-        # No value may hold a further one. (What is below is no separator, but rare; then it is done the general way.)
+        # No value may contain another separator. (Bytes below it are no separators but rare; then the general way is
+        # used.)
         if np.count_nonzero(self._data[begin:] <= _PROPERTY_SEPARATOR) != separators * count:
             return None
         self._common = places
         return places
 
     def first_malformed(self) -> int | None:
-        """The number of the first string that is not `name 0x01 value 0x02` again and again, names and values not
-        empty, or holds another control character, or no UTF-8.
-        """
+        """The number of the first string that is not a sequence of `name 0x01 value 0x02` with non-empty names and
+        values, or contains another control character or invalid UTF-8."""
         text = self.text
-        data = self._data[len(_PADDING) + len(_CLOSE) :]  # each string with a property separator behind it
+        data = self._data[len(_PADDING) + len(_CLOSE) :]  # each string followed by a property separator
         string_ends = np.cumsum(self._sizes + 1)
         if text.isascii() and self._common_places() is not None:
-            # All are like the first, but for what is in the values: no separators.
+            # All are like the first, except for the bytes of the values, which contain no separators.
             first = text[len(_PADDING) + len(_CLOSE) :][: int(self._sizes[0])]
             pairs = first.split(_CLOSE)
             if pairs[-1] == b"" and all(all(pair.partition(_ASSIGN)) for pair in pairs[:-1]):
@@ -205,7 +206,7 @@ class PropertyPairs:
         after_name[1:] = ~is_close[:-1]
         gap = np.diff(places, prepend=-1)
         ok = (values == np.where(after_name, _PROPERTY_SEPARATOR, _NAME_SEPARATOR)) & (gap > 1)
-        # The one behind each string follows the one that closes its last property.
+        # The separator after each string follows the one that closes its last property.
         behind = np.searchsorted(places, string_ends - 1)
         ok[behind] = ~after_name[behind] & (gap[behind] == 1)
         found: list[int] = []
@@ -217,7 +218,7 @@ class PropertyPairs:
 
     @staticmethod
     def _first_odd_character(data: Bytes, string_ends: Integers) -> list[int]:
-        """The number of the first string with U+007F to U+009F, or what is no UTF-8; if there is one."""
+        """The number of the first string with U+007F to U+009F or invalid UTF-8, if there is one."""
         odd = data == 0x7F
         odd[:-1] |= (data[:-1] == 0xC2) & (data[1:] < 0xA0) & (data[1:] >= 0x80)
         position = int(odd.argmax()) if np.count_nonzero(odd) else len(data)
@@ -228,13 +229,14 @@ class PropertyPairs:
         return [int(np.searchsorted(string_ends, position, side="right"))] if position < len(data) else []
 
     def first_with_any(self, names: frozenset[str]) -> tuple[int, str] | None:
-        """The number of the first string that has one of these properties, and which; of several the first of them."""
+        """The number of the first string that has one of these properties, and which one; if it has several, the
+        first."""
         if (common := self._common_places()) is not None:
             there = sorted(names & {name.decode("utf-8", "replace") for name in common})
             return (0, there[0]) if there else None
         record = self._split() if self._record is None else self._record
         words, sizes = _tails_of(names)
-        # Few names pass this, and `find` looks at them closely.
+        # Few names pass this check, and `find` checks them exactly.
         likely = np.isin(self._name_size, sizes)
         likely[likely] = np.isin(self._name[likely] & _SUFFIX, words)
         if not np.count_nonzero(likely):
@@ -259,7 +261,7 @@ class PropertyPairs:
         return np.bincount(record, minlength=len(self._sizes))
 
     def tokens(self, record: Integers, start: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
-        """What lies between single spaces of the given values and is not empty."""
+        """The non-empty parts of the given values between single spaces."""
         if not len(record):
             return record, start, end
         spaces = np.flatnonzero(self._data == ord(property_codec.KEY_SEPARATOR))
@@ -279,7 +281,7 @@ class PropertyPairs:
         """Java's hash of each value, or of `topic#value`, unsigned.
 
         The hash of `topic#` followed by a value of n units is hash(topic#) * 31**n + hash(value): topics are hashed
-        once. Right-aligned, a unit's weight depends on its column alone, whatever the value's length.
+        once. With right-aligned values, a unit's weight depends on its column alone, whatever the value's length.
         """
         size = end - start
         hashes = np.zeros(len(start), np.uint32)
@@ -315,14 +317,14 @@ class PropertyPairs:
 
 @lru_cache(maxsize=16)
 def _tails_of(names: frozenset[str]) -> tuple[npt.NDArray[np.uint64], Integers]:
-    """The last three bytes of each name, as numbers to compare with those of others, and the sizes of the names."""
+    """The last three bytes of each name, as numbers for comparison, and the sizes of the names."""
     encoded = [name.encode() for name in names]
     words = [int.from_bytes(name[-_WORD:].rjust(_WORD, b"\0"), sys.byteorder) for name in encoded]
     return np.unique(np.array(words, np.uint64) & _SUFFIX), np.unique([len(name) for name in encoded])
 
 
 def _is_one_value(units: Bytes, size: Integers) -> bool:
-    """Whether all right-aligned values are the first, as tags of one producer often are."""
+    """Whether all right-aligned values are equal, as tags of one producer often are."""
     return bool(
         units[0, -1] == units[-1, -1]
         and all_true(size == size[0])
@@ -331,7 +333,7 @@ def _is_one_value(units: Bytes, size: Integers) -> bool:
 
 
 def _by_width(size: Integers) -> list[tuple[int, Integers]]:
-    """The rows whose values fit into each width but into none before it; width 0 for those that fit into none."""
+    """The rows whose values fit into each width but no smaller one; width 0 for those that fit into none."""
     if not len(size):
         return []
     low, high = int(size.min()), int(size.max())

@@ -1,4 +1,4 @@
-"""What a tool does to a store, or would do: one entry a thing."""
+"""Actions of a tool on a store, performed or planned: one entry each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aerobee_store.tools.store_files import StoreFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing that is done. `path` is relative to the store's directory, `size` bytes, `count` units or entries."""
+    """One action. `path` is relative to the store's directory, `size` bytes, `count` units or entries."""
 
     kind: str
     detail: str
@@ -30,7 +30,7 @@ class Action:
     count: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The fields that are known, under the names of the findings."""
+        """The known fields, under the names of the findings."""
         return known_fields(self)
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the files of a store do not record, found out or given. Bytes, and counts of an index file."""
+    """Sizes that the files of a store do not record, detected or given. Bytes, and counts of an index file."""
 
     segment_size: int
     queue_file_size: int
@@ -50,7 +50,7 @@ class Sizes:
     queue_extension_file_size: int
 
     def config(self, directory: Path) -> StoreConfig:
-        """For opening the store; what has nothing to do with files is as by default."""
+        """A configuration for opening the store, with defaults for everything but files."""
         return StoreConfig(
             directory=directory,
             segment_size=self.segment_size,
@@ -68,7 +68,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenSizes:
-    """What a person says of the sizes; None is found out from the files, or else as by default."""
+    """Sizes given by the user; None is detected from the files, or else the default."""
 
     segment_size: int | None = None
     queue_file_size: int | None = None
@@ -85,7 +85,7 @@ class GivenSizes:
 
 
 def sizes_of(files: StoreFiles, given: GivenSizes) -> Sizes:
-    """The sizes that a store was written with, those of most of its files."""
+    """The sizes with which a store was written: those of most of its files."""
     default = StoreConfig(directory=files.directory)
     counts = given.index_counts
     if counts is None:
@@ -111,12 +111,12 @@ def sizes_of(files: StoreFiles, given: GivenSizes) -> Sizes:
 def locked(directory: Path, *, create: bool) -> Iterator[None]:
     """Hold the lock of a stopped store. StoreLockedError if a process has it open.
 
-    `create` the file of the lock if there is none; a tool that only looks does not, and then holds nothing.
+    `create` the lock file if there is none; read-only tools do not, and then hold nothing.
     """
     path = directory / "lock"
     error = StoreLockedError(f"{directory}: a process has this store open; stop it first, or use a backup")
     if not create and not path.exists():
-        if is_locked(path):  # by its directory: the file was removed
+        if is_locked(path):  # through its directory: the file was removed
             raise error
         yield
         return
@@ -140,7 +140,7 @@ def locked(directory: Path, *, create: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A clock that stands still, so that what is tried and what is done have the same names."""
+    """A clock that stands still, so that the trial and the real run produce the same names."""
 
     milliseconds: int
 

@@ -56,12 +56,12 @@ _NOT_COPIED: Final = frozenset({"lock", FILE_NAME, "lost+found", NEW, OLD})
 _COPIED_ELSEWHERE: Final = frozenset({"commitlog", "checkpoint", "abort", *_DERIVED})
 _STEP: Final = 1 << 20
 _TABLE_COPIES_MAX: Final = 20
-_FICLONE: Final = 0x40049409  # Linux: share the blocks of a file; file systems that cannot do it say so
+_FICLONE: Final = 0x40049409  # Linux: share the blocks of a file; unsupported by some file systems
 
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """A complete copy. `bytes` were written, `linked` and `cloned` files share their blocks with the store."""
+    """A complete copy. `bytes` were written; `linked` and `cloned` files share their blocks with the store."""
 
     state: StoreState
     target: Path
@@ -72,7 +72,7 @@ class BackupReport:
     cloned: int
     bytes: int
     whole_log_at_start: bool
-    """Whether the first start of the copy has to read the whole log."""
+    """Whether the first start of the copy must read the whole log."""
 
     def to_json(self) -> dict[str, object]:
         """One JSON object."""
@@ -95,13 +95,13 @@ def backup(
     """Copy a store, in use or not, into `target`, which must not exist or be empty. The store is only read.
 
     Files stay sparse, and share their blocks where the file system can clone them. `hard_links`: full segments of the
-    log, which nobody writes to any more, are linked instead of copied; store and target must be on one file system.
-    `progress` is told bytes.
+    log, which are not written any more, are linked instead of copied; store and target must be on one file system.
+    `progress` is called with numbers of bytes.
 
-    Raises StoreDirectoryError for what is no store or no empty target, StoreFullError if the target has no room,
-    OSError of the disk. What was copied until then stays in `target`/backup.partial.
+    Raises StoreDirectoryError for an invalid store or a target that is not empty, StoreFullError if the target has no
+    space, OSError of the disk. Bytes copied until then stay in `target`/backup.partial.
     """
-    directory = directory.absolute()  # as the paths of a log in several directories are
+    directory = directory.absolute()  # like the paths of a log in several directories
     files = StoreFiles.find(directory)
     try:
         _check_target(directory, target)
@@ -176,7 +176,7 @@ class _Backup:
         )
 
     def _sources(self) -> Iterator[Path]:
-        """The files of the store, wherever they lie."""
+        """The files of the store, wherever they are."""
         elsewhere = [path for path in self._files.log_paths.all if not path.is_relative_to(self._source)]
         for path in _paths_below(self._source):
             if path.relative_to(self._source).parts[0] not in _NOT_COPIED:
@@ -185,14 +185,14 @@ class _Backup:
             yield from _paths_below(directory)
 
     def _target_of(self, path: Path) -> Path:
-        """Where the copy of a file goes: the log into one directory."""
+        """The place of a file's copy: the log goes into one directory."""
         if path.parent in self._files.log_paths.all:
             return self._partial / "commitlog" / path.name
         return self._partial / path.relative_to(self._source)
 
     def _check_room(self) -> None:
         available = self._disk.usage(self._target).available
-        # Links and clones need none of it: they are tried first, and the copy says if it does not fit.
+        # Links and clones need no space: they are tried first, and the copy fails if it does not fit.
         segments = sum(_allocated(segment.path) for segment in self._files.segments)
         needed = self._total - (segments if self._hard_links else 0)
         if needed > available and not _can_clone(self._files.log_paths.all, self._partial):
@@ -212,7 +212,7 @@ class _Backup:
         return self._files.log_begin, end, not (self._source / "checkpoint").exists()
 
     def _is_full(self, path: Path) -> bool:
-        """Whether a later segment is in use, so that nobody writes to this one any more."""
+        """Whether a later segment is in use, so that this one is not written any more."""
         segments = self._files.segments
         number = [segment.path for segment in segments].index(path) if path in {s.path for s in segments} else -1
         return 0 <= number < len(segments) - 1 and segments[number + 1].file.data_end(0) > 0
@@ -220,7 +220,7 @@ class _Backup:
     # --- one in use -------------------------------------------------------------------------------------------
 
     def _copy_live(self) -> tuple[int, int, bool]:
-        # The changes before the table: it then has all of them that were saved as a whole meanwhile.
+        # The changes before the table, which then includes any complete save in between.
         suffixes = (".log.bak", ".log", "", ".bak", SUFFIX)
         later = [self._source / "config" / f"{name}{suffix}" for name in _AFTER_THE_LOG for suffix in suffixes]
         for path in _paths_below(self._source):
@@ -248,7 +248,8 @@ class _Backup:
         return begin, end, whole
 
     def _match_checksums(self) -> None:
-        """A table that was saved twice between the copying of its file and of its checksums would seem damaged."""
+        """Copy a table again if it was saved between the copies of its file and its checksums: it would seem
+        damaged."""
         config = self._partial / "config"
         if not config.exists():
             return
@@ -259,7 +260,7 @@ class _Backup:
             for _ in range(_TABLE_COPIES_MAX):
                 data, problem = table_problem(self._disk, table)
                 if problem is None or source.read_bytes() == data:
-                    break  # as it should be, or as wrong as in the store
+                    break  # correct, or as wrong as in the store
                 self._copy(source)
                 self._copy(source.with_name(name))
 
@@ -270,7 +271,7 @@ class _Backup:
             return b""
 
     def _log_end(self) -> int:
-        """Behind the last valid record: from the last segment that begins with one on."""
+        """The end of the last valid record, starting from the last segment that begins with one."""
         segments = self._files.segments
         scan = log_scan(self._files)
         begin = self._files.log_begin
@@ -288,7 +289,7 @@ class _Backup:
         return end
 
     def _copy_segments(self, end: int) -> int:
-        """Copy the log up to `end`; return where it begins, for retention may go on meanwhile."""
+        """Copy the log up to `end`; return its beginning, because retention may remove segments meanwhile."""
         begin = self._files.log_begin
         copied: list[Path] = []
         for segment in self._files.segments:
@@ -301,7 +302,7 @@ class _Backup:
             if there:
                 copied.append(self._partial / "commitlog" / segment.path.name)
                 continue
-            # The oldest go first: if this one is gone, those before it are.
+            # The oldest are removed first: if this one is gone, those before it are too.
             for path in copied:
                 path.unlink()
             copied.clear()
@@ -325,7 +326,7 @@ class _Backup:
     # --- one file ---------------------------------------------------------------------------------------------
 
     def _copy(self, path: Path, *, link: bool = False) -> bool:
-        """Copy a file; say whether it was there. With `link` it may be shared with the store."""
+        """Copy a file; return whether it existed. With `link` it may be shared with the store."""
         target = self._target_of(path)
         self._make_directory(target.parent)
         if link and self._hard_links:
@@ -360,7 +361,7 @@ class _Backup:
         return True
 
     def _copy_bytes(self, source: int, target: Path, file_size: int, size: int) -> None:
-        """A file of `file_size` bytes, of which the first `size` are copied, holes as holes."""
+        """Create a file of `file_size` bytes and copy the first `size`, preserving holes."""
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, file_size)
@@ -376,7 +377,7 @@ class _Backup:
                             written = os.pwrite(descriptor, view, position)
                             view = view[written:]
                             position += written
-                    else:  # zeros that are no hole, written ahead of the messages
+                    else:  # zeros that are not a hole, written after the messages
                         position += len(part)
                     self._done += len(part)
                     if self._progress is not None:
@@ -391,7 +392,7 @@ class _Backup:
             self._directories.add(path)
 
     def _move_up(self) -> None:
-        # The log last: until then this is no store, and after it a whole one.
+        # The log last: before that this is no store, and afterwards a complete one.
         names = sorted(self._disk.list(self._partial), key=lambda name: (name == "commitlog", name))
         for name in names:
             self._disk.rename(self._partial / name, self._target / name)
@@ -401,9 +402,9 @@ class _Backup:
 
 
 def _paths_below(directory: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Every file below a directory, in the order of the names; what goes away meanwhile is left out.
+    """Every file below a directory, in order of names; files that disappear are skipped.
 
-    Links to directories are followed, for the log or the queues may lie on another disk so, but not in a circle.
+    Follows links to directories, because log or queues may be on another disk, but not in a loop.
     """
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
@@ -427,7 +428,7 @@ def _allocated(path: Path) -> int:
 
 
 def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """The stretches of the first `size` bytes of a file that are no holes."""
+    """The parts of the first `size` bytes of a file that are not holes."""
     position = 0
     while position < size:
         try:
@@ -448,7 +449,7 @@ def _clone(source: int, target: Path) -> bool:
         fcntl.ioctl(descriptor, _FICLONE, source)
         os.fsync(descriptor)
     except OSError:
-        return False  # another file system, or one that cannot; the bytes are copied then
+        return False  # another or an unsupported file system; the bytes are copied then
     finally:
         os.close(descriptor)
     return True

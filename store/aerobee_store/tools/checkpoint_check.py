@@ -1,4 +1,4 @@
-"""The checkpoint against what the log really holds."""
+"""Compares the checkpoint with the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load_checkpoint(files: StoreFiles) -> Checkpoint:
 
 
 def check_checkpoint(files: StoreFiles, last_timestamp: int, log_end: int) -> Iterator[Finding]:
-    """What is wrong with it. `last_timestamp`: the latest store time in the log, 0 without records."""
+    """The problems of the checkpoint. `last_timestamp`: the latest store time in the log, 0 without records."""
 
     def finding(detail: str, severity: Severity = "error") -> Finding:
         return Finding(kind="checkpoint", severity=severity, path="checkpoint", detail=detail)

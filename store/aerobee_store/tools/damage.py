@@ -1,4 +1,4 @@
-"""The damaged ranges of a log, and whose messages lay there."""
+"""The damaged ranges of a log, and the queues whose messages were there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES_MAX: Final = 10
 
 
 class Damage:
-    """Damaged ranges in the order of the log."""
+    """Damaged ranges in log order."""
 
     def __init__(self) -> None:
         self.ranges: list[DamagedRange] = []
@@ -28,7 +28,7 @@ class Damage:
         return number >= 0 and self.ranges[number].end > begin
 
     def note_lost(self, physical_offset: int, key: QueueKey, queue_offset: int) -> None:
-        """A unit says that a message of this queue began here, within a damaged range."""
+        """Note that a message of this queue began here, within a damaged range, according to its unit."""
         number = self._number(physical_offset)
         self._lost_count[number] = self._lost_count.get(number, 0) + 1
         if len(lost := self._lost.setdefault(number, [])) < _NAMES_MAX:
@@ -43,7 +43,7 @@ class Damage:
 
 
 def finding_of(damage: DamagedRange, files: StoreFiles, lost: list[tuple[QueueKey, int]], lost_count: int) -> Finding:
-    """A damaged range as a finding. `lost`: what units say about it."""
+    """A damaged range as a finding. `lost`: the affected queue offsets according to units."""
     missing = damage.reason == SEGMENT_MISSING
     detail = damage.reason
     if lost:

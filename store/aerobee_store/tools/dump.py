@@ -27,7 +27,7 @@ from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
 from aerobee_store.tools.store_files import Progress, StoreFiles
 
 BODY_SHOWN_MAX: Final = 256
-"""Bytes of a body that is given in full."""
+"""Limit of a body that is printed in full."""
 _OFFSET_MAX: Final = (1 << 63) - 1
 
 
@@ -46,8 +46,8 @@ def dump(
     """The records with begin <= physical offset < end and begin_time <= store time <= end_time (Unix ms), of one topic
     or of all.
 
-    `bodies` gives every body in full. Damaged stretches are stepped over and told to `on_finding`, as are files that
-    cannot belong to a log. `progress` is told bytes of the log.
+    `bodies` prints every body in full. Damaged ranges are skipped and reported to `on_finding`, as are files that
+    cannot belong to a log. `progress` is called with bytes of the log.
 
     Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
     """
@@ -101,7 +101,7 @@ def _dump(
 
 
 def _begin(files: StoreFiles, physical_offset: int) -> int:
-    """Where to read from: there, if a record begins there, else at the beginning of its segment."""
+    """Where to begin reading: at `begin` if it is a record's start, otherwise at the beginning of its segment."""
     log = log_scan(files)
     segment = log.find(physical_offset)
     if segment is None:

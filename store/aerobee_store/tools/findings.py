@@ -1,4 +1,4 @@
-"""What the tools found that should not be so."""
+"""Findings of the tools."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 Severity = Literal["error", "warning"]
 
 FINDINGS_MAX: Final = 1000
-"""Findings kept by default: enough to see what happened, few enough to read, whatever the damage."""
+"""Findings kept by default: enough to understand the damage, few enough to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong (`error`), or worth a look though no message is concerned (`warning`).
+    """A problem (`error`), or an anomaly that concerns no message (`warning`).
 
-    `path` is relative to the store's directory. `size` counts bytes, `count` the like things that it stands for.
+    `path` is relative to the store's directory. `size` counts bytes, `count` the similar problems that it stands for.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Finding:
     count: int = 1
 
     def to_json(self) -> dict[str, object]:
-        """The fields that are known, under the names of the golden manifests."""
+        """The known fields, under the names of the golden manifests."""
         return known_fields(self)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Finding:
 
 
 class Findings:
-    """Collects findings, the first ones in full and the others as a number."""
+    """Collects findings: the first ones in full, the others as a number."""
 
     def __init__(self, maximum: int = FINDINGS_MAX) -> None:
         self.kept: list[Finding] = []
@@ -72,7 +72,7 @@ class Findings:
         return self._maximum - len(self.kept)
 
     def extend(self, others: Findings) -> None:
-        """Add what another one collected."""
+        """Add the findings of another collection."""
         for finding in others.kept:
             self.add(finding)
         self.errors += others.errors - sum(finding.severity == "error" for finding in others.kept)

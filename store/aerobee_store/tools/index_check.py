@@ -1,4 +1,5 @@
-"""The index against the log: every key of every record has its entry, every entry its record, every search finds it."""
+"""Compares the index with the log: every key of every record needs an entry, every entry a record, and every search
+must find it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from aerobee_store.tools.findings import Finding, Findings, Severity
 from aerobee_store.tools.index_layout import IndexCounts, IndexFileReader, chain, open_index
 from aerobee_store.tools.store_files import StoreFiles
 
-_CHUNK: Final = 1 << 16  # entries looked at at once
+_CHUNK: Final = 1 << 16  # entries read at once
 _SECONDS_MAX: Final = 0x7FFFFFFF
 _UNTOLD: Final = -1
 
@@ -33,7 +34,7 @@ class _Entries:
     physical_offset: Integers
     seconds: Integers
     begin_timestamp: Integers
-    """What the seconds count from: for the first entry of a file the end of the file before it, -1 if that is gone."""
+    """The base of the seconds: for the first entry of a file the end of the file before it, -1 if that is gone."""
 
     def __len__(self) -> int:
         return len(self.key_hash)
@@ -57,7 +58,7 @@ def _joined(parts: list[_Entries]) -> _Entries:
 class IndexCheck:
     """Takes the log batch by batch, then `finish`.
 
-    Entries and records are in one order, that of the log, so both are read once, side by side.
+    Entries and records are both in log order, so both are read once, side by side.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class IndexCheck:
         self._compare(batch, record, hashes, found)
 
     def finish(self, log_end: int) -> None:
-        """Look at the entries that are left, and tell how far the index is behind."""
+        """Check the remaining entries, and report how far the index is behind."""
         if not self._unknown:
             self._check_unclaimed(self._entries_before(log_end), log_end)
             self._tell_ahead(log_end)
@@ -126,7 +127,7 @@ class IndexCheck:
     # --- comparing --------------------------------------------------------------------------------------------
 
     def _compare(self, batch: RecordBatch, record: Integers, hashes: Integers, found: _Entries) -> None:
-        """Entry by entry: repeated ones do no harm, and nor does their order within a record."""
+        """Entry by entry: duplicates are harmless, as is their order within a record."""
         row = np.searchsorted(batch.physical_offset, found.physical_offset)
         right_place = batch.physical_offset[row] == found.physical_offset
         # A record's number and a hash of 31 bits make one number.
@@ -134,7 +135,7 @@ class IndexCheck:
         wanted = record << 31 | hashes
         right = right_place & np.isin(there, wanted)
         if not right.all():
-            # Of stores of RocketMQ 5.4 and later; without them the index is as good.
+            # Of stores of RocketMQ 5.4 and later; the index is complete without them.
             tagged, tag_hashes = batch.tag_index_hashes()
             right |= right_place & np.isin(there, tagged << 31 | tag_hashes)
         self._check_times(found.take(right), batch.store_timestamp[row[right]])
@@ -163,7 +164,7 @@ class IndexCheck:
             self._tell_wrong(entries, number, f"the message was stored after {wanted[number]} seconds")
 
     def _check_unclaimed(self, entries: _Entries, before: int) -> None:
-        """Entries that lie before `before` and belong to none of the records taken."""
+        """Report entries before `before` that belong to none of the records taken."""
         for number in np.flatnonzero(entries.physical_offset >= self._files.log_begin).tolist():
             place = int(entries.physical_offset[number])
             if place < before and not self._damage.within(place, place + 1):
@@ -219,7 +220,7 @@ class IndexCheck:
     # --- reading the entries ----------------------------------------------------------------------------------
 
     def _entries_before(self, end: int) -> _Entries:
-        """The next entries, as far as they lie before physical offset `end`."""
+        """The next entries before physical offset `end`."""
         parts = []
         while True:
             entries = self._next if self._next is not None else next(self._stream, None)
@@ -235,7 +236,7 @@ class IndexCheck:
         return _joined(parts)
 
     def _read_all(self) -> Iterator[_Entries]:
-        """The entries of all files in chunks, their physical offsets rising; others are told and left out."""
+        """The entries of all files in chunks, with rising physical offsets; others are reported and skipped."""
         before = _UNTOLD
         for reader in self._readers:
             if reader.counts is None or reader.header.next_entry <= 1:
@@ -275,9 +276,9 @@ class IndexCheck:
         return right
 
     def _check_file(self, reader: IndexFileReader, heads: npt.NDArray[np.int32], broken: int, slots_used: int) -> None:
-        """The slot table and header of a file of which every entry has been read."""
+        """The slot table and header of a file whose entries have all been read."""
         if self._files.live and reader is self._readers[-1]:
-            return  # it is being written to
+            return  # it is being written
         header = reader.header
         path = self._files.relative(reader.path)
         table = reader.slots()
@@ -297,7 +298,7 @@ class IndexCheck:
                 f"{found[0]}..{found[1]}",
             )
         begin_time, end_time = (self._store_time(offset) for offset in found)
-        # A recovery that cuts entries off dates the last one left by its seconds.
+        # A recovery that cuts entries dates the last remaining one by its seconds.
         if begin_time not in (None, header.begin_timestamp) or (
             end_time is not None and not end_time - 1000 < header.end_timestamp <= end_time
         ):
@@ -318,7 +319,7 @@ class IndexCheck:
         try:
             header = self._log.peek(segment, physical_offset - segment.start_offset)
         except FileNotFoundError:
-            return None  # removed by retention since it was listed
+            return None  # removed by retention since the listing
         return None if isinstance(header, ScanStop) else header.store_timestamp
 
     def _open(self, counts: IndexCounts | None) -> None:

@@ -1,10 +1,9 @@
-"""Index files opened read-only, and how many slots and entries they have.
+"""Index files opened read-only, and the detection of their numbers of slots and entries.
 
-    file size = 40 + 4 * slots + 20 * entries
-
-does not say it, and nothing in the file does. So candidates are held against the content: RocketMQ's default ratio of
-one slot to four entries, counts that were given, and counts that follow from where the header's last physical offset
-stands in the file. The right ones are those under which the chains of the first entries fit together.
+The file size, 40 + 4 * slots + 20 * entries, does not determine them, and nothing in the file records them. So
+candidates are compared with the content: RocketMQ's default ratio of one slot to four entries, given counts, and counts
+that follow from the position of the header's last physical offset in the file. The right counts are those under which
+the chains of the first entries are consistent.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from aerobee_store.disk.file_system import File, find_bytes
 from aerobee_store.queues.index_file import ENTRY_DTYPE, ENTRY_SIZE, HEADER, HEADER_SIZE, SLOT_SIZE
 
-_SAMPLE: Final = 4096  # entries whose chains are looked at
+_SAMPLE: Final = 4096  # entries whose chains are checked
 _TRIED_MAX: Final = 1 << 16  # candidates of a small or nearly empty file, tried one by one
 
 
@@ -38,7 +37,7 @@ class IndexHeader:
 
 @dataclass(frozen=True, slots=True)
 class IndexCounts:
-    """How an index file is divided."""
+    """The layout of an index file."""
 
     slots: int
     entries: int
@@ -53,7 +52,7 @@ class IndexCounts:
 
 
 DEFAULT_COUNTS: Final = IndexCounts(5_000_000, 20_000_000)
-"""RocketMQ's, and ours."""
+"""RocketMQ's default, and ours."""
 
 
 class IndexFileReader:
@@ -83,7 +82,7 @@ class IndexFileReader:
         return np.frombuffer(self._view, ">i4", self.counts.slots, HEADER_SIZE)
 
     def solve(self, likely: list[IndexCounts]) -> None:
-        """Find out the counts, trying `likely` ones first. An empty file tells only what its size does."""
+        """Detect the counts, trying `likely` ones first. For an empty file only its size is known."""
         fitting = [counts for counts in likely if counts.file_size == self.size]
         slots, rest = divmod(self.size - HEADER_SIZE, SLOT_SIZE + 4 * ENTRY_SIZE)
         if rest == 0 and slots > 0:
@@ -119,13 +118,13 @@ class IndexFileReader:
         right = (chained.previous == entries["previous"]) & (hashes >= 0)
         if 2 * np.count_nonzero(right) <= len(right):
             return False
-        # Entry numbers alone may agree by chance where there are few; the slot table must lead to each of them too.
+        # With few entries, numbers may agree by chance; the slot table must lead to each of them too.
         heads = np.frombuffer(self._view, ">i4", counts.slots, HEADER_SIZE)[slots]
         numbers = np.arange(1, 1 + len(entries))
         return 2 * int(np.count_nonzero(heads >= numbers)) > len(numbers)
 
     def _candidates(self) -> Iterator[IndexCounts]:
-        """Divisions of the file under which its last entry has the last physical offset of the header."""
+        """Layouts under which the last entry has the last physical offset of the header."""
         words = (self.size - HEADER_SIZE) // SLOT_SIZE
         if (self.size - HEADER_SIZE) % SLOT_SIZE:
             return
@@ -138,7 +137,7 @@ class IndexFileReader:
         wanted = self.header.end_offset.to_bytes(8, "big")
         position = find_bytes(self._view, wanted, HEADER_SIZE, self.size)
         while position >= 0:
-            # The physical offset stands 4 bytes into the last entry; entry 0, unused, is `used` entries before it.
+            # The physical offset is at byte 4 of the last entry; entry 0, unused, is `used` entries before it.
             entries_position = position - 4 - ENTRY_SIZE * used
             slots, rest = divmod(entries_position - HEADER_SIZE, SLOT_SIZE)
             entries, uneven = divmod(self.size - entries_position, ENTRY_SIZE)
@@ -149,7 +148,7 @@ class IndexFileReader:
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """What `previous` must be in each of a stretch of entries."""
+    """The expected `previous` of a run of entries."""
 
     previous: npt.NDArray[np.int64]
     new_slots: int
@@ -157,7 +156,7 @@ class Chained:
 
 
 def chain(slots: npt.NDArray[np.int64], first_number: int, heads: npt.NDArray[Any]) -> Chained:
-    """Chain entries numbered from `first_number` on by their slots; `heads`, the newest entry of each, moves on."""
+    """Chain entries numbered from `first_number` on by their slots; updates `heads`, the newest entry of each slot."""
     numbers = np.arange(first_number, first_number + len(slots))
     order = np.argsort(slots, kind="stable")
     in_order, ordered = slots[order], numbers[order]
@@ -173,14 +172,14 @@ def chain(slots: npt.NDArray[np.int64], first_number: int, heads: npt.NDArray[An
 def open_index(
     paths: list[Path], open_file: Callable[[Path], File], given: IndexCounts | None
 ) -> list[IndexFileReader | Path]:
-    """Each index file with its counts, as far as they can be known; the path of what is too small for one."""
+    """Each index file with its counts, as far as known; and the paths of files too small for one."""
     readers: list[IndexFileReader | Path] = []
     likely = [] if given is None else [given]
     for path in paths:
         try:
             file = open_file(path)
         except FileNotFoundError:
-            continue  # removed by retention since it was listed
+            continue  # removed by retention since the listing
         if file.size < HEADER_SIZE + SLOT_SIZE + ENTRY_SIZE:
             readers.append(path)
             continue
@@ -192,7 +191,7 @@ def open_index(
             reader.solve(likely)
         if reader.counts is not None and reader.header.next_entry > 1 and reader.counts not in likely:
             likely.insert(0, reader.counts)
-    # All files of a store are alike: what an empty or damaged one does not tell, another one does.
+    # All files of a store have equal counts: other files tell those of an empty or damaged one.
     by_size = {counts.file_size: counts for counts in (DEFAULT_COUNTS, *reversed(likely))}
     for reader_or_path in readers:
         if isinstance(reader_or_path, IndexFileReader) and reader_or_path.counts is None:

@@ -1,7 +1,7 @@
-"""What a store holds, at a glance: topics and queues, segments, index, checkpoint, and whether somebody writes to it.
+"""A summary of a store: topics and queues, segments, index, checkpoint, and whether a process has it open.
 
-Without `full` the log is read only behind the last message that a queue knows; numbers that would need all of it are
-None. With it every record is read, and damaged stretches are found.
+Without `full` only the log after the last message known to a queue is read; numbers that need the whole log are None.
+With it every record is read, and damaged ranges are found.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from aerobee_store.tools.log_walk import bytes_behind, log_scan, walk
 from aerobee_store.tools.store_files import Progress, QueueFiles, StoreFiles, StoreState
 
 _CHUNK: Final = 1 << 16
-_BLOCK: Final = 512  # what st_blocks counts
+_BLOCK: Final = 512  # the unit of st_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """One queue. Messages are those from `min_offset` (the first that the log has) to `max_offset`."""
+    """One queue, with messages from `min_offset` (the first in the log) to `max_offset`."""
 
     topic: str
     queue_id: int
@@ -48,7 +48,7 @@ class QueueSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """All queues of a topic. `bytes` are those of its records, also of ones that are in no queue; known if `full`."""
+    """All queues of a topic. `bytes` are those of its records, including records in no queue; known if `full`."""
 
     topic: str
     queues: int
@@ -60,7 +60,7 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """One file of the log. `blank` are the bytes of the filler at its end; `used` is without it where it is known."""
+    """One file of the log. `blank` is the size of the filler at its end; `used` excludes it where it is known."""
 
     path: str
     start: int
@@ -74,7 +74,7 @@ class SegmentSummary:
 
 @dataclass(frozen=True, slots=True)
 class IndexSummary:
-    """One index file. `slots` and `capacity` are None where the file does not tell them."""
+    """One index file. `slots` and `capacity` are None if they cannot be detected."""
 
     path: str
     size: int
@@ -89,7 +89,7 @@ class IndexSummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """Up to which store time log, queues and index are known to be durable (Unix ms), and the two offsets."""
+    """The store times up to which log, queues and index are known to be durable (Unix ms), and the two offsets."""
 
     log_time: int
     queues_time: int
@@ -100,7 +100,7 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True)
 class DiskSummary:
-    """Sizes of the files (`*_bytes`), what they take on the disk, and the partition they are on."""
+    """Sizes of the files (`*_bytes`), their use of the disk, and the partition."""
 
     log_bytes: int
     queue_bytes: int
@@ -112,7 +112,7 @@ class DiskSummary:
 
 @dataclass(frozen=True, slots=True)
 class InspectReport:
-    """A store at a moment. Times are Unix ms, sizes bytes, offsets physical ones."""
+    """A snapshot of a store. Times are Unix ms, sizes bytes, offsets physical ones."""
 
     directory: str
     state: StoreState
@@ -132,14 +132,14 @@ class InspectReport:
     not_looked_at: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """One JSON object; what is unknown is null."""
+        """One JSON object; unknown values are null."""
         plain = _plain(self)
         assert isinstance(plain, dict)
         return plain
 
 
 def inspect(directory: Path, *, full: bool = False, progress: Progress | None = None) -> InspectReport:
-    """Look at a store; nothing is changed and no lock is taken.
+    """Summarise a store; nothing is changed and no lock is taken.
 
     Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
     """
@@ -210,7 +210,7 @@ class _Inspection:
         raise AssertionError("a walk ends with the end of the log")
 
     def _known_end(self) -> int:
-        """The last record that a queue knows; without one the beginning of the last segment with a record."""
+        """The end of the last record known to a queue; without one, the beginning of the last segment with a record."""
         last = -1
         for queue in self._files.queues.values():
             number = queue.end()
@@ -407,7 +407,7 @@ def _batch_queue(log: LogScan, files: QueueFiles, log_begin: int) -> QueueSummar
 
 
 def _store_time(log: LogScan, files: QueueFiles, number: int) -> int | None:
-    """The store time of the record that a unit names; None if there is none."""
+    """The store time of the record named by a unit; None if there is none."""
     physical_offset = int(files.read(number, 1)[0]["physical_offset"])
     segment = log.find(physical_offset)
     if segment is None:
@@ -421,7 +421,7 @@ def _store_time(log: LogScan, files: QueueFiles, number: int) -> int | None:
             check_crc=False,
         )
     except FileNotFoundError:
-        return None  # removed by retention since it was listed
+        return None  # removed by retention since the listing
     return None if isinstance(header, ScanStop) else header.store_timestamp
 
 

@@ -1,7 +1,7 @@
-"""What directories contain, read again only after they have changed.
+"""Cached directory listings, read again only after a change.
 
-A directory's time of modification tells of names that came and went. It is no better than the clock that the kernel
-takes it from, so what was read within two seconds of a change is not trusted: git calls such entries racy.
+A directory's modification time changes with its entries. It is only as precise as the kernel's clock, so listings read
+within two seconds of a change are not trusted: git calls such entries racy.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _RACY_NS: Final = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[ContentT]):
-    """What was found in a directory. `complete`: it does not change unless the directory does."""
+    """The content of a directory. `complete`: it does not change unless the directory does."""
 
     content: ContentT
     complete: bool = True
 
 
 class Listings:
-    """Remembers what was found in directories. `clock`: nanoseconds since the Unix epoch, as files have them."""
+    """Caches directory contents. `clock`: nanoseconds since the Unix epoch, as for files."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
         self._known: dict[Path, tuple[int, Any]] = {}
 
     def get(self, directory: Path, read: Callable[[], Listing[ContentT]]) -> tuple[ContentT, bool]:
-        """What the directory has, and whether it had to be read. One that is not there is read, too."""
+        """The content of a directory, and whether it had to be read. A missing one is always read."""
         try:
             modified = directory.stat().st_mtime_ns
         except OSError:

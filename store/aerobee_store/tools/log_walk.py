@@ -1,4 +1,4 @@
-"""The log of a store from a place to its end, for whoever only looks. See log_scan.py for what a walk yields."""
+"""The log of a store from an offset to its end, for read-only tools. See log_scan.py for the items of a walk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def log_scan(files: StoreFiles) -> LogScan:
 def walk(
     files: StoreFiles, log: LogScan, begin: int, *, zeros_end: bool = False
 ) -> Iterator[RecordBatch | DamagedRange | LogEnd]:
-    """Everything from `begin` on. Segments that were read are let go, and those that retention removed left out."""
+    """Everything from `begin` on. Segments that were read are released, and segments removed by retention skipped."""
     position = begin
     passed = 0
     while True:
@@ -51,7 +51,7 @@ def walk(
 
 
 def bytes_behind(files: StoreFiles, end: LogEnd) -> Iterator[Finding]:
-    """What lies behind the end of the log, where zeros should be. Of a live store that is nothing to look at."""
+    """Bytes after the end of the log, where zeros are expected. Not checked in a live store."""
     for segment in files.segments:
         if files.live or segment.end_offset <= end.position:
             continue
@@ -76,7 +76,7 @@ def bytes_behind(files: StoreFiles, end: LogEnd) -> Iterator[Finding]:
 
 
 def _nonzero_end(view: memoryview, begin: int, end: int) -> int:
-    """Behind the last byte of [begin, end) that is not zero; `begin` if there is none."""
+    """The end of the last non-zero byte of [begin, end); `begin` if there is none."""
     while end > begin:
         start = max(begin, end - _STEP)
         nonzero = np.flatnonzero(np.frombuffer(view[start:end], np.uint8))

@@ -1,8 +1,7 @@
-"""A disk that overlays the real one: what is written stays here, and the real disk behind it is only read.
+"""A disk that overlays the real one: writes stay in the overlay, and the real disk is only read.
 
-So a tool that changes a store can do all of it first, and say what it would do. What is changed or made lies in one
-unlinked file of the temporary directory, as sparse as the files are; of large files that are changed, only the changed
-pages are kept, in memory.
+So a tool can perform all changes as a trial and report them. Changed and new data is in one unlinked file of the
+temporary directory, as sparse as the files; of large changed files only the changed pages are kept, in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAP_NORESERVE: Final = 0x4000  # Linux; mmap has no name for it before Python 3
 
 
 class HeldLock:
-    """Stands for a lock that somebody else holds for us, and lets go of later."""
+    """Stands for a lock that somebody else holds and releases for us."""
 
     def release(self) -> None: ...
 
@@ -31,7 +30,7 @@ class HeldLock:
 
 
 class LockedDisk(DiskFileSystem):
-    """The disk of the machine, for whoever holds the store's lock already."""
+    """The disk of the machine, for a caller that already holds the store's lock."""
 
     def lock(self, path: Path, content: bytes) -> Lock:
         return HeldLock()
@@ -44,12 +43,12 @@ class OverlayFile:
         self.path = path
         self.unsynced_levels = 0
         self.written: list[tuple[int, int]] = []
-        """Stretches (begin, end) that were written to, in the order of the writes."""
+        """Ranges (begin, end) that were written, in order."""
         self.mapped_for_writing = False
         self._disk = disk
         self._size = size
         self._real = real
-        self._base = -1  # where in the scratch file it lies
+        self._base = -1  # its position in the scratch file
         self._private: mmap.mmap | None = None
         self._data_end = 0
         if real is None:
@@ -138,7 +137,7 @@ class OverlayFile:
 
 
 class OverlayDisk:
-    """A disk on which nothing lasts. `renamed` and `removed` say what became of files that are on the real disk."""
+    """A temporary disk. `renamed` and `removed` record changes of files on the real disk."""
 
     def __init__(self) -> None:
         self._real = DiskFileSystem()
@@ -154,7 +153,7 @@ class OverlayDisk:
         return self._scratch.fileno()
 
     def take_scratch(self, size: int) -> int:
-        """A stretch of the scratch file that reads as zeros."""
+        """A range of the scratch file that reads as zeros."""
         base = self._scratch_size
         self._scratch_size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         self._scratch.truncate(self._scratch_size)
@@ -168,7 +167,7 @@ class OverlayDisk:
         self._scratch.close()
 
     def changed(self) -> list[OverlayFile]:
-        """The files that were made or written to, in the order of their names, under the names that they have now."""
+        """The created or written files in order of names, under their current names."""
         return [
             file
             for _, file in sorted(self._files.items())
