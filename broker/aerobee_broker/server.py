@@ -323,6 +323,7 @@ async def _serve(
         ),
     )
     remoting = RemotingService(parts)
+    await asyncio.to_thread(remoting.request_modes.open)
     registrar = Registrar(settings, tables)
     metrics.attach(parts)
     try:

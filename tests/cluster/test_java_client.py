@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from aerobee_broker.config import Address
+from aerobee_broker.remoting.codes import Request
 from tests.cluster.conftest import MARKS
 from tests.cluster.java_program import Release
+from tests.support.remoting_client import RemotingClient, send
 
 pytestmark = MARKS
 
@@ -28,3 +32,20 @@ def test_stories_of_the_java_client(
     told = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
     assert told == [f"ok {story}" for story in stories], done.stdout[-2000:] + done.stderr[-4000:]
     assert done.returncode == 0
+
+
+def test_a_push_consumer_that_receives(release: Release, remoting_address: str, tmp_path: Path) -> None:
+    """In POP mode, which operators set: a message that failed comes again, what was acknowledged does not."""
+    if release.version.startswith("4."):
+        pytest.skip("release 4.9 only pulls")
+    asyncio.run(_set_pop_mode(Address.parse(remoting_address)))
+    done = release.run(tmp_path / "home", "RemotingStories", remoting_address, "pop")
+    assert "ok pop" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+async def _set_pop_mode(address: Address) -> None:
+    client = await RemotingClient.connect(address)
+    await send(client, "JavaPop", b"m0", queue_id=0)
+    mode = {"topic": "JavaPop", "consumerGroup": "CG_pop", "mode": "POP", "popShareQueueNum": 0}
+    assert (await client.call(Request.SET_MESSAGE_REQUEST_MODE, body=mode)).code == 0
+    await client.close()

@@ -37,6 +37,10 @@ class Permissions:
                 (Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE, Request.SEND_REPLY_MESSAGE_V2), _publish("b")
             ),
             **dict.fromkeys((Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE), _consume),
+            **dict.fromkeys(
+                (Request.POP_MESSAGE, Request.ACK_MESSAGE, Request.CHANGE_MESSAGE_INVISIBLE_TIME), _consume
+            ),
+            Request.QUERY_ASSIGNMENT: _assignment,
             **dict.fromkeys((Request.QUERY_CONSUMER_OFFSET, Request.UPDATE_CONSUMER_OFFSET), _consume),
             **dict.fromkeys(
                 (
@@ -120,6 +124,12 @@ def _publish(field: str) -> Permit:
             account.require_publish(topic)
 
     return permit
+
+
+def _assignment(account: Account, request: Command) -> None:
+    body = body_object(request)
+    account.require_group(member(body, "consumerGroup"))
+    account.require_consume(member(body, "topic"))
 
 
 def _consume(account: Account, request: Command) -> None:

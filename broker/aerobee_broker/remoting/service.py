@@ -24,9 +24,11 @@ from aerobee_broker.remoting.fields import answer, body_object, member
 from aerobee_broker.remoting.frame import Command, is_frame
 from aerobee_broker.remoting.offsets import OffsetRequests
 from aerobee_broker.remoting.permissions import Permissions
+from aerobee_broker.remoting.pop import PopRequests
 from aerobee_broker.remoting.pull import PullRequests, filter_of_subscription
 from aerobee_broker.remoting.queries import QueryRequests
 from aerobee_broker.remoting.replies import ReplyRequests
+from aerobee_broker.remoting.request_modes import RequestModes
 from aerobee_broker.remoting.retry import RetryRequests
 from aerobee_broker.remoting.send import SendRequests
 from aerobee_broker.remoting.statistics import StatisticsRequests
@@ -62,6 +64,8 @@ class RemotingService:
         self.server.closed_listeners.append(self._closed)
         self._offsets = offsets = OffsetRequests(store, tables, deliveries)
         pull = PullRequests(settings, store, tables, deliveries, self.clients, offsets, counters)
+        pop = PopRequests(settings, tables, deliveries, counters, clock)
+        self.request_modes = RequestModes(settings, store, tables, self.clients)
         send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, level_delay)
         retry = RetryRequests(store, tables, send, level_delay)
         decisions = TransactionRequests(store, transactions, self.clients, counters)
@@ -81,6 +85,12 @@ class RemotingService:
             Request.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
             Request.PULL_MESSAGE: pull.pull,
             Request.LITE_PULL_MESSAGE: pull.pull,
+            Request.POP_MESSAGE: pop.pop,
+            Request.ACK_MESSAGE: pop.acknowledge,
+            Request.CHANGE_MESSAGE_INVISIBLE_TIME: pop.change_invisible,
+            Request.QUERY_ASSIGNMENT: self.request_modes.assignment,
+            Request.SET_MESSAGE_REQUEST_MODE: self.request_modes.set,
+            Request.GET_ALL_MESSAGE_REQUEST_MODE: self.request_modes.all,
             Request.CONSUMER_SEND_MESSAGE_BACK: retry.send_back,
             Request.END_TRANSACTION: decisions.end,
             Request.QUERY_MESSAGE: queries.by_key,

@@ -1,4 +1,4 @@
-"""Copies a master's tables: topics, groups, consumer offsets, delay offsets. They are no part of the log.
+"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes. They are no part of the log.
 
 Tables whose version or content is the same are left alone; the others are replaced at once and saved in RocketMQ's
 files, as they are at the master. So a replica has no moment without its topics.
@@ -22,6 +22,7 @@ from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
 
 _ANSWER_SECONDS: Final = 10.0
+_NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 
 
 class _Table(Protocol):
@@ -40,6 +41,9 @@ class Metadata:
         path = store.config.directory / "config" / "delayOffset.json"
         self._delays = JsonTable(store.file_system, path, stats=store.stats)
         self._delay_offsets: object = None
+        path = store.config.directory / "config" / "messageRequestMode.json"
+        self._modes = JsonTable(store.file_system, path, stats=store.stats)
+        self._request_modes: object = None
         self.copied = 0  # how often a table was replaced
 
     async def copy(self, master: Connection) -> None:
@@ -60,6 +64,13 @@ class Metadata:
             await self._store.in_disk_thread(self._delays.save, delays)
             self._delay_offsets = delays
             self.copied += 1
+        code = Request.GET_ALL_MESSAGE_REQUEST_MODE
+        answered = await master.ask(Command(code), _ANSWER_SECONDS)
+        modes = _content(answered, code) if answered.code == Answer.SUCCESS else _NO_MODES  # RocketMQ 4 has none
+        if modes not in (self._request_modes, _NO_MODES):
+            await self._store.in_disk_thread(self._modes.save, modes)
+            self._request_modes = modes
+            self.copied += 1
 
     def _differ(self, own: _Table, masters: _Table) -> bool:
         differ = own.snapshot() != masters.snapshot()
@@ -70,7 +81,11 @@ class Metadata:
         answered = await master.ask(Command(code), _ANSWER_SECONDS)
         if answered.code != Answer.SUCCESS:
             raise BrokerError(f"the master answered request {code:d} with code {answered.code}: {answered.remark}")
-        content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
-        if not isinstance(content, dict):
-            raise BrokerError(f"the master answered request {code:d} with a body that is not a JSON object")
-        return content
+        return _content(answered, code)
+
+
+def _content(answered: Command, code: Request) -> dict[str, object]:
+    content = java_json.loads(answered.body, object_keys=True) if answered.body else {}
+    if not isinstance(content, dict):
+        raise BrokerError(f"the master answered request {code:d} with a body that is not a JSON object")
+    return content

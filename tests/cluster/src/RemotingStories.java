@@ -1,5 +1,6 @@
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -57,6 +58,7 @@ public class RemotingStories {
         stories.put("transaction", RemotingStories::transaction);
         stories.put("query", RemotingStories::query);
         stories.put("delay", RemotingStories::delay);
+        stories.put("pop", RemotingStories::pop);
         boolean good = true;
         for (int i = 1; i < arguments.length; i++) {
             try {
@@ -201,6 +203,40 @@ public class RemotingStories {
             await(() -> later.contains("late"), "" + later);
             check(later.size() == 1, "what was consumed came again: " + later);
             second.shutdown();
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    /** The broker says that this group receives; release 4.9 does not know of that. */
+    static void pop() throws Exception {
+        DefaultMQProducer producer = producer("PG_pop");
+        try {
+            DefaultMQPushConsumer consumer = consumer("CG_pop", "JavaPop", "*");
+            DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+            Set<String> bodies = ConcurrentHashMap.newKeySet();
+            List<Integer> attempts = Collections.synchronizedList(new ArrayList<>());
+            List<String> infos = Collections.synchronizedList(new ArrayList<>());
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                MessageExt message = messages.get(0);
+                infos.add("" + message.getProperty("POP_CK"));
+                if (new String(message.getBody()).equals("m3")) {
+                    attempts.add(message.getReconsumeTimes());
+                    if (message.getReconsumeTimes() == 0) {
+                        return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+                    }
+                }
+                bodies.add(new String(message.getBody()));
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            consumer.start();
+            sendAll(producer, "JavaPop", 8);
+            await(() -> bodies.size() == 8, "" + bodies + attempts);
+            check(attempts.equals(Arrays.asList(0, 1)), "attempts " + attempts);
+            check(infos.size() == 10 && !infos.contains("null"), "infos " + infos);
+            Thread.sleep(15_000); // nothing that was acknowledged comes again
+            check(infos.size() == 10, "again " + infos);
+            consumer.shutdown();
         } finally {
             producer.shutdown();
         }

@@ -199,8 +199,15 @@ async def test_a_replica_of_ours_has_the_same_log_and_tables(tmp_path: Path) -> 
         group = {"consumerGroup": "CG", "topic": "T", "queueId": 0, "commitOffset": 3}
         await found.client.call(Request.PULL_MESSAGE, pull_fields("T"))  # the group appears
         assert (await found.client.call(Request.UPDATE_CONSUMER_OFFSET, group)).code == 0
+        mode = {"topic": "T", "consumerGroup": "CG", "mode": "POP", "popShareQueueNum": 0}
+        assert (await found.client.call(Request.SET_MESSAGE_REQUEST_MODE, body=mode)).code == 0
         async with replica(tmp_path / "b", found.broker.remoting) as copy:
             await copy.follows_to(end)
+
+            async def has_modes() -> bool:
+                return (tmp_path / "b" / "config" / "messageRequestMode.json").exists()
+
+            await eventually(has_modes)
 
             async def copied() -> bool:
                 answer = await copy.client.call(Request.QUERY_CONSUMER_OFFSET, group)

@@ -1,0 +1,120 @@
+"""Which groups receive (POP) and which pull, and what each consumer of RocketMQ 5 is assigned by the broker.
+
+400  QUERY_ASSIGNMENT               the queues of one consumer: with PULL its share, with POP all of them, as queue -1
+401  SET_MESSAGE_REQUEST_MODE       the mode of a group for a topic, kept in config/messageRequestMode.json
+402  GET_ALL_MESSAGE_REQUEST_MODE   that file, for replicas
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aerobee_broker.config import Settings
+from aerobee_broker.errors import TableFormatError
+from aerobee_broker.remoting.clients import RemotingClients
+from aerobee_broker.remoting.codes import Answer
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.errors import RemotingError
+from aerobee_broker.remoting.fields import answer, body_object, integer_member, member
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_broker.tables.tables import Tables
+from aerobee_broker.tables.topics import RETRY_PREFIX
+from aerobee_store import MessageStore
+from aerobee_store.tables.java_json import Bean
+from aerobee_store.tables.json_table import JsonTable
+
+_MODES: Final = ("PULL", "POP")
+_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE")
+_COUNT_MAX: Final = 10_000
+_ALL_QUEUES: Final = -1
+
+
+class RequestModes:
+    """The table, and the requests about it. Event loop only, but for `open`."""
+
+    def __init__(self, settings: Settings, store: MessageStore, tables: Tables, clients: RemotingClients) -> None:
+        self._settings = settings
+        self._store = store
+        self._tables = tables
+        self._clients = clients
+        path = store.config.directory / "config" / "messageRequestMode.json"
+        self._table = JsonTable(store.file_system, path, stats=store.stats)
+        self._modes: dict[tuple[str, str], tuple[str, int]] = {}  # by topic and group: mode, popShareQueueNum
+
+    def open(self) -> None:
+        """Read the file. Blocking. TableFormatError, UnreadableTableError, OSError."""
+        self._store.file_system.make_directory(self._table.path.parent)
+        value = self._table.load()
+        if value is None:
+            return
+        name = "messageRequestMode.json"
+        for topic, groups in JsonFields(name, value).mapping("messageRequestModeMap").items():
+            if not isinstance(groups, dict):
+                raise TableFormatError(f"{name}.{topic}", "expected an object")
+            for group, item in groups.items():
+                fields = JsonFields(f"{name}.{topic}.{group}", item)
+                share = fields.integer("popShareQueueNum", 0, minimum=-1)
+                self._modes[topic, group] = fields.text("mode", "PULL"), share
+
+    async def set(self, request: Command, _: Connection) -> Command:
+        body = body_object(request)
+        topic, group, mode = member(body, "topic"), member(body, "consumerGroup"), member(body, "mode")
+        if mode not in _MODES:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"mode is {mode[:40]!r}; give PULL or POP")
+        if topic.startswith(RETRY_PREFIX):
+            raise RemotingError(Answer.NO_PERMISSION, f"{topic!r}: retry topics are always pulled")
+        self._tables.topics.require(topic)
+        if (topic, group) not in self._modes and len(self._modes) >= _COUNT_MAX:
+            raise RemotingError(Answer.SYSTEM_ERROR, f"{_COUNT_MAX} modes are set already, the limit")
+        self._modes[topic, group] = mode, integer_member(body, "popShareQueueNum")
+        await self._store.in_disk_thread(self._table.save, self._snapshot())
+        return answer()
+
+    async def all(self, _request: Command, _: Connection) -> Command:
+        return answer(body=self._snapshot())
+
+    async def assignment(self, request: Command, _: Connection) -> Command:
+        """What one consumer of the group gets; nothing is said of a group that this broker does not know."""
+        body = body_object(request)
+        topic, group, client_id = member(body, "topic"), member(body, "consumerGroup"), member(body, "clientId")
+        strategy = member(body, "strategyName") or "AVG"
+        if strategy not in _STRATEGIES:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"strategyName is {strategy[:40]!r}; give AVG, AVG_BY_CIRCLE")
+        mode, _share = self._modes.get((topic, group), ("PULL", 0))
+        found = self._tables.topics.get(topic)
+        if found is None:
+            return answer(body={"messageQueueAssignments": []})
+        if mode == "POP":
+            queues = [_ALL_QUEUES]
+        elif member(body, "messageModel") == "BROADCASTING":
+            queues = list(range(found.read_queue_count))
+        else:
+            consumers = self._clients.consumers(group)
+            ids = sorted(consumers.members) if consumers is not None else []
+            queues = _share_of(ids, client_id, found.read_queue_count, strategy)
+        name = self._settings.current.name
+        entries: list[object] = [
+            Bean(messageQueue=Bean(brokerName=name, queueId=queue_id, topic=topic), mode=mode) for queue_id in queues
+        ]
+        return answer(body={"messageQueueAssignments": entries})
+
+    def _snapshot(self) -> Bean:
+        table: dict[str, object] = {}
+        for (topic, group), (mode, share) in self._modes.items():
+            groups = table.setdefault(topic, {})
+            assert isinstance(groups, dict), "made here"
+            groups[group] = Bean(consumerGroup=group, mode=mode, popShareQueueNum=share, topic=topic)
+        return Bean(messageRequestModeMap=table)
+
+
+def _share_of(ids: list[str], client_id: str, count: int, strategy: str) -> list[int]:
+    """The queues of one of the consumers, whose ids are sorted, as RocketMQ's clients divide them."""
+    if client_id not in ids:
+        return []
+    place, consumers = ids.index(client_id), len(ids)
+    if strategy == "AVG_BY_CIRCLE":
+        return list(range(place, count, consumers))
+    each, more = divmod(count, consumers)
+    begin = place * each + min(place, more)
+    return list(range(begin, begin + each + (place < more)))

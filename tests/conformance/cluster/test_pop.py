@@ -1,0 +1,129 @@
+"""Items 80 to 84: POP over the older protocol."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.frame import Command
+from tests.conformance.cluster.conftest import Shared
+from tests.support.remoting_client import (
+    RemotingClient,
+    heartbeat_body,
+    json_body,
+    records,
+    remoting_broker,
+    send,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def _pop_fields(topic: str, **others: Any) -> dict[str, Any]:
+    return {
+        "consumerGroup": "CG",
+        "topic": topic,
+        "queueId": -1,
+        "maxMsgNums": 32,
+        "invisibleTime": 60_000,
+        "pollTime": 0,
+        "bornTime": int(time.time() * 1000),
+        "initMode": 0,
+        "exp": "*",
+        "expType": "TAG",
+        "order": "false",
+        **others,
+    }
+
+
+async def _pop(client: RemotingClient, topic: str, **others: Any) -> Command:
+    return await client.call(Request.POP_MESSAGE, _pop_fields(topic, **others))
+
+
+async def _told(client: RemotingClient, code: Request, info: str, topic: str, **others: Any) -> Command:
+    """An acknowledgement or a change of the message with this POP_CK, as a Java client sends it."""
+    parts = info.split(" ")
+    fields = {"consumerGroup": "CG", "topic": topic, "queueId": parts[6], "offset": parts[7], "extraInfo": info}
+    return await client.call(code, {**fields, **others})
+
+
+async def test_c080_modes_and_assignments(tmp_path: Path) -> None:
+    """POP gives queue -1, PULL a share; the mode survives a restart."""
+    mode = {"topic": "Modes", "consumerGroup": "CG", "mode": "POP", "popShareQueueNum": 0}
+    asked = {"topic": "Modes", "consumerGroup": "CG", "clientId": "c1", "strategyName": "AVG"}
+    async with remoting_broker(tmp_path) as (_, client):
+        await send(client, "Modes")
+        heartbeat = heartbeat_body("c1", group="CG", topic="Modes")
+        assert (await client.call(Request.HEART_BEAT, body=heartbeat)).code == 0
+        found = json_body(await client.call(Request.QUERY_ASSIGNMENT, body=asked))["messageQueueAssignments"]
+        assert [(each["messageQueue"]["queueId"], each["mode"]) for each in found] == [(n, "PULL") for n in range(4)]
+        assert (await client.call(Request.SET_MESSAGE_REQUEST_MODE, body=mode)).code == 0
+        wrong = await client.call(Request.SET_MESSAGE_REQUEST_MODE, body={**mode, "mode": "PUSH"})
+        assert wrong.code == Answer.INVALID_PARAMETER
+    async with remoting_broker(tmp_path) as (_, client):
+        found = json_body(await client.call(Request.QUERY_ASSIGNMENT, body=asked))["messageQueueAssignments"]
+        assert found == [{"messageQueue": {"brokerName": "aerobee", "queueId": -1, "topic": "Modes"}, "mode": "POP"}]
+        everything = json_body(await client.call(Request.GET_ALL_MESSAGE_REQUEST_MODE))
+        assert everything == {"messageRequestModeMap": {"Modes": {"CG": mode}}}
+
+
+async def test_c081_what_a_pop_brings(client: RemotingClient) -> None:
+    """Infos are strings that name each message; nothing is answered when the time is over; 33 messages are too many."""
+    assert (await send(client, "Popped", b"one", queue_id=1)).code == 0
+    assert (await send(client, "Popped", b"two", queue_id=1)).code == 0
+    answer = await _pop(client, "Popped")
+    assert [found.body for found in records(answer.body)] == [b"one", b"two"]
+    assert (answer.code, answer.fields["startOffsetInfo"], answer.fields["msgOffsetInfo"]) == (0, "0 1 0", "0 1 0,1")
+    assert (answer.fields["invisibleTime"], answer.fields["reviveQid"]) == ("60000", "0")
+    parts = records(answer.body)[1].properties["POP_CK"].split(" ")
+    assert parts[:8] == ["1", answer.fields["popTime"], "60000", "0", "0", "aerobee", "1", "1"]
+    empty = await _pop(client, "Popped", pollTime=50)
+    assert (empty.code, empty.body, empty.fields["msgOffsetInfo"]) == (Answer.POLLING_TIMEOUT, b"", "")
+    assert (await _pop(client, "Popped", maxMsgNums=33)).code == Answer.INVALID_PARAMETER
+    assert (await _pop(client, "Popped", queueId=9)).code == Answer.INVALID_PARAMETER
+    assert (await _pop(client, "Popped", invisibleTime=0)).code == Answer.INVALID_PARAMETER
+
+
+async def test_a_pop_waits_for_a_message(client: RemotingClient, other: RemotingClient) -> None:
+    """And passes over what its filter leaves out."""
+    await send(client, "Awaited", b"left out", properties="TAGS\x01b\x02")
+    popped = client.begin(Request.POP_MESSAGE, _pop_fields("Awaited", pollTime=60_000, exp="a"))
+    await send(other, "Awaited", b"wanted", properties="TAGS\x01a\x02")
+    assert [found.body for found in records((await popped).body)] == [b"wanted"]
+
+
+async def test_acknowledged_and_changed_messages(client: RemotingClient, shared: Shared) -> None:
+    """One is done for good, one comes again with its count, also after a change by an info that the client has made."""
+    for body in (b"0", b"1", b"2"):
+        await send(client, "Told", body, queue_id=0)
+    first, second, third = (found.properties["POP_CK"] for found in records((await _pop(client, "Told")).body))
+    assert (await _told(client, Request.ACK_MESSAGE, first, "Told")).code == 0
+    assert (await _told(client, Request.ACK_MESSAGE, first, "Told")).code == 0
+    changed = await _told(client, Request.CHANGE_MESSAGE_INVISIBLE_TIME, second, "Told", invisibleTime=10_000)
+    assert (changed.code, changed.fields["invisibleTime"]) == (0, "10000")
+    await _told(client, Request.CHANGE_MESSAGE_INVISIBLE_TIME, third, "Told", invisibleTime=600_000)
+    await shared.clock.advance(11)
+    again = await _pop(client, "Told", pollTime=60_000, bornTime=shared.clock.now_ms())
+    [found] = records(again.body)
+    assert (found.body, found.reconsume_times) == (b"1", 1)
+    assert (await _told(client, Request.ACK_MESSAGE, second, "Told")).code == Answer.NO_MESSAGE
+    info = found.properties["POP_CK"]
+    changed = await _told(client, Request.CHANGE_MESSAGE_INVISIBLE_TIME, info, "Told", invisibleTime=20_000)
+    made = f"1 {changed.fields['popTime']} 20000 0 0 aerobee 0 1"
+    assert (await _told(client, Request.ACK_MESSAGE, made, "Told")).code == 0
+    assert (await _told(client, Request.ACK_MESSAGE, info, "Told")).code == Answer.NO_MESSAGE
+
+
+@pytest.mark.parametrize("info", ["", "x", "0 1 2 3", "0 x 60000 0 0 aerobee 0 0"])
+async def test_c084_an_extra_info_that_is_none(client: RemotingClient, info: str) -> None:
+    """Refused with a text for people."""
+    await send(client, "Bad")
+    await _pop(client, "Bad")
+    fields = {"consumerGroup": "CG", "topic": "Bad", "queueId": 0, "offset": 0, "extraInfo": info}
+    answer = await client.call(Request.ACK_MESSAGE, fields)
+    assert answer.code == Answer.INVALID_PARAMETER
+    assert "extraInfo" in (answer.remark or "")
