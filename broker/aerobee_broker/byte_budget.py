@@ -56,13 +56,19 @@ class ByteBudget:
         for owner in owners:
             self._owners[owner] = self._owners.get(owner, 0) + size
 
+    def take_if_room(self, size: int, owners: Sequence[str]) -> bool:
+        """Take the bytes if there is room and nobody waits for it. Returns whether they were taken."""
+        if self._of_total or not self.has_room(size, owners):
+            return False
+        self.take_now(size, owners)
+        return True
+
     async def take(self, size: int, owners: Sequence[str], *, seconds: float) -> None:
         """Wait for the bytes and take them. TooManyRequestsError if that takes longer than `seconds`.
 
         A cancelled call has taken nothing. Callers must `give` the same bytes back to the same owners.
         """
-        if not self._of_total and self.has_room(size, owners):
-            self.take_now(size, owners)
+        if self.take_if_room(size, owners):
             return
         self.waited += 1
         waiter = _Waiter(size, owners, asyncio.get_running_loop().create_future())

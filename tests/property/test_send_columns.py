@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerobee_broker.processors.send_columns import send_answer
+from aerobee_broker.processors.send_columns import send_answer, send_answer_of_one
 from aerobee_broker.processors.wire_columns import varint
 from aerobee_proto import v2
 from tests.unit.broker.test_send_batch import one_by_one, packed
@@ -71,6 +71,8 @@ def test_the_answer_is_that_of_protobuf(message_ids: list[str], first: int) -> N
     for offset, message_id in enumerate(message_ids, first):
         answer.entries.add(status=answer.status, message_id=message_id, transaction_id=message_id, offset=offset)
     assert send_answer([each.encode() for each in message_ids], first) == answer.SerializeToString()
+    if len(message_ids) == 1:
+        assert send_answer_of_one(message_ids[0].encode(), first) == answer.SerializeToString()
 
 
 @given(st.integers(0, 2**63 - 200), st.integers(1, 150))

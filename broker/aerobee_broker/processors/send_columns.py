@@ -131,6 +131,12 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
     """The begin and end of the messages of a request; None if there are too few or too many, or it has other
     content."""
     size = len(data)
+    try:
+        length, begin = read_varint(data, 1)
+    except IndexError:
+        return None
+    if begin + length >= size:
+        return None  # one message, as the SDKs send
     begins: list[int] = []
     ends: list[int] = []
     position = 0
@@ -250,6 +256,13 @@ def send_answer(message_ids: Sequence[bytes], first_queue_offset: int) -> bytes:
     for number, column in enumerate((before, message_ids, between, message_ids, behind, offsets)):
         parts[number::_PARTS] = column
     return b"".join((_STATUS_FIELD, *parts))
+
+
+def send_answer_of_one(message_id: bytes, queue_offset: int) -> bytes:
+    """The same for one message."""
+    offset = varint(queue_offset) if queue_offset else b""
+    before, between, behind = _around(len(message_id), len(offset))
+    return b"".join((_STATUS_FIELD, before, message_id, between, message_id, behind, offset))
 
 
 @lru_cache(maxsize=256)

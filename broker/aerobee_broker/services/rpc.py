@@ -178,7 +178,8 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
         try:
             client = method.introduced(context)
             owners = owners_of(client, context)
-            await budget.take(len(data), owners, seconds=ROOM_SECONDS)
+            if not budget.take_if_room(len(data), owners):
+                await budget.take(len(data), owners, seconds=ROOM_SECONDS)
             size = len(data)
             request = method.read(data, client)
             del data
@@ -216,7 +217,8 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
         try:
             client = method.introduced(context)
             owners = owners_of(client, context)
-            await budget.take(len(data), owners, seconds=ROOM_SECONDS)
+            if not budget.take_if_room(len(data), owners):
+                await budget.take(len(data), owners, seconds=ROOM_SECONDS)
             size = len(data)
             request = method.read(data, client)
             del data

@@ -255,7 +255,9 @@ class Durability:
             return
         if self._error is not None:
             raise self._error
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The loop is known while the services run; asking for it costs a system call with Python 3.11.
+        loop = self._loop if self._loop is not None else asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._sync_waiters.append((end, waiter))
         self._sync_wanted.set()
         if len(self._sync_waiters) >= self._sync_batch.count:

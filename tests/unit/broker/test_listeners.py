@@ -106,10 +106,12 @@ def test_authorities_of_clients_are_files_of_certificates(files: tuple[Path, Pat
     for authorities in (nothing, empty, key, binary):
         with pytest.raises(ConfigError, match=r"tls\.client_authorities: .*" + authorities.name):
             CertificateFiles(certificate, key, authorities).load()
-    reader = CertificateFiles(certificate, key, certificate)
+    authorities = tmp_path / "authorities.crt"
+    authorities.write_bytes(certificate.read_bytes())
+    reader = CertificateFiles(certificate, key, authorities)
     assert reader.load().client_authorities == certificate.read_bytes()
     assert reader.load_if_changed() is None
-    os.utime(certificate, ns=(0, 1))
+    os.utime(authorities, ns=(0, 1))
     assert reader.load_if_changed() is not None
 
 
