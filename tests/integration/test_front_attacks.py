@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import ssl
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -388,7 +389,8 @@ _LONG_SETTINGS: Final = frames.frame(frames.SETTINGS, 0, 0, bytes(600))
 
 
 async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
-    """Without a byte, with the first bytes of HTTP/2, a byte at a time, and with half of a TLS handshake."""
+    """Without a byte, with the first bytes of HTTP/2, a byte at a time, with half of a TLS handshake, and with a whole
+    one that nothing follows."""
 
     def silent(first: bytes, *, drip: bytes = b"") -> Callable[[], None]:
         def once() -> None:
@@ -402,6 +404,18 @@ async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
 
         return once
 
+    def silent_after_tls() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        with (
+            socket.create_connection(_address(impatient), timeout=60) as connection,
+            context.wrap_socket(connection) as secure,
+            suppress(ConnectionError, ssl.SSLEOFError),
+        ):
+            while secure.recv(1 << 16):
+                pass
+
     half = begin_of_tls()[:100]
     async with asyncio.TaskGroup() as attacks:
         for once, bound in (
@@ -410,6 +424,7 @@ async def test_connections_that_never_begin(impatient: BrokerProcess) -> None:
             (silent(frames.PREFACE, drip=_LONG_SETTINGS), "handshake_seconds"),
             (silent(half), "tls_handshake"),
             (silent(begin_of_tls()), "tls_handshake"),
+            (silent_after_tls, "handshake_seconds"),
         ):
             attacks.create_task(attack(impatient, once, bound))
 

@@ -6,6 +6,7 @@ Both are Go programs, built once into `build/go-tools`. `make test-front` runs t
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ import pytest
 from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.front import Front
+from aerobee_client.testing import BrokerProcess
+from tests.benchmarks.unary_send import request_bytes
 from tests.support import interop_service
 from tests.support.http2_pages import serving_pages
 
@@ -26,6 +29,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("go") is None, reason="needs Go"),
     pytest.mark.timeout(600),
 ]
+LOAD = Path(__file__).parents[1] / "benchmarks" / "front_load"
+SEND = "/apache.rocketmq.v2.MessagingService/SendMessage"
 TOOLS = Path(__file__).parents[2] / "build" / "go-tools"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 INTEROP = "google.golang.org/grpc/interop/client@v1.85.0"
@@ -75,6 +80,26 @@ async def test_h2spec() -> None:
         )
     assert code == 0, output
     assert re.search(r"(\d+) tests, \1 passed, 0 skipped, 0 failed", output), output
+
+
+async def test_go_on_a_unix_socket(tmp_path: Path) -> None:
+    """grpc-go names the host "localhost" there, and sends as over TCP."""
+    load, path, request = tmp_path / "load", tmp_path / "broker.sock", tmp_path / "request"
+    request.write_bytes(request_bytes())
+    code, output = await output_of("go", "build", "-C", LOAD, "-o", load, ".")
+    assert code == 0, output
+    broker = BrokerProcess(tmp_path / "store", tmp_path / "broker.log", ["--dev", "--front", "native"])
+    broker.endpoint = f"unix:{path}"
+    try:
+        broker.start()
+        command = (load, "-target", broker.endpoint, "-method", SEND, "-request", request, "-seconds", "0.5")
+        code, output = await output_of(*command, "-in-flight", "8", "-connections", "2")
+    finally:
+        broker.close()
+    assert code == 0, output
+    measured = json.loads(output.splitlines()[-1])
+    assert measured["calls"] > 0
+    assert measured["failures"] == 0
 
 
 @pytest.mark.parametrize("case", CASES)
