@@ -42,7 +42,11 @@ def listen_grpcio(methods: Methods, config: BrokerConfig, *, request_size_max: i
 
     Raises ListenError, and ConfigError for an unusable certificate.
     """
-    server = GrpcioServer(methods, (*_OPTIONS, ("grpc.max_receive_message_length", request_size_max)))
+    server = GrpcioServer(
+        methods,
+        (*_OPTIONS, ("grpc.max_receive_message_length", request_size_max)),
+        has_client_certificates=config.tls.client_authorities is not None,
+    )
     tls = None
     if config.listen.tls is not None:
         address, credentials = config.listen.tls, _tls_credentials(config)

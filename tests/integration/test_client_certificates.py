@@ -152,7 +152,7 @@ async def test_optional_certificates(optional: BrokerProcess, files: Files, tmp_
     await send(optional.endpoint, "orders", Tls(files.trusted), SHOP)
     await send(optional.endpoint, "orders", None, SHOP)
     for tls in (Tls(files.trusted), None):
-        with pytest.raises(ForbiddenError, match="asks for credentials"):
+        with pytest.raises(ForbiddenError, match="requires credentials"):
             await send(optional.endpoint, "orders", tls)
     other = ClientAuthority.create(tmp_path / "other-ca.crt")
     with pytest.raises(UnavailableError):

@@ -119,7 +119,7 @@ def test_settings_of_client_certificates_fit_the_front(tmp_path: Path, files: tu
     """They need an address with TLS, and grpcio cannot leave them to the client. One port then refuses plaintext."""
     required = TlsConfig(certificate=files[0], key=files[1], client_authorities=files[0])
     optional = replace(required, client_certificates="optional")
-    with pytest.raises(ConfigError, match=r"tls\.client_authorities: nothing listens with TLS; set tls\.certificate"):
+    with pytest.raises(ConfigError, match=r"tls\.client_authorities: no listener uses TLS; set tls\.certificate"):
         BrokerConfig.tiny(tmp_path, tls=TlsConfig(client_authorities=files[0]), dev=False)
     with pytest.raises(ConfigError, match=r"tls\.client_authorities: .*and listen\.tls"):
         BrokerConfig.tiny(tmp_path, listen=ListenConfig(front="grpcio"), tls=required)
