@@ -1,1 +1,1 @@
-"""Who is connected, and what they may do."""
+"""Connected clients and their permissions."""

@@ -43,18 +43,18 @@ from aerobee_store.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-_ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # nothing that has a meaning in the header
+_ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # nothing with a meaning in the header
 _PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_*-]{1,255}")
 _SUBJECT: Final = re.compile(r"[A-Za-z]+=[^ ]")
-_NAMES_MAX: Final = 10_000  # answers that a set of patterns remembers
-_SIGNATURES_MAX: Final = 10_000  # of the last moments; a client makes a new one every second
-_SIGNATURE_LENGTH_MAX: Final = 512  # characters of both headers that are remembered; the official clients have 200
-_LOOK_SECONDS: Final = 1.0  # how often the file is looked at, while there are calls
+_NAMES_MAX: Final = 10_000  # cached answers of a set of patterns
+_SIGNATURES_MAX: Final = 10_000  # recent signatures; a client makes a new one every second
+_SIGNATURE_LENGTH_MAX: Final = 512  # cached characters of both headers; the official clients have 200
+_LOOK_SECONDS: Final = 1.0  # interval of checking the file, while there are calls
 _OF_GROUP: Final = ("%DLQ%", "%RETRY%")
 
 
 class Names:
-    """A set of names, given by patterns. Remembers what it was asked."""
+    """A set of names, given by patterns. Caches its answers."""
 
     __slots__ = ("_expression", "_known")
 
@@ -74,10 +74,10 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What an access key stands for. Topics and groups are stored names."""
+    """The account of an access key. Topics and groups are stored names."""
 
     access_key: str
-    secret_key: bytes | None = field(repr=False)  # None: the account signs nothing, its certificate is enough
+    secret_key: bytes | None = field(repr=False)  # None: the account signs nothing, its certificate is sufficient
     admin: bool = False
     publish: Names = field(default_factory=lambda: Names(()))
     consume: Names = field(default_factory=lambda: Names(()))
@@ -85,7 +85,7 @@ class Account:
     certificate: str | None = None  # subject of the certificate of its clients, in RFC 2253's form
 
     def require_admin(self, what: str) -> None:
-        """Raise ForbiddenError unless the account may do everything."""
+        """Raise ForbiddenError unless the account is an administrator."""
         if not self.admin:
             raise ForbiddenError(f"{what} needs an account with admin = true; {self.access_key!r} has admin = false")
 
@@ -95,7 +95,7 @@ class Account:
             raise self._forbidden("send to topic", topic, "publish")
 
     def require_consume(self, topic: str) -> None:
-        """Raise ForbiddenError unless the account may receive from a topic; dead letters go with their group."""
+        """Raise ForbiddenError unless the account may receive from a topic; dead letters belong to their group."""
         if not (self.admin or topic in self.consume or self._of_own_group(topic)):
             raise self._forbidden("receive from topic", topic, "consume")
 
@@ -119,10 +119,9 @@ class Account:
 
 
 class Accounts:
-    """The accounts of a file, which is read again when it has changed.
+    """The accounts of a file, which is reloaded when it changes.
 
-    What cannot be used then is logged, and the accounts stay as they were. `changed_listeners` are called after a
-    change.
+    An unusable file is logged, and the accounts stay unchanged. `changed_listeners` are called after a change.
     """
 
     def __init__(self, file: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -133,7 +132,7 @@ class Accounts:
         self._seen = self._stamp()
         self._accounts = load_accounts(file)
         self._by_certificate = _by_certificate(self._accounts)
-        # Signatures that were right: (authorization, date) -> account. A client signs many calls alike.
+        # Valid signatures: (authorization, date) -> account. A client signs many calls alike.
         self._right: dict[tuple[str, str], Account] = {}
         self.changed_listeners: list[Callable[[], None]] = []
 
@@ -141,7 +140,7 @@ class Accounts:
         return len(self._accounts)
 
     def still_good(self, known: Account | None) -> bool:
-        """Whether an account that called a while ago is there, with the same secret key and certificate."""
+        """Whether an account that called before still exists, with the same secret key and certificate."""
         account = self._accounts.get(known.access_key) if known is not None else None
         return (
             known is not None
@@ -153,7 +152,7 @@ class Accounts:
     def of_call(
         self, authorization: str | bytes | None, date_time: str | bytes | None, certificate_subject: str | None = None
     ) -> Account:
-        """The account that signed a call, by its two headers; of a call without them, that of the client's certificate.
+        """The account that signed a call, by its two headers; without them, the account of the client's certificate.
         UnauthorizedError."""
         self._look()
         if authorization is None and certificate_subject is not None:
@@ -197,7 +196,7 @@ class Accounts:
         if not access_key:
             raise UnauthorizedError("the credentials are empty; give the client an access key and a secret key")
         account = self._accounts.get(access_key)
-        # The same work for an unknown key: how long it takes shall not tell which keys there are.
+        # The same work for an unknown key: the duration must not reveal which keys exist.
         secret_key = None if account is None else account.secret_key
         expected = signature_of(secret_key or b"nobody's", date_time)
         is_equal = hmac.compare_digest(expected.encode(), signature.lower().encode())
@@ -234,7 +233,7 @@ class Accounts:
 
 
 def header_values(authorization: str) -> dict[str, str]:
-    """What stands in `SCHEME key=value, key=value`."""
+    """The pairs in `SCHEME key=value, key=value`."""
     pairs = (part.strip().partition("=") for part in authorization.partition(" ")[2].split(","))
     return {name: value for name, _, value in pairs}
 
@@ -257,7 +256,7 @@ def load_accounts(file: Path) -> dict[str, Account]:
         raise ConfigError(f"auth.accounts: {file}: {error.strerror}; check the path and its permissions") from None
     except ValueError as error:  # TOML, JSON and UTF-8 alike
         raise ConfigError(f"auth.accounts: {file}: not valid {file.suffix[1:] or 'TOML'}: {error}") from None
-    if mode & 0o007:  # a group may be on purpose: that of a mounted secret, for example
+    if mode & 0o007:  # group access may be intended, for example for a mounted secret
         _log.warning("every user of this machine can read the secret keys in %s; run chmod 600 on it", file)
     found = content.get("accounts") if isinstance(content, dict) else None
     if not isinstance(found, dict) or not found or set(content) != {"accounts"}:

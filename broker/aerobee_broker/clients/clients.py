@@ -1,8 +1,8 @@
-"""Who is connected: what each client said about itself, when it was last heard of, and how to reach it.
+"""Connected clients: their settings, when they were last seen, and their Telemetry streams.
 
-Any call counts as a sign of life. A client that says goodbye, or is silent for two minutes, is gone: the listeners in
-`gone_listeners` hear its id, its Telemetry stream ends, and nothing of it is kept. A client is served as well without
-its settings as with them: after a restart the official ones do not send them again for up to five minutes.
+Every call proves that a client is alive. A client that terminates, or is silent for two minutes, is removed:
+`gone_listeners` are called with its id, its Telemetry stream ends, and its state is dropped. A client is served with or
+without settings: after a restart the official ones do not resend them for up to five minutes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from aerobee_broker.errors import ClientNotConnectedError, ClientSilentError, To
 from aerobee_proto import v2
 from aerobee_store.clock import Clock
 
-COMMAND_SECONDS: Final = 5.0  # for a client to answer a command; RocketMQ's
+COMMAND_SECONDS: Final = 5.0  # the time for a client to answer a command; RocketMQ's
 EXPIRY_SECONDS: Final = 120.0  # RocketMQ's; the official clients send a heartbeat every 10 s (Rust: 30 s)
 _SCAN_SECONDS: Final = 5.0
-_PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream for good: the oldest are dropped
+_PENDING_COMMANDS_MAX: Final = 64  # one official client stops reading its stream permanently: the oldest are dropped
 _FIRST_CONSUMER_TYPE: Final = v2.ClientType.PUSH_CONSUMER  # unspecified 0, producer 1; all others consume
-_CLIENTS_MAX: Final = 100_000  # a client id costs about a kilobyte; nobody may fill the memory with invented ones
+_CLIENTS_MAX: Final = 100_000  # a client id takes about a kilobyte; invented ids must not fill the memory
 
 
-SETTINGS_BYTES_MAX: Final = 64 << 20  # of the settings of all clients, as they were received
+SETTINGS_BYTES_MAX: Final = 64 << 20  # bytes of the settings of all clients, as received
 
 
 class TelemetryStream:
@@ -38,7 +38,7 @@ class TelemetryStream:
         self._commands: list[v2.TelemetryCommand] = []
         self._wake = asyncio.Event()
         self._closed = False
-        self.failure: str | None = None  # what the client did wrong, for the status that ends the stream
+        self.failure: str | None = None  # the client's error, for the status that ends the stream
 
     @property
     def backlog(self) -> int:
@@ -53,12 +53,12 @@ class TelemetryStream:
         self._wake.set()
 
     def close(self) -> None:
-        """End the stream after what is queued."""
+        """End the stream after the queued commands."""
         self._closed = True
         self._wake.set()
 
     async def next(self) -> v2.TelemetryCommand | None:
-        """The next command to send; None when the stream shall end."""
+        """The next command to send; None at the end of the stream."""
         while not self._commands:
             if self._closed:
                 return None
@@ -90,24 +90,24 @@ class Client:
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
-        self.account: Account | None = None  # that signs its calls; None without authentication
+        self.account: Account | None = None  # of its signatures; None without authentication
         self.namespace = ""
         self.language = ""
         self.version = ""
         self.protocol_version = ""
-        self.peer: tuple[str, int] = ("127.0.0.1", 0)  # where the connection comes from: IP address and port
+        self.peer: tuple[str, int] = ("127.0.0.1", 0)  # address of the connection: IP address and port
         self.secure = False  # whether that is with TLS
         self.last_seen = 0.0  # of the monotonic clock
         self.client_type: v2.ClientType.ValueType = v2.ClientType.CLIENT_TYPE_UNSPECIFIED
         self.group: str | None = None  # stored name (with the namespace) of a consumer's group
         self.topics: frozenset[str] = frozenset()  # stored names of a producer's topics
         self.settings_data = b""  # as received: a quarter of the memory of the message, or less
-        self.settings_at = 0.0  # of the monotonic clock: when they last were
+        self.settings_at = 0.0  # on the monotonic clock: when they were last used
         self.stream: TelemetryStream | None = None
 
     @property
     def settings(self) -> v2.Settings | None:
-        """What the client said about itself; None if it did not, or it was forgotten."""
+        """The client's settings; None if it sent none, or they were dropped."""
         return v2.Settings.FromString(self.settings_data) if self.settings_data else None
 
     @property
@@ -129,14 +129,14 @@ class ClientRegistry:
 
     def __init__(self, clock: Clock, *, expiry_seconds: float = EXPIRY_SECONDS) -> None:
         self._clock = clock
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # who was heard of last is last
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # most recently seen last
         self.settings_bytes = 0  # of all clients
-        self._streams: set[TelemetryStream] = set()  # also of clients that said goodbye and have not hung up yet
+        self._streams: set[TelemetryStream] = set()  # includes clients that terminated but have not disconnected yet
         self._expiry_seconds = expiry_seconds
         self._nonces = itertools.count(1)
         self._asked: dict[tuple[str, str], asyncio.Future[v2.TelemetryCommand]] = {}  # by client id and nonce
         self.gone_listeners: list[Callable[[str], None]] = []
-        self.producer_listeners: list[Callable[[Client], None]] = []  # when one has sent its settings
+        self.producer_listeners: list[Callable[[Client], None]] = []  # called when a client has sent its settings
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -172,10 +172,10 @@ class ClientRegistry:
         return [client for client in self._clients.values() if topic in client.topics]
 
     def remember(self, client: Client, settings: v2.Settings) -> None:
-        """Keep the settings of a client, in place of earlier ones.
+        """Store the settings of a client, replacing earlier ones.
 
-        There is room for 64 MiB of them. When it is used up, clients without a Telemetry stream lose theirs: they left,
-        and a client is served as well without. TooManyRequestsError if all have a stream.
+        The limit for all clients is 64 MiB. Beyond it, clients without a Telemetry stream lose their settings: they
+        have left, and are served without settings too. TooManyRequestsError if all have a stream.
         """
         data = settings.SerializeToString()
         self.settings_bytes -= len(client.settings_data)
@@ -199,25 +199,25 @@ class ClientRegistry:
         client.topics = frozenset()
 
     def introduced(self, client: Client) -> None:
-        """The client has sent its settings."""
+        """Note that the client has sent its settings."""
         client.settings_at = self._clock.monotonic()
         if client.client_type == v2.ClientType.PRODUCER:
             for listener in self.producer_listeners:
                 listener(client)
 
     def reconnect(self, client: Client) -> bool:
-        """Tell the client to open its Telemetry stream anew and send its settings; False if it has none."""
+        """Ask the client to reopen its Telemetry stream and resend its settings; False if it has none."""
         command = v2.ReconnectEndpointsCommand(nonce=str(next(self._nonces)))
         return client.command(v2.TelemetryCommand(reconnect_endpoints_command=command))
 
     def notify_unsubscribe_lite(self, client_id: str, lite_topic: str) -> None:
-        """Tell a client, if it is there, that a lite topic which it has subscribed is no more."""
+        """Notify a connected client that a lite topic to which it has subscribed is deleted."""
         if (client := self._clients.get(client_id)) is not None:
             command = v2.NotifyUnsubscribeLiteCommand(lite_topic=lite_topic)
             client.command(v2.TelemetryCommand(notify_unsubscribe_lite_command=command))
 
     async def print_stacks(self, client: Client, *, seconds: float = COMMAND_SECONDS) -> v2.TelemetryCommand:
-        """What all threads of the client do: the answer has a status and `thread_stack_trace`. Errors as of `ask`."""
+        """The thread stacks of the client: the answer has a status and `thread_stack_trace`. Errors as `ask`."""
         return await self.ask(
             client, print_thread_stack_trace_command=v2.PrintThreadStackTraceCommand(), seconds=seconds
         )
@@ -225,7 +225,7 @@ class ClientRegistry:
     async def verify_message(
         self, client: Client, message: v2.Message, *, seconds: float = COMMAND_SECONDS
     ) -> v2.TelemetryCommand:
-        """Let a push consumer's listener consume a message; the answer's status says how that went. See `ask`."""
+        """Let a push consumer's listener consume a message; the answer's status is the result. See `ask`."""
         command = v2.VerifyMessageCommand(message=message)
         return await self.ask(client, verify_message_command=command, seconds=seconds)
 

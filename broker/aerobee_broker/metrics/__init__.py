@@ -1,1 +1,1 @@
-"""What the broker counts, and the HTTP endpoint that shows it."""
+"""The broker's counters, and the HTTP endpoint for them."""

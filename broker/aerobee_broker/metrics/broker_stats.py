@@ -26,7 +26,7 @@ from aerobee_store.clock import Clock
 SAMPLE_SECONDS: Final = 10.0
 KEYS_MAX: Final = 10_000
 OTHERS: Final = "(others)"
-"""Stands for the topic and the group of what is not told apart."""
+"""The topic and group under which entries beyond the limit are added up."""
 
 Window = Literal["minute", "hour", "day"]
 WINDOWS: Final[tuple[Window, ...]] = get_args(Window)
@@ -35,7 +35,7 @@ GroupKey = tuple[str, str]
 
 
 class TopicTraffic(NamedTuple):
-    """What producers sent to a topic. `milliseconds`: of all requests together, until the answer."""
+    """Messages sent to a topic. `milliseconds`: the sum of the durations of all requests."""
 
     messages: int = 0
     bytes: int = 0
@@ -44,7 +44,7 @@ class TopicTraffic(NamedTuple):
 
 
 class GroupTraffic(NamedTuple):
-    """What a group got of a topic. `milliseconds`: of all messages together, from their storing to their delivery."""
+    """Messages delivered from a topic to a group. `milliseconds`: the sum of the times from storing to delivery."""
 
     messages: int = 0
     bytes: int = 0
@@ -56,7 +56,7 @@ class GroupTraffic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatsItem:
-    """One entry of a RocketMQ stat set over a window. `average` is `sum` by `times`, 0 without any."""
+    """One entry of a RocketMQ stat set over a window. `average` is `sum` divided by `times`, 0 without any."""
 
     sum: float
     times: int
@@ -64,7 +64,7 @@ class StatsItem:
     average: float
 
 
-# Those of the minute are samples themselves.
+# The slots of the minute are samples themselves.
 _SAMPLES_OF_SLOT: Final[Mapping[Window, int]] = {"hour": 60, "day": 360}
 
 K = TypeVar("K", bound=Hashable)
@@ -72,7 +72,7 @@ V = TypeVar("V", TopicTraffic, GroupTraffic)
 
 
 class _Slot(Generic[K, V]):
-    """What came in a stretch of time, by key."""
+    """The traffic of a period, by key."""
 
     __slots__ = ("seconds", "traffic")
 
@@ -88,7 +88,7 @@ class _Slot(Generic[K, V]):
 
 
 class _Windows(Generic[K, V]):
-    """The slots of topics, or of groups. `key_of_others`: what the least busy are added up under."""
+    """The slots of topics, or of groups. `key_of_others`: the key for entries beyond the limit."""
 
     def __init__(self, read: Callable[[], dict[K, V]], key_of_others: K) -> None:
         self._read: Callable[[], dict[K, V]] = read
@@ -103,7 +103,7 @@ class _Windows(Generic[K, V]):
         self._samples = 0
 
     def take(self, seconds: float) -> None:
-        """End a slot of the minute, `seconds` after the one before."""
+        """End a slot of the minute, `seconds` after the previous one."""
         slot, self._last = self._since_last(seconds)
         if len(slot.traffic) > KEYS_MAX:
             busiest = sorted(slot.traffic.items(), key=lambda item: item[1].messages, reverse=True)
@@ -120,7 +120,7 @@ class _Windows(Generic[K, V]):
                 self._open[window] = _Slot()
 
     def total(self, window: Window, seconds: float) -> _Slot[K, V]:
-        """All of a window up to now, which is `seconds` after the last sample."""
+        """The sum of a window up to now, `seconds` after the last sample."""
         total: _Slot[K, V] = _Slot()
         for slot in self._slots[window]:
             total.add(slot)
@@ -169,19 +169,19 @@ class BrokerStats:
         return self._counters.forgotten_out + sum(counters.messages for counters in self._counters.received.values())
 
     def topics(self, window: Window) -> dict[str, TopicTraffic]:
-        """The topics (stored names) that got messages in the window."""
+        """The topics (stored names) with messages in the window."""
         return self._topics.total(window, self._seconds_since_sample()).traffic
 
     def groups(self, window: Window) -> dict[GroupKey, GroupTraffic]:
-        """The topics and groups (stored names) between which something went in the window."""
+        """The topics and groups (stored names) with deliveries in the window."""
         return self._groups.total(window, self._seconds_since_sample()).traffic
 
     def seconds(self, window: Window) -> float:
-        """How long the window is: at first, what has passed since the start."""
+        """The length of the window: at first, the time since the start."""
         return self._topics.total(window, self._seconds_since_sample()).seconds
 
     def per_second(self) -> tuple[float, float]:
-        """Messages (in, out) a second over the last minute, or since the start if that is less."""
+        """Messages (in, out) per second over the last minute, or since the start if that is less."""
         seconds = self._seconds_since_sample()
         topics, groups = self._topics.total("minute", seconds), self._groups.total("minute", seconds)
         if topics.seconds <= 0:
@@ -191,10 +191,10 @@ class BrokerStats:
         return incoming / topics.seconds, outgoing / groups.seconds
 
     def item(self, stat_set: str, key: str, window: Window) -> StatsItem:
-        """An entry under RocketMQ's names; all zeros if there was nothing.
+        """An entry under RocketMQ's names; all zeros without traffic.
 
-        `stat_set` is one of `STAT_SETS`. `key`: a topic, `topic@group`, or for the broker's anything. Raises KeyError
-        for a set that is not kept.
+        `stat_set` is one of `STAT_SETS`. `key`: a topic, `topic@group`, or anything for the broker's sets. Raises
+        KeyError for an unknown set.
         """
         kind, pick = STAT_SETS[stat_set]
         seconds = self._seconds_since_sample()
@@ -266,7 +266,7 @@ class BrokerStats:
             for key, received in self._counters.received.items()
         }
         for group in self._tables.groups:
-            # Dead letters are the only messages of their topic, whatever topic they came from.
+            # Dead letters are the only messages of their topic, whatever their original topic.
             topic = dead_letter_topic(group.name)
             count = self._store.queue_range(topic, 0)[1]
             if count:
@@ -294,7 +294,7 @@ STAT_SETS: Final[Mapping[str, tuple[Literal["topic", "group", "broker-topic", "b
     "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": ("broker-topic", lambda traffic: (traffic.messages, traffic.requests)),
     "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": ("broker-group", lambda traffic: (traffic.messages, traffic.messages)),
 }
-"""RocketMQ's stat sets that are kept here: what has the key, and (sum, times) of it. Latencies are milliseconds."""
+"""The stat sets of RocketMQ kept here: how the key is formed, and (sum, times) of it. Latencies in milliseconds."""
 
 
 def _dead_letters(count: int) -> GroupTraffic:

@@ -1,4 +1,4 @@
-"""What the broker counts on its hot paths: plain numbers, made visible by metrics.py when somebody asks."""
+"""Counters of the hot paths: plain numbers, rendered by metrics.py on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerobee_broker.front.counters import FrontCounters
 from aerobee_store.stats import Histogram
 
 MESSAGE_SIZE_BOUNDS: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)  # bytes, RocketMQ's buckets
-RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's, too
+RPC_MILLISECONDS_BOUNDS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)  # RocketMQ's too
 CREATE_MILLISECONDS_BOUNDS: Final = (10.0, 100.0, 1000.0, 3000.0, 5000.0)  # and these
 LATENCY_MILLISECONDS_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 
@@ -28,9 +28,9 @@ class SentCounters:
 
     def __init__(self) -> None:
         self.messages = 0
-        self.bytes = 0  # of records
+        self.bytes = 0  # bytes of records
         self.sizes = [0] * (len(MESSAGE_SIZE_BOUNDS) + 1)
-        self.milliseconds = Histogram(LATENCY_MILLISECONDS_BOUNDS)  # of requests, until all of them is stored
+        self.milliseconds = Histogram(LATENCY_MILLISECONDS_BOUNDS)  # durations of requests
 
     def add(self, record_size: int) -> None:
         self.messages += 1
@@ -51,7 +51,7 @@ class SentCounters:
 
 @dataclass(slots=True)
 class ReceivedCounters:
-    """Messages of one topic that were delivered to one group, and what it said about them."""
+    """Messages of one topic delivered to one group, with their outcomes."""
 
     messages: int = 0
     bytes: int = 0  # on the wire
@@ -62,17 +62,17 @@ class ReceivedCounters:
 
 
 class ExecutionTimes:
-    """How long something took that may fail, in milliseconds."""
+    """Durations of an operation that may fail, in milliseconds."""
 
     __slots__ = ("histograms",)
 
     def __init__(self) -> None:
         self.histograms: dict[tuple[bool, bool], Histogram] = {}
-        """By whether it succeeded, and whether it was about something that belongs to the broker."""
+        """By success, and whether the object belongs to the broker itself."""
 
     @contextmanager
     def measure(self, *, is_system: bool) -> Iterator[None]:
-        """Observe the block; one that raises has failed."""
+        """Measure the block; a block that raises has failed."""
         started = perf_counter()
         succeeded = False
         try:
@@ -86,7 +86,7 @@ class ExecutionTimes:
 
 
 class Running:
-    """Calls of one method that have begun and not ended."""
+    """Running calls of one method."""
 
     __slots__ = ("count",)
 
@@ -96,7 +96,7 @@ class Running:
 
 @dataclass(slots=True)
 class BrokerCounters:
-    """Since the start. Keys are what the metrics have as labels."""
+    """Counters since the start. Keys are the labels of the metrics."""
 
     sent: dict[tuple[str, str], SentCounters] = field(default_factory=dict)
     """By topic (stored name) and message type (RocketMQ's name, in lower case)."""
@@ -107,7 +107,7 @@ class BrokerCounters:
     running_calls: dict[tuple[str, str], Running] = field(default_factory=dict)
     """By service and method."""
     front: FrontCounters = field(default_factory=FrontCounters)
-    forgotten_in: int = 0  # messages of counters that are gone
+    forgotten_in: int = 0  # messages of counters that were removed
     forgotten_out: int = 0
 
     def sent_to(self, topic: str, message_type: str) -> SentCounters:
@@ -117,7 +117,7 @@ class BrokerCounters:
         return self.received.setdefault((topic, group), ReceivedCounters())
 
     def answered(self, service: str, method: str, code: str) -> Histogram:
-        """To be kept by whoever observes often."""
+        """The counter; keep it if it is used often."""
         key = (service, method, code)
         histogram = self.rpc_milliseconds.get(key)
         if histogram is None:
@@ -125,11 +125,11 @@ class BrokerCounters:
         return histogram
 
     def running(self, service: str, method: str) -> Running:
-        """To be kept by whoever answers these calls."""
+        """The counter of running calls; keep it."""
         return self.running_calls.setdefault((service, method), Running())
 
     def forget(self, is_topic: Callable[[str], bool], is_group: Callable[[str], bool]) -> None:
-        """Drop what was counted for topics and groups that do not exist any more."""
+        """Remove the counters of deleted topics and groups."""
         for sent_key in [key for key in self.sent if not is_topic(key[0])]:
             self.forgotten_in += self.sent.pop(sent_key).messages
         for key in [key for key in self.received if not (is_topic(key[0]) and is_group(key[1]))]:

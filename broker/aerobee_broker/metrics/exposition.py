@@ -37,7 +37,7 @@ _BROKER: Final = ("cluster", "node_type", "node_id")
 _STORE: Final = (*_BROKER, "storage_type", "storage_medium")
 _FAMILY: Final = ("family",)
 _STEP_SECONDS: Final = 0.001
-_SERIES_PER_STEP: Final = 8  # topics, groups: what one step must not exceed by much
+_SERIES_PER_STEP: Final = 8  # topics or groups: the approximate limit of one step
 _PERMISSION_READ: Final = 4
 _PERMISSION_WRITE: Final = 2
 _CONSUME_MODES: Final = {
@@ -64,27 +64,27 @@ _PROCESSORS: Final = {
     "UpdateOffset": "consumer_manager",
     "EndTransaction": "transaction",
 }
-"""RocketMQ's name for who answers a method; all others are `admin`."""
+"""RocketMQ's label for the processor of a method; all others are `admin`."""
 
 
 class Collector(Protocol):
-    """Something that has metrics."""
+    """A source of metrics."""
 
     def collect(self) -> Pieces:
-        """The families; None where the event loop may turn to others."""
+        """Yields families; None where other tasks may run."""
 
 
 class Exposition:
-    """All collectors. Without sources it is the process alone."""
+    """All collectors. Without sources, only the process."""
 
     def __init__(self, config: BrokerConfig, further: Sequence[Collector] = ()) -> None:
-        """`further` may change; they are shown besides."""
+        """`further` may change; these collectors are shown in addition."""
         self._config = config
         self._further = further
         self._process = CollectorRegistry()
         self.collectors: list[Collector] = []
         self._rendering = asyncio.Lock()
-        self._loop_share = LoopShare()  # of its own: clients that search must not hold up a scrape
+        self._loop_share = LoopShare()  # a separate share: searches of clients must not delay a scrape
         ProcessCollector(registry=self._process)
 
     def attach(self, sources: BrokerParts | None) -> None:
@@ -98,10 +98,10 @@ class Exposition:
             )
 
     async def render(self) -> list[bytes]:
-        """The text of /metrics, in pieces. It is made in short steps, which take a bounded share of the event loop.
+        """The text of /metrics, in pieces. Made in short steps, which take a bounded share of the event loop.
 
-        Cancelled, it ends with the step that it is at. A family shows so many samples and no more;
-        `aerobee_metrics_left_out` has the number of the others.
+        When cancelled, it ends after the current step. A family shows a limited number of samples;
+        `aerobee_metrics_left_out` counts the others.
         """
         async with self._rendering:
             left_out = GaugeFamily(
@@ -293,14 +293,14 @@ class _BrokerCollector:
         family = HistogramFamily("rocketmq_rpc_latency", "Milliseconds from a call to its answer.", labels=labels)
         for (_, method, code), histogram in list(self._counters.rpc_milliseconds.items()):
             if histogram.count:
-                # A receive that finds nothing is no failure.
+                # A receive that finds nothing is not a failure.
                 result = "success" if code in ("OK", "MESSAGE_NOT_FOUND") else "process_request_failed"
                 long_polling = _flag(method in ("ReceiveMessage", "PullMessage"))
                 _add_histogram(family, (*self._base, "grpc", method, code, long_polling, result), histogram)
         yield family
 
     def _watermark(self) -> Family:
-        """RocketMQ's lengths of queues: here every call begins at once, so what has begun and not ended."""
+        """RocketMQ's queue lengths: here every call starts at once, so this is the number of running calls."""
         family = GaugeFamily(
             "rocketmq_processor_watermark",
             "Calls that have begun and not ended, without those that wait for messages.",
@@ -391,7 +391,7 @@ class _BrokerCollector:
                 yield None
             sums: dict[str, list[int]] = {}
             for queue in self._deliveries.status(group.name):
-                split = split_light_topic_name(queue.topic)  # thousands of these are no labels
+                split = split_light_topic_name(queue.topic)  # thousands of these would be too many labels
                 values = sums.setdefault(queue.topic if split is None else split[0], [0, 0, 0, 0, 0])
                 values[0] += queue.lag
                 values[1] += queue.in_flight
@@ -425,7 +425,7 @@ class _BrokerCollector:
         for group, pauses in _in_steps(self._tables.groups):
             if pauses:
                 yield None
-            # Its dead letters are the only messages of this topic, and their number outlives a restart.
+            # Its dead letters are the only messages of this topic, and their number survives a restart.
             topic = dead_letter_topic(group.name)
             count = self._store.queue_range(topic, 0)[1]
             if count:
@@ -433,7 +433,7 @@ class _BrokerCollector:
         yield family
 
     def _revived(self, in_flight: int) -> Pieces:
-        """What became visible again because nobody acknowledged it in time: RocketMQ's revive."""
+        """Messages that became visible again because they were not acknowledged in time: RocketMQ's revive."""
         family = CounterFamily(
             "rocketmq_pop_revive_retry_messages",
             "Messages that became visible again, their invisible time being over.",
@@ -608,13 +608,13 @@ class _StoreCollector:
 
 
 def _add_histogram(family: HistogramFamily, labels: Sequence[str], histogram: Histogram, *, divisor: int = 1) -> None:
-    """`divisor`: how many of the histogram's units are one of the family's."""
+    """`divisor`: the number of histogram units per unit of the family."""
     bounds = histogram.bounds if divisor == 1 else [bound / divisor for bound in histogram.bounds]
     family.add_histogram(labels, bounds, histogram.counts, histogram.sum / divisor)
 
 
 def _in_steps(items: Iterable[_T]) -> Iterator[tuple[_T, bool]]:
-    """The items, which may change meanwhile, and with some of them that others may run."""
+    """The items, which may change meanwhile; other tasks run in between."""
     for number, item in enumerate(list(items), 1):
         yield item, number % _SERIES_PER_STEP == 0
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-SAMPLES_MAX: Final = 100_000  # of a family: histograms of some 7,000 topics
-_CHUNK_LINES: Final = 512  # that are joined at a time
+SAMPLES_MAX: Final = 100_000  # samples of a family: histograms of some 7,000 topics
+_CHUNK_LINES: Final = 512  # pieces joined at a time
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
@@ -33,17 +33,17 @@ class Family:
         self._lines = [f"# HELP {shown} {documentation}\n# TYPE {shown} {self.kind}\n"]
 
     def add_metric(self, values: Sequence[str], value: float) -> None:
-        """A sample. `values` are those of the labels, in their order."""
+        """Add a sample. `values` are the label values, in order."""
         if self._takes(1):
             self._lines.append(f"{self.name}{self.suffix}{{{self._label_text(values)}}} {_number(value)}\n")
 
     def chunks(self) -> Iterator[bytes]:
-        """The text, in pieces. Nothing is added afterwards."""
+        """The text, in pieces. Nothing may be added afterwards."""
         self._join()
         yield from self._chunks
 
     def _takes(self, count: int) -> bool:
-        """Whether so many samples more are shown: a series is shown whole or not at all."""
+        """Whether this many more samples are shown: a series is shown completely or not at all."""
         if self.left_out or count > self._left:
             self.left_out += count
             return False
@@ -65,7 +65,7 @@ class Family:
 
 
 Pieces = Iterator[Family | None]
-"""Families that are made one after the other; None where who makes them may be left alone for a while."""
+"""Families made one after the other; None where other tasks may run."""
 
 
 class GaugeFamily(Family):
@@ -89,7 +89,7 @@ class HistogramFamily(Family):
     __slots__ = ()
 
     def add_histogram(self, values: Sequence[str], bounds: Sequence[float], counts: Sequence[int], sum_: float) -> None:
-        """`counts` has one more item than `bounds`, for what is above the last one; they are not cumulative."""
+        """`counts` has one more item than `bounds`, for values above the last bound; not cumulative."""
         if not self._takes(len(counts) + 2):
             return
         labels, name = self._label_text(values), self.name

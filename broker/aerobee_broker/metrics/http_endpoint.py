@@ -1,7 +1,7 @@
-"""/metrics, /healthz and /readyz over HTTP, for machines that watch the broker.
+"""/metrics, /healthz and /readyz over HTTP.
 
-A thread serves them, so that they answer also when the event loop does not: what a body needs of the broker is read on
-the loop, and a loop that does not answer in time makes the answer 503.
+Served by a thread, so that they answer even if the event loop does not: data of the broker is read on the loop, and a
+loop that does not answer in time makes the answer 503.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 LOOP_TIMEOUT_SECONDS: Final = 2.0  # Kubernetes' probes give up after 1 s, Prometheus' scrapes after 10 s
 _CONNECTIONS_MAX: Final = 16  # at a time
 _DESCRIPTORS_KEPT: Final = 4
-METRICS_TIMEOUT_SECONDS: Final = 8.0  # they are made in many steps
+METRICS_TIMEOUT_SECONDS: Final = 8.0  # it is made in many steps
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -39,7 +39,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._silent: dict[int, Any] = {}  # connections that have not sent their request yet, oldest first
-        self._kept: list[int] = []  # descriptors for probes that come when clients have all others
+        self._kept: list[int] = []  # descriptors for probes when clients use all others
         super().__init__(*arguments)
         self._keep()
 
@@ -54,7 +54,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             os.close(self._kept.pop())
 
     def get_request(self) -> Any:
-        """Accept, with a descriptor that was kept for it if there is no other."""
+        """Accept, with a reserved descriptor if no other is left."""
         while True:
             try:
                 return super().get_request()
@@ -62,12 +62,13 @@ class _Server(ThreadingMixIn, WSGIServer):
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 if not self._kept:
-                    time.sleep(0.1)  # the connection still waits: without a pause this would be asked at once again
+                    time.sleep(0.1)  # the connection still waits: without a pause this would be called at once again
                     raise
                 os.close(self._kept.pop())
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it in a thread of its own. At the limit, the oldest connection without a request makes room."""
+        """Serve the connection in a thread of its own. At the limit, the oldest connection without a request is
+        closed."""
         if not self._free.acquire(blocking=False) and not (self._end_oldest_silent() and self._free.acquire(timeout=1)):
             self.shutdown_request(request)
             return
@@ -81,7 +82,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         return False
 
     def request_received(self, request: Any) -> None:
-        """The connection has sent a whole request: from now on it is not ended for others."""
+        """The connection has sent a whole request: it is no longer closed in favour of others."""
         self._silent.pop(id(request), None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -93,7 +94,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._keep()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that hangs up in the middle is nothing to report."""
+        """A peer that disconnects early is not an error."""
         level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
         _log.log(level, "connection failed peer=%s", client_address, exc_info=True)
 
@@ -103,7 +104,7 @@ class _Server6(_Server):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 10  # seconds for a peer that connects and says nothing
+    timeout = 10  # seconds for a peer that connects and sends nothing
     server_version, sys_version = "aerobee", ""
     error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
 
@@ -128,21 +129,21 @@ class MetricsText(Protocol):
 
 
 class Readiness(Protocol):
-    """Knows what /readyz answers."""
+    """The state of readiness for /readyz."""
 
     def unreadiness(self) -> str | None:
         """Why the broker is not ready; None if it is."""
         ...
 
     def note(self) -> str:
-        """What a ready broker has to say beside that."""
+        """Restrictions of a ready broker."""
         ...
 
 
 class HttpEndpoint:
-    """The server. Build it in the event loop's thread; `start` binds, `stop` ends it.
+    """The server. Create it in the event loop's thread; `start` binds, `stop` ends it.
 
-    `metrics` and `readiness` are asked on the loop.
+    `metrics` and `readiness` are called on the loop.
     """
 
     def __init__(self, address: Address, metrics: MetricsText, readiness: Readiness) -> None:
@@ -165,7 +166,7 @@ class HttpEndpoint:
         return Address(self._address.host, self._server.server_address[1])
 
     async def stop(self) -> None:
-        """Serve no more and free the port."""
+        """Stop serving and free the port."""
         server, thread = self._server, self._thread
         if server is None or thread is None:
             return
@@ -200,7 +201,7 @@ class HttpEndpoint:
             return "503 Service Unavailable", [_HUNG], "text/plain; charset=utf-8"
 
     def _health(self) -> tuple[str, bytes]:
-        """Alive is whoever still turns its event loop; anything else is readiness."""
+        """Healthy means that the event loop runs; everything else is readiness."""
         try:
             self._on_loop(_nothing)
         except FutureTimeoutError:
@@ -220,7 +221,8 @@ class HttpEndpoint:
         return self._ready.unreadiness(), self._ready.note()
 
     def _on_loop(self, function: Callable[[], Awaitable[Any]], seconds: float | None = None) -> Any:
-        """What `function` returns there. FutureTimeoutError if it takes longer; it is cancelled then."""
+        """Call `function` on the loop and return its result. FutureTimeoutError if it takes longer; it is cancelled
+        then."""
 
         async def call() -> Any:
             return await function()

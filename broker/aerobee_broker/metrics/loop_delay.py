@@ -1,8 +1,7 @@
-"""How late the event loop is, and which call holds it up.
+"""Measures the delay of the event loop, and finds the call that blocks it.
 
-Everything that the broker does for clients happens in steps of one event loop: while one of them runs, nobody else is
-served. A timer on the loop measures by how much it fires late. A thread looks at what the loop does when it is late,
-for afterwards nobody can tell.
+All work for clients runs in steps of one event loop: during a step, no other client is served. A timer on the loop
+measures how late it fires. A thread inspects the loop when it is late, because afterwards nothing shows the cause.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ _OURS: Final = ("aerobee_broker.", "aerobee_store.")
 
 
 class LoopDelay:
-    """Measures always: `run` beside everything else, on the loop that is measured."""
+    """Measures always: `run` beside everything else, on the measured loop."""
 
     name: Final = "loop-delay"
 
     def __init__(self, *, warning_seconds: float = WARNING_SECONDS) -> None:
         self.seconds = Histogram(_BOUNDS)
-        self.slow_steps = 0  # that took longer than `warning_seconds`
+        self.slow_steps = 0  # number of steps that took longer than `warning_seconds`
         self.busy_seconds_max = 0.0
-        """The most processor time that the loop used between two beats: others got no turn meanwhile, or nearly none.
-        Unlike the delay it does not grow when other processes have the processors."""
+        """The most CPU time that the loop used between two ticks, during which other tasks hardly ran. Unlike the delay
+        it does not grow when other processes use the CPUs."""
         self._warning_seconds = warning_seconds
         self._beat = 0.0
-        self._culprit = ""  # what ran when the loop was found to be late
+        self._blocking = ""  # the function that was running when the loop was late
         self._warned_at = -_QUIET_SECONDS
-        self._unsaid = 0
+        self._suppressed = 0
 
     async def run(self) -> None:
         """Measure, until cancelled."""
@@ -64,28 +63,28 @@ class LoopDelay:
                 if late > self._warning_seconds:
                     self.slow_steps += 1
                     self._warn(late, now)
-                self._culprit = ""
+                self._blocking = ""
         finally:
             stop.set()
 
     def _warn(self, late: float, now: float) -> None:
         if now - self._warned_at < _QUIET_SECONDS:
-            self._unsaid += 1
+            self._suppressed += 1
             return
-        culprit = self._culprit or "no function of the broker: the process was not scheduled"
-        more = f" unreported_before={self._unsaid}" if self._unsaid else ""
-        _log.warning("event loop blocked milliseconds=%d by=%s%s", late * 1000, culprit, more)
-        self._warned_at, self._unsaid = now, 0
+        blocking = self._blocking or "no function of the broker: the process was not scheduled"
+        more = f" unreported_before={self._suppressed}" if self._suppressed else ""
+        _log.warning("event loop blocked milliseconds=%d by=%s%s", late * 1000, blocking, more)
+        self._warned_at, self._suppressed = now, 0
 
     def _watch(self, loop_thread: int, stop: threading.Event) -> None:
         while not stop.wait(_BEAT_SECONDS):
-            if time.monotonic() - self._beat > _BEAT_SECONDS + self._warning_seconds / 2 and not self._culprit:
+            if time.monotonic() - self._beat > _BEAT_SECONDS + self._warning_seconds / 2 and not self._blocking:
                 frame = sys._current_frames().get(loop_thread)
-                self._culprit = culprit_of(frame)
+                self._blocking = blocking_function(frame)
 
 
-def culprit_of(frame: FrameType | None) -> str:
-    """The innermost function of ours in a stack, and the call that it is for; empty if there is none of ours."""
+def blocking_function(frame: FrameType | None) -> str:
+    """The innermost function of ours in a stack, and the call that it serves; empty if there is none."""
     innermost = call = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -1,7 +1,7 @@
-"""What /metrics shows: which parts of the broker it reads, and the text.
+"""The text of /metrics, and the parts of the broker that it reads.
 
-The text is made by `exposition.py`, which is imported with the first scrape: a broker that nobody watches does not pay
-for the Prometheus client.
+`exposition.py` makes the text and is imported by the first scrape: a broker without scrapes does not load the
+Prometheus client.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The text of /metrics. Before `attach` it is of the process alone: the store may still recover."""
+    """The text of /metrics. Before `attach` only of the process, because the store may still be recovering."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self._parts: BrokerParts | None = None
         self.collectors: list[Collector] = []
-        """Of parts that only some brokers have; shown after the process, while they are here."""
+        """Optional parts of a broker; shown after the process, while they exist."""
         self._attached: BrokerParts | None = None
         self._exposition: Exposition | None = None
         self._loading = asyncio.Lock()
 
     def attach(self, parts: BrokerParts) -> None:
-        """Show the broker from now on."""
+        """Also show the broker from now on."""
         self._parts = parts
 
     def detach(self) -> None:

@@ -1,4 +1,4 @@
-"""What /metrics shows of delayed messages: RocketMQ's names, and `aerobee_timer_` for how late and how reliable."""
+"""Metrics of delayed messages: RocketMQ's names, and `aerobee_timer_` for lateness and reliability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BOUNDS_SECONDS: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)  # Rock
 
 
 class TimerCollector:
-    """Reads the numbers of a Timer when somebody asks."""
+    """Reads the numbers of a Timer on request."""
 
     def __init__(self, config: BrokerConfig, timer: Timer) -> None:
         self._base = (config.cluster, "broker", config.name, "local", "disk")

@@ -1,1 +1,1 @@
-"""Half messages, their decisions, and the checks of those left open."""
+"""Transactional messages: half messages, decisions, and checks of undecided ones."""

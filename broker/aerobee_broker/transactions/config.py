@@ -1,4 +1,4 @@
-"""How transactions are kept. Part of BrokerConfig, as the section `transactions`."""
+"""Settings of transactions: the section `transactions` of BrokerConfig."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ UpToAYear = Annotated[float, Meta(gt=0, le=366 * 24 * 3600)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsConfig(Section):
-    """Durations in seconds, unless the name says hours. RocketMQ's name of a setting stands beside it."""
+    """Durations in seconds, unless the name says hours. RocketMQ's name of each setting is beside it."""
 
     section: ClassVar[str] = "transactions"
 
     timeout_seconds: UpToAYear = 6.0
-    """transactionTimeOut: until the producer is asked first, for messages that do not say it themselves."""
+    """transactionTimeOut: delay of the first check, for messages that do not set it themselves."""
     check_interval_seconds: UpToAYear = 30.0
-    """transactionCheckInterval: and then again."""
+    """transactionCheckInterval: the interval of further checks."""
     check_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 15
-    """transactionCheckMax: how often before the message is given up. What reached no producer does not count."""
+    """transactionCheckMax: checks before the message is given up. Checks that reached no producer do not count."""
     age_hours_max: UpToAYear = 72.0
-    """When a message is given up although nobody could be asked; RocketMQ's age of files, fileReservedTime."""
+    """The age at which a message is given up even if no producer could be asked; RocketMQ's fileReservedTime."""
     pending_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
-    """Transactions that wait at one time, some 450 bytes of memory each; more are refused."""
+    """Undecided transactions at a time, at some 450 bytes of memory each; more are refused."""

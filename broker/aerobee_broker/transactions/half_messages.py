@@ -39,12 +39,12 @@ SENDER: Final = "__AEROBEE_SENDER"
 SINCE: Final = "__AEROBEE_SINCE"
 OUTCOME: Final = "__AEROBEE_OUTCOME"
 _OP_TAG: Final = "d"
-_SENDER_SIZE_MAX: Final = 255  # a longer client id is not worth the room: any producer of the topic can answer
-_OP_OFFSETS_MAX: Final = 4 << 20  # of one op; RocketMQ's have 4 KiB
+_SENDER_SIZE_MAX: Final = 255  # a longer client id is not stored: any producer of the topic can answer
+_OP_OFFSETS_MAX: Final = 4 << 20  # size limit of one op; RocketMQ's have 4 KiB
 _DELAY_MS_MAX: Final = 40 * 86_400_000
 _QUEUE_ID_MAX: Final = (1 << 31) - 1
 _OFFSET_DIGITS_MAX: Final = 18
-# Nothing of these belongs to the message that consumers get.
+# Properties that are removed from the message for consumers.
 _OF_HALF_ONLY: Final = (
     p.REAL_TOPIC,
     p.REAL_QUEUE_ID,
@@ -58,12 +58,12 @@ _OF_HALF_ONLY: Final = (
 
 
 class Outcome(enum.StrEnum):
-    """How a half message was settled."""
+    """The outcome of a half message."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
     GIVEN_UP = "given-up"
-    RENEWED = "renewed"  # the same one lies further behind
+    RENEWED = "renewed"  # superseded by a renewed copy
 
 
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
@@ -71,7 +71,7 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """What a half message says about itself. Times in Unix ms."""
+    """The transaction data of a half message. Times in Unix ms."""
 
     topic: str
     queue_id: int
@@ -80,12 +80,12 @@ class HalfMessage:
     since_ms: int
     checks: int
     immunity_seconds: int | None
-    prepared_queue_offset: int | None  # RocketMQ's renewed ones: that of the one before
+    prepared_queue_offset: int | None  # in RocketMQ's renewed ones: that of the earlier one
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Half messages that are settled, by queue offset; the rest is None in RocketMQ's."""
+    """Settled half messages, by queue offset; the other fields are None in RocketMQ's ops."""
 
     queue_offsets: tuple[int, ...]
     outcome: Outcome | None
@@ -94,12 +94,12 @@ class Op:
 
 
 def transaction_key(topic: str, transaction_id: str) -> bytes:
-    """16 bytes for (stored topic, transaction id), whose ids may be kilobytes long."""
+    """16 bytes for (stored topic, transaction id), because ids may be kilobytes long."""
     return blake2b(f"{topic}\0{transaction_id}".encode(), digest_size=16).digest()
 
 
 def half_message(message: Message, client_id: str) -> Message:
-    """The half message for a message with a unique key; its transaction id is that key."""
+    """The half message of a message with a unique key, which is its transaction id."""
     properties = {
         **message.properties,
         p.REAL_TOPIC: message.topic,
@@ -118,20 +118,20 @@ def half_message(message: Message, client_id: str) -> Message:
 
 
 def renewed_half(half: Record, checks: int, since_ms: int) -> Message:
-    """The same half message again, to lie at the end of the log."""
+    """A copy of the half message for the end of the log."""
     properties = {**half.properties, p.TRANSACTION_CHECK_TIMES: str(checks), SINCE: str(since_ms)}
-    # RocketMQ would take an op for the one before as one for this.
+    # RocketMQ would apply an op of the earlier one to this one.
     properties.pop(p.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
     return _copy(half, HALF_TOPIC, TRANSACTION_QUEUE_ID, properties)
 
 
 def given_up_half(half: Record) -> Message:
-    """What is kept of a half message that nobody decided about."""
+    """The copy that is kept of an abandoned half message."""
     return _copy(half, GIVEN_UP_TOPIC, TRANSACTION_QUEUE_ID, dict(half.properties))
 
 
 def committed_message(half: Record, topic: str, queue_id: int) -> Message:
-    """The message that consumers get."""
+    """The message for consumers."""
     properties = {name: value for name, value in half.properties.items() if name not in _OF_HALF_ONLY}
     message = _copy(half, topic, queue_id, properties)
     message.sys_flag |= TransactionType.COMMIT
@@ -140,10 +140,10 @@ def committed_message(half: Record, topic: str, queue_id: int) -> Message:
 
 
 def due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message that is committed now is to be delivered; None: at once.
+    """The delivery time of a message that is committed now; None: at once.
 
-    Nobody sends such transactions to us, but a store of RocketMQ's may have their half messages, and it delays them
-    from the commit on. Two hours by level, 40 days at most.
+    Clients of this broker send no such transactions, but a RocketMQ store may have their half messages, and delays them
+    from the commit on: at most two hours by level, 40 days otherwise.
     """
     for name, begin, factor in (
         (p.TIMER_DELAY_SEC, now_ms, 1000),
@@ -176,11 +176,11 @@ def op_message(queue_offset: int, outcome: Outcome, topic: str, transaction_id: 
 
 
 def read_half(record: Record) -> HalfMessage | None:
-    """What a record of the half topic says; None if it is no half message that could ever be committed."""
+    """The half message in a record of the half topic; None if it could never be committed."""
     properties = record.properties
     topic = properties.get(p.REAL_TOPIC)
     queue_id = _number(properties.get(p.REAL_QUEUE_ID))
-    # RocketMQ goes by the unique key, whatever else is there.
+    # RocketMQ uses the unique key, whatever other ids exist.
     transaction_id = properties.get(p.UNIQ_KEY) or properties.get(p.TRANSACTION_ID)
     if not topic or queue_id is None or queue_id > _QUEUE_ID_MAX or not transaction_id:
         return None
@@ -197,7 +197,7 @@ def read_half(record: Record) -> HalfMessage | None:
 
 
 def read_op(record: Record) -> Op | None:
-    """What a record of the op topic says; None if it settles nothing."""
+    """The op in a record of the op topic; None if it settles nothing."""
     if record.tag != _OP_TAG or len(record.body) > _OP_OFFSETS_MAX:
         return None
     numbers = (_number(part) for part in record.body.decode("ascii", "replace").split(","))
@@ -224,7 +224,7 @@ def _copy(half: Record, topic: str, queue_id: int, properties: dict[str, str]) -
 
 
 def _number(text: str | None) -> int | None:
-    """A number from 0 on that another program wrote, or None."""
+    """A number of 0 or more that another program wrote, or None."""
     if text is None or not (text := text.strip()).isascii() or not text.isdigit() or len(text) > _OFFSET_DIGITS_MAX:
         return None
     return int(text)

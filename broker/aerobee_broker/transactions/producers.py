@@ -1,4 +1,4 @@
-"""Which producer to ask about a transaction whose decision is missing, and how."""
+"""Selects and asks the producer for a missing decision."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from aerobee_store.records import properties as p
 _SENDERS_PER_TOPIC_MAX: Final = 16
 _TOPICS_MAX: Final = 10_000
 REMOTING_SENDER: Final = "remoting "
-"""With which the name of a sender begins that speaks RocketMQ's older protocol. No client id has a blank there."""
-_BACKLOG_MAX: Final = 32  # commands that a client has not read: half of what its stream holds before it drops some
+"""Prefix of sender names of the remoting protocol. No client id has a blank there."""
+_BACKLOG_MAX: Final = 32  # unread commands of a client: half of what its stream holds before it drops some
 
 
 class Producers:
@@ -27,13 +27,13 @@ class Producers:
         self._clients = clients
         self._senders: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # topic -> client ids, latest last
         self.ask_by_group: Callable[[Record, str, str, int], bool] | None = None
-        """Asks a producer of the older protocol: half message, topic, transaction id, how often one was asked before;
+        """Asks a producer of the remoting protocol: half message, topic, transaction id, number of earlier checks;
         False if there is none."""
 
     def sent(self, topic: str, client_id: str) -> None:
-        """This client sends transactional messages to the topic (stored name), so it can answer for them."""
+        """Note that this client sends transactional messages to the topic (stored name), so it can answer for them."""
         if client_id.startswith(REMOTING_SENDER):
-            return  # any producer of its group can, and the message names that
+            return  # any producer of its group can, and the message names the group
         senders = self._senders.get(topic)
         if senders is None:
             senders = self._senders[topic] = OrderedDict()
@@ -49,10 +49,10 @@ class Producers:
         return topic in client.topics or client.client_id in self._senders.get(topic, ())
 
     def choose(self, topic: str, sender: str | None, number: int) -> Client | Literal["busy"] | None:
-        """Whom to ask for the `number`-th time (from 0); "busy" if all read too slowly now, None if there is nobody.
+        """The producer for check number `number` (from 0); "busy" if all read too slowly now, None if there is none.
 
-        First the one that sent it, then the producers that listed the topic, beginning with those that send such
-        messages to it, then the others that do. Each time it is the next one's turn: one may live and yet not answer.
+        First the sender, then producers that listed the topic, beginning with those that send such messages to it, then
+        others that send them. Each check asks the next one, because a living producer may not answer.
         """
         if sender is not None and sender.startswith(REMOTING_SENDER):
             return None
@@ -76,7 +76,7 @@ class Producers:
         return "busy"
 
     def ask(self, client: Client, half: Record, topic: str, transaction_id: str) -> bool:
-        """Send the command, with the message as a consumer would get it; False if the client has just gone."""
+        """Send the command, with the message as for a consumer; False if the client has just disconnected."""
         namespace, name = split_stored_name(topic)
         message = to_wire_message(half, v2.Resource(resource_namespace=namespace, name=name))
         system = message.system_properties

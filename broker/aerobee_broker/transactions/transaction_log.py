@@ -1,4 +1,4 @@
-"""What the topics of transactions say to a start: which half messages wait, which are settled, and how."""
+"""Reads the transaction topics at a start: undecided half messages, settled ones, and their outcomes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from aerobee_store.timer.files import TIMER_TOPIC
 
 _log = logging.getLogger(__name__)
 
-_DECIDED_AT_START: Final = 4_096  # decisions that are read again, so that they can be repeated
+_DECIDED_AT_START: Final = 4_096  # decisions that are restored, so that they can be repeated
 _READ_COUNT: Final = 32
-_FINALS_MAX: Final = 64  # messages of one id that are looked at to see whether one is the half message's
+_FINALS_MAX: Final = 64  # messages of one id that are examined to find the half message's
 
 
 class Decided(NamedTuple):
-    """A decision that was made; `end` is the physical offset behind its op."""
+    """A decision; `end` is the physical offset after its op."""
 
     outcome: Outcome
     queue_offset: int
@@ -40,16 +40,16 @@ class Decided(NamedTuple):
 
 @dataclass(slots=True)
 class FoundOps:
-    """What the ops say. `settled` and `doubtful` are queue offsets of half messages."""
+    """The content of the ops. `settled` and `doubtful` are queue offsets of half messages."""
 
     settled: set[int] = field(default_factory=set)
-    doubtful: set[int] = field(default_factory=set)  # what the op stands for may be missing
+    doubtful: set[int] = field(default_factory=set)  # the final message of the op may be missing
     places: list[tuple[int, int]] = field(default_factory=list)  # (offset of the half message, of its op)
     decided: dict[bytes, Decided] = field(default_factory=dict)
 
 
 class TransactionLog:
-    """Reads them from the kept offsets on. Blocking."""
+    """Reads the topics from the saved offsets on. Blocking."""
 
     def __init__(self, store: MessageStore, offsets: OffsetTable) -> None:
         self._store = store
@@ -93,10 +93,10 @@ class TransactionLog:
             position += count
 
     def has_final(self, half: HalfMessage) -> bool:
-        """Whether the message was committed although no op says so: a crash came between, or RocketMQ kept the op in
-        its memory.
+        """Whether the message was committed without an op: because of a crash in between, or because RocketMQ kept the
+        op in memory.
 
-        In one step, for it is asked while the broker opens and serves nobody.
+        In one step, because it is only called while the broker opens.
         """
         finals = self._store.query(half.topic, half.transaction_id, max_count=_FINALS_MAX)
         delayed = self._store.query(TIMER_TOPIC, half.transaction_id, max_count=_FINALS_MAX)
@@ -108,10 +108,10 @@ class TransactionLog:
         )
 
     def _kept_offset(self, topic: str) -> tuple[int, int]:
-        """(where to read on, end) of one of the two queues."""
+        """(where to continue, end) of one of the two queues."""
         low, high = self._store.queue_range(topic, TRANSACTION_QUEUE_ID)
         kept = self._offsets.get(topic, TRANSACTION_GROUP, TRANSACTION_QUEUE_ID) or 0
-        if kept > high:  # the log has lost its tail; new messages come at these offsets again
+        if kept > high:  # the log has lost its tail; new messages reuse these offsets
             _log.warning("transaction offset is beyond the end of its queue topic=%s offset=%d", topic, kept)
             self._offsets.commit(topic, TRANSACTION_GROUP, TRANSACTION_QUEUE_ID, low, force=True)
             kept = low

@@ -76,14 +76,14 @@ _log = logging.getLogger(__name__)
 
 FINISH_SECONDS_BOUNDS: Final = (5.0, 60.0, 3600.0, 43200.0, 86400.0)  # RocketMQ's
 _DECIDED_MAX: Final = 65_536  # decisions that can be repeated; some 250 bytes each
-_DUE_PER_STEP_MAX: Final = 64  # half messages looked at before other work gets its turn
-_BUSY_SECONDS: Final = 1.0  # until a producer that does not keep up with its commands is tried again
+_DUE_PER_STEP_MAX: Final = 64  # half messages examined before other tasks run
+_BUSY_SECONDS: Final = 1.0  # delay before a producer that reads its commands too slowly is asked again
 _TIMER_SECONDS_MAX: Final = 3600.0
-_GRACE_HOURS: Final = 1.0  # after a start nothing is given up for its age: the clock may have been set meanwhile
+_GRACE_HOURS: Final = 1.0  # after a start no message is given up because of its age: the clock may have been set
 
 
 class TransactionTables(Protocol):
-    """What of the broker's tables is used here."""
+    """The part of the broker's tables used here."""
 
     @property
     def topics(self) -> TopicTable: ...
@@ -93,27 +93,29 @@ class TransactionTables(Protocol):
 
 
 class HalfPlace(NamedTuple):
-    """Where a half message lies: its queue offset, and the physical offset behind it for `wait_stored`."""
+    """The place of a half message: its queue offset, and the physical offset after it for `wait_stored`."""
 
     queue_offset: int
     end: int
-    physical_offset: int | None = None  # None: it was settled long ago
+    physical_offset: int | None = None  # None: settled long ago
 
 
 @dataclass(slots=True)
 class TopicTransactions:
-    """Of one topic. All but `half` since the start."""
+    """Counters of one topic, since the start except `half`."""
 
-    half: int = 0  # wait now
+    half: int = 0  # undecided now
     committed: int = 0
     rolled_back: int = 0
     given_up: int = 0
-    finish_seconds: Histogram = field(default_factory=lambda: Histogram(FINISH_SECONDS_BOUNDS))  # half to commit
+    # from half message to commit
+    finish_seconds: Histogram = field(default_factory=lambda: Histogram(FINISH_SECONDS_BOUNDS))
 
 
 @dataclass(slots=True, eq=False)
 class _Half:
-    """One that waits: some 450 bytes with its places in the tables below, whatever the lengths of id and body."""
+    """An undecided half message: some 450 bytes with its entries in the tables below, whatever the size of id and
+    body."""
 
     key: bytes
     topic: str
@@ -123,7 +125,7 @@ class _Half:
     since_ms: int
     checks: int
     sender: str | None
-    due: float = 0.0  # on the monotonic clock: when the timer looks at it
+    due: float = 0.0  # on the monotonic clock: when the timer checks it
 
 
 class _Asked(enum.Enum):
@@ -156,21 +158,21 @@ class Transactions:
         self._delays = timer
         self._pending: OrderedDict[bytes, _Half] = OrderedDict()  # in the order of their queue offsets
         self._decided: OrderedDict[bytes, Decided] = OrderedDict()
-        self._unasked: dict[str, dict[_Half, None]] = {}  # by topic: due, and nobody was there to be asked
+        self._unasked: dict[str, dict[_Half, None]] = {}  # by topic: due, but no producer could be asked
         self._ops: deque[tuple[int, int]] = deque()  # (offset of the half message, of its op), in the order of the ops
         self._half_end = store.queue_range(HALF_TOPIC, TRANSACTION_QUEUE_ID)[1]
         self._op_end = store.queue_range(OP_TOPIC, TRANSACTION_QUEUE_ID)[1]
-        self._noted: tuple[int, int, int] | None = None  # offsets to keep once the log is durable up to the third
+        self._noted: tuple[int, int, int] | None = None  # offsets to save once the log is durable up to the third
         self._unsettled: list[Message] = []  # ops that a crash has cut off
-        self._unsafe: list[_Half] = []  # half messages that an op names which stands for nothing
+        self._unsafe: list[_Half] = []  # half messages with an op whose final message is missing
         self._timer: list[tuple[float, int, _Half]] = []
         self._timer_sequence = 0
         self._wake = asyncio.Event()
         self._has_topics = False
         self.topics: dict[str, TopicTransactions] = {}
-        """By stored name; for the metrics."""
-        # As far as half messages may lie apart: bounds what a start reads. Twice the most that can wait, so that
-        # renewing, which adds as many, comes to an end.
+        """By stored name, for the metrics."""
+        # The distance between the oldest and newest half message is limited, which bounds what a start reads. Twice the
+        # most that can wait, so that renewing, which adds as many, terminates.
         self._span_max = 2 * settings.current.transactions.pending_max
         store.retention_listeners.append(self.keep_from)
 
@@ -185,7 +187,7 @@ class Transactions:
     # --- Life -------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find the half messages that wait. Blocking."""
+        """Load the undecided half messages. Blocking."""
         log = TransactionLog(self._store, self._tables.offsets)
         ops = log.read_ops()
         settled = ops.settled
@@ -203,7 +205,7 @@ class Transactions:
             key = transaction_key(half.topic, half.transaction_id)
             decided = self._decided.get(key)
             if half.prepared_queue_offset is not None and half.prepared_queue_offset in settled:
-                self._settle_later(record.queue_offset, Outcome.RENEWED, half)  # RocketMQ: goes for this one, too
+                self._settle_later(record.queue_offset, Outcome.RENEWED, half)  # RocketMQ: applies to this one too
                 continue
             if decided is None and log.has_final(half):
                 decided = self._decided[key] = Decided(Outcome.COMMIT, record.queue_offset, self._store.positions[0])
@@ -238,12 +240,12 @@ class Transactions:
         _log.info("transactions restored pending=%d repaired=%d", len(self._pending), len(self._unsettled))
 
     async def run(self) -> None:
-        """Ask for decisions that do not come; until cancelled."""
+        """Check undecided transactions, until cancelled."""
         self._repair()
         if self._pending:
             try:
                 await self.create_topics()
-            except OSError as error:  # a full disk: what waits can be decided all the same
+            except OSError as error:  # a full disk: waiting transactions can still be decided
                 _log.warning("transaction topics not saved cause=%s", error)
         while True:
             self._wake.clear()
@@ -258,9 +260,9 @@ class Transactions:
                 pass
 
     async def close(self) -> None:
-        """Note how far everything is settled, so that the next start has little to read. The store must still run.
+        """Save the progress, so that the next start has little to read. The store must still run.
 
-        The offsets table has to be saved after this.
+        The offsets table must be saved afterwards.
         """
         if self.keep_from in self._store.retention_listeners:
             self._store.retention_listeners.remove(self.keep_from)
@@ -272,12 +274,12 @@ class Transactions:
             _log.warning("transaction offsets not saved cause=%s", error)
 
     def wake_timer(self) -> None:
-        """Look at the clock again: for tests that move it."""
+        """Check the clock again: for tests that move it."""
         self._wake.set()
 
     async def create_topics(self) -> None:
-        """What half messages need is in the files when this returns: their topics, where RocketMQ looks for them, and
-        no offset behind the end of their queues. To be awaited before the first one is stored."""
+        """Create what half messages need; durable on return: their topics, where RocketMQ looks for them, and offsets
+        within their queues. To be awaited before the first one is stored."""
         for name in (HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC):
             self._tables.topics.create_internal(TopicConfig(name=name, read_queue_count=1, write_queue_count=1))
         await self._tables.save()
@@ -290,10 +292,10 @@ class Transactions:
     # --- Send and decide --------------------------------------------------------------------------------------
 
     def append_halves(self, messages: Sequence[Message], client_id: str) -> list[HalfPlace]:
-        """Store messages, prepared for their real topics, as half messages; all or none, to be waited for.
+        """Store messages, prepared for their real topics, as half messages; all or none. Wait for them afterwards.
 
-        One that is there already, with the same unique key in the same topic, is not stored again: its client repeats
-        the call because it has not seen the answer. Raises TooManyRequestsError, StoreError.
+        A message that exists already, with the same unique key in the same topic, is not stored again: its client
+        repeats the call because it has not seen the answer. Raises TooManyRequestsError, StoreError.
         """
         places: list[HalfPlace | None] = []
         fresh: dict[bytes, Message] = {}
@@ -334,11 +336,11 @@ class Transactions:
         ]
 
     async def end(self, topic: str, transaction_id: str, outcome: Outcome | None) -> Appended | None:
-        """Commit or roll back; None leaves it undecided. When this returns, the decision is as safe as a sent message.
+        """Commit or roll back; None leaves it undecided. On return the decision is as safe as a sent message.
 
-        The same decision again is fine. Returns where the final message lies, if this call has stored one. Raises
-        InvalidTransactionError for another decision than the one that was made, and for an unknown transaction;
-        TopicNotFoundError if the topic of a message to be committed is gone; StoreError.
+        Repeating the same decision is allowed. Returns the place of the final message, if this call has stored one.
+        Raises InvalidTransactionError for a different decision, and for an unknown transaction; TopicNotFoundError if
+        the topic of a message to be committed is gone; StoreError.
         """
         key = transaction_key(topic, transaction_id)
         half = self._pending.get(key)
@@ -380,7 +382,7 @@ class Transactions:
         found = read_half(record)
         assert found is not None, "it was read before, or written here"
         queue_id = found.queue_id
-        if queue_id >= topic.read_queue_count:  # the topic has got fewer queues since
+        if queue_id >= topic.read_queue_count:  # the number of queues of the topic was reduced in the meantime
             queue_id %= topic.read_queue_count
         message = committed_message(record, half.topic, queue_id)
         due = due_ms(message.properties, self._clock.now_ms())
@@ -422,7 +424,7 @@ class Transactions:
     # --- Asking -----------------------------------------------------------------------------------------------
 
     def producer_ready(self, client: Client) -> None:
-        """A producer has said what it is: what nobody could be asked about is asked now."""
+        """A producer has sent its settings: check transactions for which no producer could be asked."""
         for topic, halves in list(self._unasked.items()):
             if self._producers.answers_for(client, topic):
                 ready = list(halves)
@@ -435,21 +437,22 @@ class Transactions:
                 del self._unasked[topic]
 
     def group_ready(self) -> None:
-        """A producer of the older protocol has come: whom it can answer for, only the half messages say."""
+        """A producer of the remoting protocol has connected: only the half messages tell whether it can answer for
+        them."""
         for halves in self._unasked.values():
             for half in halves:
                 self._schedule(half, self._clock.monotonic())
         self._unasked.clear()
 
     def check_due(self) -> float:
-        """Ask about what is due, up to a bound; returns in how many seconds to come again, 0 for at once."""
+        """Check due transactions, up to a limit; returns the seconds until the next call, 0 for at once."""
         now = self._clock.monotonic()
         for _ in range(_DUE_PER_STEP_MAX):
             if not self._timer or self._timer[0][0] > now:
                 break
             due, _, half = heapq.heappop(self._timer)
             if half.due != due or self._pending.get(half.key) is not half:
-                continue  # settled, or put off
+                continue  # settled or postponed
             if self._unasked:
                 self._unasked.get(half.topic, {}).pop(half, None)
             asked = self._check(half)
@@ -471,8 +474,8 @@ class Transactions:
         if client == "busy":
             return _Asked.LATER
         ask_by_group = None if client is not None or give_up else self._producers.ask_by_group
-        # A check that nobody gets does not count: a quarter of an hour without producers must not cost messages.
-        # Nor must a clock that has jumped, now or before this start: for an hour everybody may come back.
+        # A check without a producer does not count: a quarter of an hour without producers must not lose messages.
+        # Nor may a clock jump, now or before this start: for an hour producers may reconnect.
         age_hours = (min(self._clock.now_ms(), self._steady.now_ms()) - half.since_ms) / 3_600_000
         grace_hours = min(_GRACE_HOURS, self._config.age_hours_max)
         is_old = age_hours > self._config.age_hours_max
@@ -523,7 +526,7 @@ class Transactions:
         return _Asked.YES
 
     def _renew(self, half: _Half, record: Record) -> bool:
-        """Store the half message again; False if it has to stay where it is, its checks counted in memory only."""
+        """Store the half message again; False if it must stay where it is, with its checks counted in memory only."""
         try:
             renewed = renewed_half(record, half.checks, half.since_ms)
             op = op_message(half.queue_offset, Outcome.RENEWED, half.topic, _id_of(record), self._clock.now_ms())
@@ -531,7 +534,7 @@ class Transactions:
         except (StoreFullError, StoreAccessError, InvalidMessageError) as error:
             _log.warning("half message not renewed queue_offset=%d cause=%s", half.queue_offset, error)
             return False
-        self._store.request_flush()  # nobody waits for it
+        self._store.request_flush()  # no caller waits for it
         self._ops.append((half.queue_offset, op_place.queue_offset))
         self._op_end = op_place.queue_offset + 1
         half.queue_offset, half.physical_offset, half.end = place.queue_offset, place.physical_offset, place.end
@@ -540,7 +543,7 @@ class Transactions:
         return True
 
     def _bring_forward(self, count: int) -> None:
-        """Renew up to `count` of those that lie too far behind."""
+        """Renew up to `count` half messages that are too far behind."""
         for _ in range(count):
             first = next(iter(self._pending.values()))
             if self._half_end - first.queue_offset <= self._span_max or not self._renew_unread(first):
@@ -550,10 +553,10 @@ class Transactions:
         try:
             return self._renew(half, self._store.record_at(half.physical_offset))
         except (RecordNotFoundError, CorruptRecordError):
-            return False  # its check will tell
+            return False  # its check will report it
 
     def _seconds_to_check(self, found: HalfMessage, half: _Half, now_ms: int) -> float:
-        """After a restart."""
+        """The delay after a restart."""
         if half.checks:
             stored_ms = self._store.store_timestamp_at(HALF_TOPIC, TRANSACTION_QUEUE_ID, half.queue_offset) or now_ms
             seconds = self._config.check_interval_seconds
@@ -577,9 +580,9 @@ class Transactions:
     # --- The log ----------------------------------------------------------------------------------------------
 
     async def keep_from(self, end: int) -> int:
-        """From which physical offset the log must be kept, when all before `end` is about to go.
+        """The physical offset from which the log must be kept, when everything before `end` is about to be removed.
 
-        Half messages there are renewed, at the end of the log. Raises OSError, StoreError.
+        Half messages there are renewed at the end of the log. Raises OSError, StoreError.
         """
         for half in self._before(end):
             if not self._renew_unread(half):
@@ -604,7 +607,7 @@ class Transactions:
         self._note_offsets()
 
     def _note_offsets(self) -> None:
-        """Move the kept offsets, of half messages and ops that are durable now; take aim at the next."""
+        """Save the offsets of half messages and ops that are durable now; set the next target."""
         wrote, _, flushed, _ = self._store.positions
         if self._noted is not None:
             half_offset, op_offset, position = self._noted
@@ -623,7 +626,8 @@ class Transactions:
         self._unsettled.append(op_message(queue_offset, outcome, half.topic, half.transaction_id, self._clock.now_ms()))
 
     def _repair(self) -> None:
-        """Write what a crash has cut off. Without it the next start would find the same again, or not find it."""
+        """Write ops that a crash has cut off. Without them the next start would find the same state again, or miss
+        it."""
         for half in self._unsafe:
             if self._pending.get(half.key) is half:
                 self._renew_unread(half)
