@@ -67,12 +67,18 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def server(arguments: Sequence[str], settings: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Run `python ARGUMENTS`, which prints where it serves. `settings`: environment variables."""
+def server(
+    arguments: Sequence[str], settings: Mapping[str, str] | None = None, log: Path = Path(os.devnull)
+) -> Iterator[Server]:
+    """Run `python ARGUMENTS`, which prints where it serves. `settings`: environment variables. `log`: where its
+    standard error goes."""
     command = [sys.executable, *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment() | dict(settings or {})
-    ) as process:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment() | dict(settings or {})
+        ) as process,
+    ):
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.match(r"ready grpc=(\S+)(?: metrics=(\S+))?", line)

@@ -2,7 +2,8 @@
 
 One broker in a process of its own with sync flush; one client appends records of 256-byte bodies to a plain topic,
 another one reads them as they come. Old segments are removed on the way, so the disk holds some GiB at most. It prints
-the broker's memory, its longest delay of the event loop and the times to the acknowledgement.
+the broker's memory, its longest delay of the event loop, the times to the acknowledgement, and what the broker logged
+as a warning or an error.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.benchmarks.report import machine, milliseconds, percentile, rate, tab
 
 _MIB = 1 << 20
 _WARM_UP_SECONDS = 5.0
+_LINES_MAX = 40  # of the broker's log
 _SETTINGS = {
     "AEROBEE_STORE_SEGMENT_SIZE": str(256 * _MIB),
     "AEROBEE_STORE_RETENTION_HOURS": "0.003",
@@ -105,15 +107,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.directory.mkdir(parents=True, exist_ok=True)
     print(machine())
-    with tempfile.TemporaryDirectory(dir=options.directory) as store:
-        command = ["-m", "aerobee_broker", "serve", "--dev", "--store", store, "--flush", "sync"]
-        with server([*command, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], _SETTINGS) as running:
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        store, log = Path(directory, "store"), Path(directory, "log")
+        command = ["-m", "aerobee_broker", "serve", "--dev", "--store", str(store), "--flush", "sync"]
+        with server([*command, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], _SETTINGS, log) as running:
             before = running.cpu_seconds()
             begun = time.perf_counter()
             run, reader, memory = uvloop.run(load(running, options.seconds, options.messages, options.in_flight))
             cpu = (running.cpu_seconds() - before) / (time.perf_counter() - begun)
             delays = loop_delays(running)
             slow = running.metric("aerobee_event_loop_slow_steps_total")
+        said = [line for line in log.read_text().splitlines() if re.search(r"\b(WARNING|ERROR|CRITICAL)\b", line)]
     count = run.requests * options.messages
     half = memory.samples[len(memory.samples) // 2 :]
     longest = next(bound for bound, total in delays if total == delays[-1][1])
@@ -133,6 +137,10 @@ def main(arguments: list[str] | None = None) -> None:
         ("delays over 50 ms / steps over 100 ms", f"{late:.0f} / {slow:.0f} of {delays[-1][1]:,.0f}"),
     ]
     table(f"{run.seconds:.0f} s of durable append with a reader", ("what", "figure"), rows)
+    for line in said[:_LINES_MAX]:
+        print(line)
+    if len(said) > _LINES_MAX:
+        print(f"and {len(said) - _LINES_MAX} lines more")
 
 
 def _mib(size: int) -> str:
