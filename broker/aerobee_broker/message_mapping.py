@@ -1,12 +1,7 @@
 """Conversion between wire messages and stored messages.
 
-A stored message is what RocketMQ would have stored: system fields are properties under RocketMQ's names. Two things do
-not fit into those and are in properties of our own, written only when needed and hidden from users:
-
-    __AEROBEE_KEYS   the exact list of keys, when joining them with spaces (KEYS, for RocketMQ's index) loses it
-    __AEROBEE_EMPTY  the names of user properties with an empty value, which a property string cannot hold
-
-Both are lists joined by line feeds: control characters are refused in keys and names (validation.py), so none is lost.
+A stored message is what RocketMQ would have stored; `aerobee_store.records.message_fields` has the names of its
+properties.
 """
 
 from __future__ import annotations
@@ -16,18 +11,24 @@ from typing import Final
 
 from aerobee_proto import v2
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import (
+    EMPTY_PROPERTIES,
+    EXACT_KEYS,
+    LAST_MS,
+    LIST_SEPARATOR,
+    LITE_TOPIC,
+    PRIORITY_PROPERTY,
+    TRACE_CONTEXT,
+    delivery_ms_of,
+    keys_of,
+    priority_of,
+    user_properties_of,
+)
 from aerobee_store.records.record import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_TYPE, Message, Record
 
-TRACE_CONTEXT: Final = "TRACE_CONTEXT"
-LITE_TOPIC: Final = "__LITE_TOPIC"
-PRIORITY_PROPERTY: Final = "_SYS_MSG_PRIORITY_"
-EXACT_KEYS: Final = "__AEROBEE_KEYS"
-EMPTY_PROPERTIES: Final = "__AEROBEE_EMPTY"
 RESENT_FROM: Final = "__AEROBEE_RESENT"  # of a resent dead letter: topic and offset of the dead letter
 
-_LIST_SEPARATOR: Final = "\n"
 _TIME_MAX: Final = (1 << 63) - 1
-LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the limit of a protobuf Timestamp
 
 COMPRESSION_ZLIB: Final = 0x300
 _READABLE_COMPRESSION: Final = (0, COMPRESSION_ZLIB)  # 0: clients from before the type bits, always zlib
@@ -42,23 +43,6 @@ PRIORITY: Final = v2.MessageType.PRIORITY
 _MD5: Final = v2.DigestType.MD5
 _IDENTITY: Final = v2.Encoding.IDENTITY
 _GZIP: Final = v2.Encoding.GZIP
-
-# Names that RocketMQ refuses as user properties and hides from consumers, followed by names that it does not hide.
-RESERVED_NAMES: Final = frozenset(
-    """
-    TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
-    BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES
-    CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO
-    INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE
-    INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS
-    TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC
-    DLQ_ORIGIN_MESSAGE_ID __CRC32#
-
-    TRACE_CONTEXT __SHARDINGKEY CHECK_IMMUNITY_TIME_IN_SECONDS __transactionId__ TRANSACTION_CHECK_TIMES
-    INNER_NUM INNER_BASE INNER_MULTI_DISPATCH __LITE_TOPIC _SYS_MSG_PRIORITY_ __AEROBEE_KEYS __AEROBEE_EMPTY
-    __AEROBEE_TIMER __AEROBEE_SENDER __AEROBEE_SINCE __AEROBEE_OUTCOME __AEROBEE_RESENT __AEROBEE_ONLY_GROUP
-    """.split()  # noqa: SIM905 - sixty names read better as words than as a column of literals
-)
 
 _DELAY_NAMES: Final = (p.DELAY, p.TIMER_DELIVER_MS, p.TIMER_DELAY_SEC, p.TIMER_DELAY_MS)
 
@@ -93,7 +77,7 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         keys = [key for key in system.keys if key]
         properties[p.KEYS] = joined = p.KEY_SEPARATOR.join(keys)
         if joined.count(p.KEY_SEPARATOR) != len(keys) - 1:
-            properties[EXACT_KEYS] = _LIST_SEPARATOR.join(keys)
+            properties[EXACT_KEYS] = LIST_SEPARATOR.join(keys)
     if system.message_group:
         properties[p.SHARDING_KEY] = system.message_group
     if system.trace_context:
@@ -116,7 +100,7 @@ def to_store_message(message: v2.Message, stored_topic: str, queue_id: int, peer
         by_name = sorted(message.user_properties.items())  # protobuf's order differs between processes
         empty = [name for name, value in by_name if not value]
         if empty:
-            properties[EMPTY_PROPERTIES] = _LIST_SEPARATOR.join(empty)
+            properties[EMPTY_PROPERTIES] = LIST_SEPARATOR.join(empty)
         properties.update(by_name)
     born = system.born_timestamp
     born_ms = born.seconds * 1000 + born.nanos // 1_000_000
@@ -148,7 +132,7 @@ def to_wire_message(
     store_timestamp, born_timestamp = record.store_timestamp, record.born_timestamp
     system = v2.SystemProperties(
         message_id=get(p.UNIQ_KEY) or p.offset_message_id(record.store_host, record.physical_offset),
-        keys=_keys(properties),
+        keys=keys_of(properties),
         body_digest=v2.Digest(type=_MD5, checksum=md5(body, usedforsecurity=False).hexdigest().upper()),
         body_encoding=_GZIP if compressed else _IDENTITY,
         message_type=_stored_type(properties),
@@ -169,16 +153,13 @@ def to_wire_message(
     timestamp = system.store_timestamp
     timestamp.seconds, milliseconds = divmod(store_timestamp, 1000)
     timestamp.nanos = milliseconds * 1_000_000
-    if (deliver_at := _integer(get(p.TIMER_DELIVER_MS) or get(p.TIMER_OUT_MS))) is not None:
+    if (deliver_at := delivery_ms_of(properties)) is not None:
         system.delivery_timestamp.FromMilliseconds(deliver_at)
-    if (priority := _integer(get(PRIORITY_PROPERTY))) is not None and 0 <= priority < 1 << 31:
+    if (priority := priority_of(properties)) is not None:
         system.priority = priority
     if (origin_topic := get(p.DLQ_ORIGIN_TOPIC)) and (origin_id := get(p.DLQ_ORIGIN_MESSAGE_ID)):
         system.dead_letter_queue.topic, system.dead_letter_queue.message_id = origin_topic, origin_id
-    user_properties = {name: value for name, value in properties.items() if name not in RESERVED_NAMES}
-    if empty := get(EMPTY_PROPERTIES):
-        user_properties.update(dict.fromkeys(empty.split(_LIST_SEPARATOR), ""))
-    return v2.Message(topic=topic, user_properties=user_properties, system_properties=system, body=body)
+    return v2.Message(topic=topic, user_properties=user_properties_of(properties), system_properties=system, body=body)
 
 
 def delivery_ms(timestamp: v2.Timestamp) -> int:
@@ -189,19 +170,6 @@ def delivery_ms(timestamp: v2.Timestamp) -> int:
 def timestamp_ms(timestamp: v2.Timestamp) -> int:
     """A requested time in whole milliseconds, limited to 0..2^63 - 1, because clients can send any value."""
     return min(max(timestamp.seconds * 1000 + timestamp.nanos // 1_000_000, 0), _TIME_MAX)
-
-
-def message_keys(properties: dict[str, str]) -> list[str]:
-    """The keys of a stored message, as the client sent them."""
-    return _keys(properties)
-
-
-def _keys(properties: dict[str, str]) -> list[str]:
-    keys = properties.get(p.KEYS)
-    if not keys:
-        return []
-    exact = properties.get(EXACT_KEYS)
-    return exact.split(_LIST_SEPARATOR) if exact else p.split_keys(keys)
 
 
 def _stored_type(properties: dict[str, str]) -> v2.MessageType.ValueType:
@@ -216,13 +184,6 @@ def _stored_type(properties: dict[str, str]) -> v2.MessageType.ValueType:
     if properties.get(PRIORITY_PROPERTY, "0") != "0":
         return PRIORITY
     return NORMAL
-
-
-def _integer(text: str | None) -> int | None:
-    """A number that another program may have written: 0..`LAST_MS`, or None."""
-    if text and text.isascii() and text.isdigit() and len(text) <= 15:
-        return min(int(text), LAST_MS)
-    return None
 
 
 def _host_text(host: p.Host) -> str:

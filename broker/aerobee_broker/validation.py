@@ -12,8 +12,9 @@ from typing import Final
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import RESERVED_NAMES, TRANSACTION
+from aerobee_broker.message_mapping import TRANSACTION
 from aerobee_proto import v2
+from aerobee_store.records.message_fields import RESERVED_NAMES
 
 MESSAGE_GROUP_SIZE_MAX: Final = 63  # bytes
 TRANSACTION_RECOVERY_SECONDS_MAX: Final = 3600

@@ -10,10 +10,13 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from aerobee_client.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, inflate
+from aerobee_client.compression import SYS_FLAGS, Compression, CorruptedBodyError, compress, decompress, inflate
 from aerobee_proto import v2
+
+if TYPE_CHECKING:
+    from aerobee_store.records.record import Record
 
 _log = logging.getLogger(__name__)
 
@@ -211,6 +214,42 @@ def stored_message(wire: v2.Message) -> StoredMessage:
         priority=properties.priority if properties.HasField("priority") else None,
         lite_topic=properties.lite_topic if properties.HasField("lite_topic") else None,
         trace_context=properties.trace_context if properties.HasField("trace_context") else None,
+        corrupted=corrupted,
+    )
+
+
+def message_of_record(record: Record, topic: str) -> StoredMessage:
+    """The same of a record, with `topic` as the client names it. A body that was compressed is decompressed, whatever
+    the method."""
+    from aerobee_store.records import message_fields as fields
+    from aerobee_store.records import properties as names
+
+    properties = record.properties
+    get = properties.get
+    message_id = get(names.UNIQ_KEY) or names.offset_message_id(record.store_host, record.physical_offset)
+    body, corrupted = bytes(record.body), False
+    try:
+        body = decompress(body, record.sys_flag)
+    except CorruptedBodyError as error:
+        corrupted = True
+        _log.error("message is corrupted topic=%s id=%s: %s", topic, message_id, error)
+    return StoredMessage(
+        topic=topic,
+        body=body,
+        message_id=message_id,
+        tag=get(names.TAGS),
+        keys=tuple(fields.keys_of(properties)),
+        properties=fields.user_properties_of(properties),
+        message_group=get(names.SHARDING_KEY),
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        born_timestamp=record.born_timestamp,
+        born_host=get(names.BORN_HOST) or record.born_host[0],
+        store_timestamp=record.store_timestamp,
+        delivery_timestamp=fields.delivery_ms_of(properties),
+        priority=fields.priority_of(properties),
+        lite_topic=get(fields.LITE_TOPIC),
+        trace_context=get(fields.TRACE_CONTEXT),
         corrupted=corrupted,
     )
 

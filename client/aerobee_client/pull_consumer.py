@@ -25,6 +25,7 @@ from aerobee_client.errors import (
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
 from aerobee_client.message import StoredMessage, stored_message
+from aerobee_client.records import Records
 from aerobee_client.routes import Routes, queue_of
 from aerobee_client.telemetry import Telemetry
 from aerobee_proto import admin_v1, v2
@@ -38,6 +39,11 @@ REBALANCE_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
 _WAIT_SECONDS = 20.0
 _BATCH_COUNT = 32
+_TAG_COUNT_MAX = 1000  # of ReadRecords
+_FRAME_SIZE = 256 << 10  # bytes of records that are decoded in one step of the event loop
+
+PullCall = Literal["PullMessage", "ReadRecords"]
+"""The call of RocketMQ's protocol, or that of Aerobee's RecordService."""
 
 
 class _Reading:
@@ -105,6 +111,10 @@ class PullConsumer:
         )
         self._telemetry = Telemetry(connection, settings, group)
         self._routes = Routes(connection, self._telemetry.metadata)
+        self._records = Records(connection)
+        self.call: PullCall = "PullMessage"
+        """What the last fetch used. A backlog is fetched by ReadRecords, if the server has it and the filter is of
+        tags."""
         self._flow = FlowControl(waiting_count_max, waiting_size_max, span_max)
         self._readings: dict[Queue, _Reading] = {}
         self._by_hand = False
@@ -329,8 +339,9 @@ class PullConsumer:
                     reading.handled = first
                 await reading.running.wait()
                 room = await self._flow.wait_room(reading.queue)
-                if not await self._pull(reading, min(room, _BATCH_COUNT)):
-                    continue
+                pulled = await self._pull(reading, min(room, _BATCH_COUNT))
+                if pulled == _BATCH_COUNT and await self._records.supported():
+                    await self._read(reading)
             except (NotFoundError, UnsupportedError) as error:
                 self._failure = error
                 self._arrived.set()
@@ -339,8 +350,38 @@ class PullConsumer:
                 _log.warning("reading failed queue=%s error=%s", reading.queue, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _pull(self, reading: _Reading, count: int) -> bool:
-        """One PullMessage; returns whether it brought messages."""
+    async def _read(self, reading: _Reading) -> None:
+        """Many messages of a backlog by one ReadRecords.
+
+        Between two of them there is a PullMessage, for which the broker looks at the group, and which waits for new
+        messages at the end.
+        """
+        room = self._flow.room(reading.queue)
+        topic = reading.queue.topic
+        tags = _tags(self._filters[topic])
+        if not room or tags is None:
+            return
+        self.call = "ReadRecords"
+        frames = self._records.read(
+            topic,
+            reading.queue.queue_id,
+            reading.fetched,
+            end=reading.fetched + room,
+            frame_size_max=_FRAME_SIZE,
+            tags=tags,
+        )
+        group = self._connection.stored_name(self.group)
+        async with aclosing(frames):
+            async for frame in frames:
+                messages = frame.messages(topic, group)
+                # The broker compares hashes of tags.
+                self._take(reading, [each for each in messages if not tags or each.tag in tags], frame.next_offset)
+                if not self._flow.room(reading.queue):
+                    return
+
+    async def _pull(self, reading: _Reading, count: int) -> int:
+        """One PullMessage; returns the number of messages."""
+        self.call = "PullMessage"
         request = v2.PullMessageRequest(
             group=v2.Resource(name=self.group),
             message_queue=reading.wire,
@@ -372,19 +413,23 @@ class PullConsumer:
                 *(reading.fetched, next_offset, reading.queue),
             )
             self._begin(reading, next_offset)
-            return False
+            return 0
         error = status_error(status) if status is not None and status.code != v2.Code.MESSAGE_NOT_FOUND else None
         if error is not None:
             raise error
+        self._take(reading, fetched, next_offset)
+        return len(fetched)
+
+    def _take(self, reading: _Reading, messages: list[StoredMessage], next_offset: int) -> None:
+        """What a fetch has brought of all messages before `next_offset`."""
         reading.fetched = next_offset
-        for message in fetched:
+        for message in messages:
             self._flow.add(reading.queue, message.queue_offset, len(message.body))
-        reading.waiting.extend(fetched)
-        if fetched:
+        reading.waiting.extend(messages)
+        if messages:
             self._arrived.set()
         elif not reading.waiting:  # a filter skipped all messages up to here
             reading.position = next_offset
-        return bool(fetched)
 
     async def _first_offset(self, reading: _Reading) -> int:
         committed = await self.committed(reading.queue)
@@ -531,6 +576,16 @@ class PullConsumer:
             if queue_of(wire) == queue:
                 return wire
         raise NotFoundError(v2.Code.NOT_FOUND, f"{queue} does not exist; see queues({queue.topic!r})")
+
+
+def _tags(expression: v2.FilterExpression) -> list[str] | None:
+    """The tags that a filter names, none for all messages; None for a filter that ReadRecords cannot apply."""
+    if expression.type == v2.FilterType.SQL:
+        return None
+    if expression.expression.strip() in ("", "*"):
+        return []
+    tags = sorted({tag.strip() for tag in expression.expression.split("||")} - {""})
+    return tags if len(tags) <= _TAG_COUNT_MAX else None
 
 
 def _load(file: Path | None) -> dict[Queue, int]:

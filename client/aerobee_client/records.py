@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -30,7 +30,7 @@ from aerobee_client.bounds import MemoryLimit
 from aerobee_client.compression import Compression, decompress
 from aerobee_client.connection import Connection, Retry, new_client_id
 from aerobee_client.errors import BadRequestError, ClientError, UnsupportedError, status_error
-from aerobee_client.message import Message
+from aerobee_client.message import Message, StoredMessage, message_of_record
 from aerobee_proto import records_v1, v2
 
 if TYPE_CHECKING:
@@ -86,6 +86,35 @@ class Frame:
                 )
             else:
                 yield decompress(bytes(record.body), record.sys_flag)
+
+    def messages(self, topic: str, stored_group: str) -> list[StoredMessage]:
+        """The messages of the frame that this group may have, as a pull consumer hands them out. `topic`: as the client
+        names it.
+
+        Raises ClientError for a record that is damaged.
+        """
+        from aerobee_store.errors import StoreError
+        from aerobee_store.records import inner_batch
+        from aerobee_store.records.message_fields import is_for
+
+        batch = self.batch()
+        if batch.end != len(self.records):
+            raise ClientError(f"a record of topic {topic!r} is damaged: {batch.stop.detail}; read it again")
+        found: list[StoredMessage] = []
+        try:
+            for index in range(len(batch)):
+                record = batch.record(index)
+                if inner_batch.is_inner_batch(record):
+                    found += [
+                        message_of_record(each, topic)
+                        for each in inner_batch.unpack(record)
+                        if self.start_offset <= each.queue_offset < self.next_offset
+                    ]
+                elif is_for(record, stored_group):
+                    found.append(message_of_record(record, topic))
+        except StoreError as error:
+            raise ClientError(f"a record of topic {topic!r} is damaged: {error}; read it again") from error
+        return found
 
 
 class Records:
@@ -200,7 +229,7 @@ class Records:
         frame_size_max: int = 0,
         tags: Iterable[str] = (),
         wait_seconds: float = 0.0,
-    ) -> AsyncIterator[Frame]:
+    ) -> AsyncGenerator[Frame, None]:
         """The records of a queue from offset `start` up to `end` (exclusive), in frames of about a megabyte.
 
         Without `end`: up to the end of the queue, where it waits `wait_seconds` for more each time. `tags` are compared

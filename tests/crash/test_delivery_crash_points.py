@@ -18,12 +18,12 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.delivery.lite import Action, Change
 from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
-from aerobee_broker.message_mapping import PRIORITY_PROPERTY
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType, light_topic_name
 from aerobee_store import MessageStore
 from aerobee_store.config import FlushMode, StoreConfig
+from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 from aerobee_store.records.properties import INNER_MULTI_DISPATCH, UNIQ_KEY
 from aerobee_store.records.record import Message
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation

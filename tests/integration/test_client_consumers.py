@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,18 @@ from aerobee_client import (
     ClientError,
     Hooks,
     Message,
+    PullConsumer,
     Queue,
     ReceivedMessage,
     RetryLater,
     ServerError,
+    StoredMessage,
     connect,
+    pull_consumer,
 )
+from aerobee_client.filters import Subscriptions
 from aerobee_client.flow import FlowControl
+from aerobee_client.records import Frame, Records
 from aerobee_client.testing import BrokerProcess, run_broker
 from aerobee_proto import v2
 
@@ -476,6 +482,122 @@ class TestPullConsumer:
         async with client.pull_consumer("filtered", {"filtered": "yes"}, start="begin") as consumer:
             assert (await consumer.getone()).body == b"2"
             assert await consumer.getmany(wait_seconds=0.1) == []
+
+
+class TestPullingABacklog:
+    """A backlog comes by ReadRecords: the same messages as by PullMessage, in the same order."""
+
+    async def test_messages_of_every_kind(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With all their fields; a delayed one as it was delivered."""
+        kinds = [v2.MessageType.NORMAL, v2.MessageType.FIFO, v2.MessageType.DELAY]
+        await client.admin.create_topic("kinds", queue_count=1, message_types=kinds)
+        producer = client.producer(compression="zlib", compress_above=100)
+        for number in range(0, 120, 4):
+            text = f"{number:05}".encode()
+            due = int(time.time() * 1000) + 50
+            properties = {"region": "north", "empty": ""}
+            await producer.send(Message(topic="kinds", body=text, tag="a", keys=("one", "two words")))
+            await producer.send(Message(topic="kinds", body=text * 100, properties=properties, trace_context="trace"))
+            await producer.send(Message(topic="kinds", body=text, message_group="group", message_id=f"own-{number}"))
+            await producer.send(Message(topic="kinds", body=text, delivery_timestamp=due))
+        found = await pulled_both_ways(client, monkeypatch, "kinds", 120)
+        assert sum(message.delivery_timestamp is not None for message in found) == 30
+        assert sum(message.message_group == "group" for message in found) == 30
+
+    async def test_a_batch_topic(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Single messages, also where a record holds more than there is room for."""
+        await client.admin.create_topic("batched", queue_count=1, attributes={"queue.type": "BatchCQ"})
+        for first in range(0, 150, 50):
+            messages = [Message(topic="batched", body=b"%d" % number, tag="t") for number in range(first, first + 50)]
+            await client.records.append("batched", 0, client.records.pack_batch("batched", 0, messages))
+        found = await pulled_both_ways(client, monkeypatch, "batched", 150, waiting_count_max=60)
+        assert [message.body for message in found] == [b"%d" % number for number in range(150)]
+
+    async def test_tags(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only those that the filter names; the position is behind what it left out."""
+        await client.admin.create_topic("tagged", queue_count=1)
+        messages = [Message(topic="tagged", body=b"%d" % each, tag="abc"[each % 3]) for each in range(200)]
+        await client.records.append("tagged", 0, client.records.pack("tagged", 0, messages))
+        found = await pulled_both_ways(client, monkeypatch, "tagged", 133, subscriptions={"tagged": "a || c"})
+        assert [message.body for message in found] == [b"%d" % each for each in range(200) if each % 3 != 1]
+
+    async def test_bounds_hold(self, client: Client, largest: Callable[[], int]) -> None:
+        """No more messages wait than the consumer was told."""
+        await client.admin.create_topic("wide", queue_count=1)
+        messages = [Message(topic="wide", body=b"%d" % each) for each in range(500)]
+        await client.records.append("wide", 0, client.records.pack("wide", 0, messages))
+        async with client.pull_consumer("wide", "wide", start="begin", waiting_count_max=70) as consumer:
+            found = await pulled(consumer, 500)
+        assert [message.body for message in found] == [message.body for message in messages]
+        assert largest() <= 70
+
+    async def test_offsets_that_are_gone_meanwhile(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A refused ReadRecords is no end: the next PullMessage says where to go on."""
+        refused = []
+
+        async def read(records: Records, topic: str, queue_id: int, start: int, **_: object) -> AsyncIterator[Frame]:
+            refused.append(start)
+            if start:  # always: the function has to be a generator
+                raise BadRequestError(v2.Code.ILLEGAL_OFFSET, "gone")
+            yield Frame(b"", start, start, 0)
+
+        await client.admin.create_topic("gone", queue_count=1)
+        messages = [Message(topic="gone", body=b"%d" % each) for each in range(70)]
+        await client.records.append("gone", 0, client.records.pack("gone", 0, messages))
+        monkeypatch.setattr(Records, "read", read)
+        monkeypatch.setattr(pull_consumer, "_PAUSE_SECONDS", 0.01)
+        async with client.pull_consumer("gone", "gone", start="begin") as consumer:
+            assert len(await pulled(consumer, 70)) == 70
+        assert refused == [32, 64]
+
+
+async def pulled(consumer: PullConsumer, count: int) -> list[StoredMessage]:
+    """So many messages."""
+    found: list[StoredMessage] = []
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            found += await consumer.getmany()
+    return found
+
+
+async def pulled_both_ways(
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    count: int,
+    *,
+    subscriptions: Subscriptions | None = None,
+    waiting_count_max: int = 1000,
+) -> list[StoredMessage]:
+    """The first messages of a topic, fetched with and without ReadRecords."""
+
+    def consumer(group: str) -> PullConsumer:
+        return client.pull_consumer(
+            group, subscriptions or topic, start="begin", waiting_count_max=waiting_count_max, commit_seconds=None
+        )
+
+    calls: list[str] = []
+    read = Records.read
+
+    def counting(records: Records, topic: str, *arguments: Any, **options: Any) -> AsyncGenerator[Frame, None]:
+        calls.append(topic)
+        return read(records, topic, *arguments, **options)
+
+    monkeypatch.setattr(Records, "read", counting)
+    async with consumer(f"{topic}-records") as reader:
+        by_records = await pulled(reader, count)
+    assert calls, "a backlog is read by ReadRecords"
+    calls.clear()
+
+    async def no(records: Records, **_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Records, "supported", no)
+    async with consumer(f"{topic}-messages") as puller:
+        assert await pulled(puller, count) == by_records
+        assert puller.call == "PullMessage"
+    assert not calls
+    return by_records
 
 
 def quick_retries() -> v2.RetryPolicy:

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Final
 from aerobee_broker.delivery.property_search import search
 from aerobee_broker.errors import InvalidFilterError
 from aerobee_store import MessageStore, ReadResult, Record
+from aerobee_store.records.message_fields import is_for
 
 if TYPE_CHECKING:
     from aerobee_broker.delivery.sql_filter import Expression
 
 TAGS_LENGTH_MAX: Final = 16_384  # characters of an expression
 _TAGS_LENGTH_CACHED_MAX: Final = 256  # keeps the cache below 8 MiB for any expressions
-ONLY_GROUP: Final = "__AEROBEE_ONLY_GROUP"
-"""On a resent dead letter: the stored name of the only group that receives it."""
-
-_ONLY_GROUP_BYTES: Final = ONLY_GROUP.encode()
 READ_BYTES_MAX: Final = 4 << 20  # bytes of records per read
 _CONDITIONS_MIN: Final = 32  # messages per read, even if fewer are wanted: most may not pass
 
@@ -66,7 +63,7 @@ class MessageFilter:
         """
         if self.condition is None:
             result = store.read(topic, queue_id, queue_offset, max_count=count, max_bytes=max_bytes, tags=self.tags)
-            if any(_ONLY_GROUP_BYTES in record.raw_properties for record in result.records):
+            if not all(is_for(record, group) for record in result.records):
                 return replace(result, records=[record for record in result.records if is_for(record, group)])
             return result
         found = search(store, topic, queue_id, queue_offset, self.condition, count, max_bytes)
@@ -83,11 +80,6 @@ class MessageFilter:
 
 
 EVERYTHING: Final = MessageFilter()
-
-
-def is_for(record: Record, group: str) -> bool:
-    """False for a message that was resent to another group only."""
-    return _ONLY_GROUP_BYTES not in record.raw_properties or record.properties.get(ONLY_GROUP, group) == group
 
 
 def filter_of(expression: str, *, is_sql: bool = False) -> MessageFilter:

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from aerobee_broker.message_mapping import PRIORITY_PROPERTY
+from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 
 
 class Priorities:

@@ -13,12 +13,13 @@ from aerobee_broker.delivery.deliveries import Deliveries
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.key_query import ANSWER_SIZE_MAX, COUNT_MAX, find_by_key, find_by_message_id
 from aerobee_broker.loop_share import Steps
-from aerobee_broker.message_mapping import message_keys, timestamp_ms, to_wire_message
+from aerobee_broker.message_mapping import timestamp_ms, to_wire_message
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import light_topic_name
 from aerobee_broker.validation import check_lite_topic
 from aerobee_proto import v2
 from aerobee_store import MessageStore
+from aerobee_store.records.message_fields import keys_of
 from aerobee_store.records.record import Record
 
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
@@ -60,7 +61,7 @@ class QueryProcessor:
                     begin=begin,
                     end=end,
                 )
-                records = [record for record in found if request.message_key in message_keys(record.properties)]
+                records = [record for record in found if request.message_key in keys_of(record.properties)]
             case None:
                 records, scroll_id = await self._by_time(topic, request, count, begin, end)
             case "lite_topic":

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from aerobee_broker.message_mapping import LAST_MS, RESERVED_NAMES
 from aerobee_broker.processors.wire_columns import Field, Wire, read_varint, varint, varints_of_run
 from aerobee_proto import v2
+from aerobee_store.records.message_fields import LAST_MS, RESERVED_NAMES
 from aerobee_store.records.record_columns import Booleans, Integers, all_true
 
 COUNT_MIN: Final = 8

@@ -9,9 +9,9 @@ import pytest
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
-from aerobee_broker.message_mapping import RESERVED_NAMES
 from aerobee_broker.validation import address_scheme, check_client_properties, check_endpoints, check_message
 from aerobee_proto import v2
+from aerobee_store.records.message_fields import RESERVED_NAMES
 
 NOW_MS = 1_700_000_000_000
 Code = v2.Code

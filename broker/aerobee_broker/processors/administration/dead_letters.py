@@ -12,7 +12,6 @@ from contextlib import aclosing
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
-from aerobee_broker.delivery.filters import ONLY_GROUP
 from aerobee_broker.errors import InvalidRequestError, TopicNotFoundError
 from aerobee_broker.key_query import find_by_message_id, newest_with_key
 from aerobee_broker.loop_share import READ_COUNT, STEP_SIZE, LoopShare, Steps
@@ -25,6 +24,7 @@ from aerobee_broker.timer.state import TIMER_ORIGIN
 from aerobee_proto import admin_v1, v2
 from aerobee_store import InvalidMessageError, MessageStore, Record
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import ONLY_GROUP
 from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message
 
 DEAD_LETTER_QUEUE_ID: Final = 0  # there is one queue, as in RocketMQ

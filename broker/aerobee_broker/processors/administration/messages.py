@@ -24,7 +24,7 @@ from aerobee_broker.delivery.lite import LITE_QUEUE_ID
 from aerobee_broker.errors import InvalidRequestError, JournalFormatError
 from aerobee_broker.key_query import ANSWER_SIZE_MAX, find_by_key, find_by_message_id
 from aerobee_broker.loop_share import READ_COUNT, STEP_SIZE, Steps
-from aerobee_broker.message_mapping import LITE_TOPIC, TRANSACTION, to_wire_message
+from aerobee_broker.message_mapping import TRANSACTION, to_wire_message
 from aerobee_broker.processors.administration.dead_letters import find_resent
 from aerobee_broker.processors.administration.wire import OK, resource, timestamp
 from aerobee_broker.processors.send import SendProcessor
@@ -37,6 +37,7 @@ from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.queues.multi_dispatch import NAME_SEPARATOR
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import LITE_TOPIC
 from aerobee_store.records.record import TransactionType
 from aerobee_store.timer.files import TIMER_TOPIC
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import BadRecordError
-from aerobee_broker.message_mapping import RESERVED_NAMES, TRACE_CONTEXT
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.tables.topics import TopicConfig
 from aerobee_broker.validation import FREE_TEXT_SIZE_MAX, MESSAGE_GROUP_SIZE_MAX
 from aerobee_proto import v2
 from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import RESERVED_NAMES, TRACE_CONTEXT
 from aerobee_store.records.record import (
     PROPERTY_CRC_SIZE,
     SYS_FLAG_BORN_HOST_V6,

@@ -10,9 +10,9 @@ import pytest
 
 from aerobee_broker.delivery.receive_plan import ReceiveRequest
 from aerobee_broker.delivery.receiving import DeliveredMessage
-from aerobee_broker.message_mapping import PRIORITY_PROPERTY
 from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
+from aerobee_store.records.message_fields import PRIORITY_PROPERTY
 from aerobee_store.records.properties import UNIQ_KEY
 from aerobee_store.records.record import Message
 from tests.support.delivery_harness import GROUP, Harness, MovableClock
