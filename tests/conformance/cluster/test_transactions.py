@@ -9,7 +9,7 @@ import pytest
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.transactions.config import TransactionsConfig
-from aerobee_store.testing.travelling_clock import TravellingClock
+from aerobee_store.travelling_clock import TravellingClock
 from tests.conformance.cluster.conftest import Shared
 from tests.support.remoting_client import RemotingClient, pull_fields, records, remoting_broker, send
 

@@ -14,7 +14,7 @@ from aerobee_store import Message, MessageStore, StoreConfig, StoreFailedError, 
 from aerobee_store.config import FlushMode, WriteMode
 from aerobee_store.durability import durability
 from aerobee_store.testing import ManualClock, MemoryFileSystem, Operation
-from aerobee_store.testing.travelling_clock import TravellingClock
+from aerobee_store.travelling_clock import TravellingClock
 from tests.support.serving import serving
 from tests.support.stored_messages import DIRECTORY, Sender, compare
 
