@@ -67,7 +67,7 @@ def _joined(events: Iterable[Event]) -> list[tuple[object, ...]]:
     last: DataReceived | None = None
     for event in events:
         if isinstance(event, DataReceived) and last is not None and last.stream is event.stream and not last.ended:
-            event = DataReceived(event.stream, last.data + event.data, event.ended)
+            event = DataReceived(event.stream, bytes(last.data) + bytes(event.data), event.ended)
             found.pop()
         found.append(summary(event))
         last = event if isinstance(event, DataReceived) else None

@@ -114,7 +114,7 @@ class Call:
 
     # --- From the connection --------------------------------------------------------------------------------
 
-    def data(self, data: bytes, ended: bool) -> None:
+    def data(self, data: bytes | memoryview, ended: bool) -> None:
         """Bytes of the request; `ended`: the last ones."""
         if self._over:
             return

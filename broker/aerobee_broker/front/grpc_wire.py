@@ -162,11 +162,11 @@ class MessageReader:
     def __init__(self, encoding: bytes, size_max: int) -> None:
         self._encoding = encoding
         self._size_max = size_max
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self._missing = PREFIX_SIZE  # bytes until the next step: the prefix, or the message with it
         self.size = 0
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The messages that `data` completes. CallAbortedError for what is none, or is too large."""
         if self.size:
             self._parts.append(data)
@@ -179,7 +179,7 @@ class MessageReader:
             self._parts.clear()
         return self._split(data)
 
-    def _joined(self, data: bytes) -> list[bytes]:
+    def _joined(self, data: bytes | memoryview) -> list[bytes]:
         """The message that is complete with `data`, its last part, and those behind it. It is copied once."""
         rest = self.size - self._missing
         parts: list[bytes | memoryview] = [*self._parts]
@@ -192,7 +192,7 @@ class MessageReader:
         message = b"".join(parts)
         return [message, *self._split(data[len(data) - rest :])] if rest else [message]
 
-    def _split(self, data: bytes) -> list[bytes]:
+    def _split(self, data: bytes | memoryview) -> list[bytes]:
         """The messages in `data`, which begins with one; what is left is kept."""
         messages: list[bytes] = []
         begin, size = 0, len(data)
@@ -205,7 +205,7 @@ class MessageReader:
             if end > size:
                 missing = PREFIX_SIZE + length
                 break
-            message = data[begin + PREFIX_SIZE : end]
+            message = bytes(data[begin + PREFIX_SIZE : end])
             messages.append(self._decompressed(data[begin], message) if data[begin] else message)
             begin = end
         self.size = size - begin

@@ -477,12 +477,12 @@ def sliceable(view: memoryview, begin: int, end: int, count: int) -> Source:
 
     A slice of `bytes` takes half of the time of a slice of a memoryview, unless it is long.
     """
+    if end - begin > _COPIED_SIZE_MAX * count:
+        return view, 0
     owner = view.obj
     if isinstance(owner, bytes):
         return owner, 0 if len(owner) == len(view) else -_position_in(owner, view)
-    if end - begin <= _COPIED_SIZE_MAX * count:
-        return bytes(view[begin:end]), begin
-    return view, 0
+    return bytes(view[begin:end]), begin
 
 
 def _position_in(owner: bytes, view: memoryview) -> int:

@@ -89,6 +89,24 @@ def test_data_is_handed_on_before_its_frame_is_whole() -> None:
     assert not core.ended
 
 
+def test_large_data_is_not_copied_unless_it_keeps_more_than_itself() -> None:
+    """A view of what was read keeps all of it in memory."""
+    message = bytes(range(256)) * 1000
+    sent = data(1, message) + data(3, b"x" * 40)
+    core = greeted()
+    opened(core, 1, ended=False)
+    opened(core, 3, ended=False)
+    events = [event for begin in range(0, len(sent), 100_000) for event in core.receive(sent[begin : begin + 100_000])]
+    parts = [event.data for event in events if isinstance(event, DataReceived) and event.stream.id == 1]
+    assert b"".join(parts) == message
+    assert [type(part) for part in parts] == [memoryview] * 3
+    core = greeted()
+    opened(core, 1, ended=False)
+    last = core.receive(data(1, b"z" * 16_000) * 4 + data(1, message)[:20_000])[-1]
+    assert isinstance(last, DataReceived)
+    assert isinstance(last.data, bytes)  # a quarter of what was read
+
+
 def test_the_rest_of_a_frame_is_dropped_when_its_stream_is_gone() -> None:
     """Answered in the middle of a large frame; the connection goes on."""
     core = greeted()
