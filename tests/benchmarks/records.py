@@ -126,6 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", choices=[[], *PARTS], help="which parts (all)")
     parser.add_argument("--short", action="store_true", help="seconds instead of minutes; the figures mean nothing")
     parser.add_argument("--directory", type=Path, default=Path("build"), help="where the stores go (./build)")
+    parser.add_argument("--messages", type=int, help="of a request (2000; send-many 500)")
     options = parser.parse_args(arguments)
     options.directory.mkdir(parents=True, exist_ok=True)
     print(machine())
@@ -133,7 +134,8 @@ def main(arguments: list[str] | None = None) -> None:
         disk.fdatasync(Path(directory), 4 if options.short else 2000)
         for name in options.names or PARTS:
             part, sizes = PARTS[name]
-            part(Path(directory), **(sizes if options.short else {}))
+            chosen = {"messages": options.messages} if options.messages else {}
+            part(Path(directory), **({**sizes, **chosen} if options.short else chosen))
 
 
 if __name__ == "__main__":
