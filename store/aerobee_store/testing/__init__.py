@@ -49,11 +49,11 @@ CHANGES: Final = frozenset(
     {"create", "write", "reserve", "sync", "make_directory", "sync_directory", "remove_directory", "rename", "link"}
     | {"unlink", "lock", "sync_file_system"}
 )
-"""The operations that change the disk: between any two of them a crash can leave something new."""
+"""The operations that change the disk: between any two of them a crash can leave a new state."""
 
 
 class ManualClock:
-    """Stands still until it is told to go on. `now_ms` is in Unix milliseconds."""
+    """Stands still until it is advanced. `now_ms` is in Unix milliseconds."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -66,12 +66,12 @@ class ManualClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on."""
+        """Advance both clocks."""
         self._now_ms += round(seconds * 1000)
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock, ahead or back; the monotonic clock does not notice."""
+        """Set the wall clock, ahead or back; the monotonic clock does not change."""
         self._now_ms += round(seconds * 1000)
 
 
@@ -144,7 +144,7 @@ class MemoryFile:
 
     def sync(self) -> None:
         inode: Inode | None = self._inode
-        if self._evictable:  # the real one opens the path anew
+        if self._evictable:  # the real one opens the path again
             inode = self._disk.find_inode(self.path)
             if inode is None:
                 return
@@ -153,13 +153,13 @@ class MemoryFile:
         levels, self.unsynced_levels = self.unsynced_levels, 0
         self._disk.sync_inode(inode, self.path)
         for directory in self.path.parents[:levels]:
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # removed in the meantime
                 self._disk.sync_directory(directory)
         if self._closed != closed and not self._evictable:
             raise _os_error(error_numbers.EBADF, self.path)
 
     def close(self) -> None:
-        """Nothing to give back, and the next use opens it again. Maps stay readable. A sync that is under way fails."""
+        """Releases nothing, and the next use opens it again. Maps stay readable. A running sync fails."""
         self._closed += 1
 
 
@@ -184,10 +184,8 @@ class MemoryFileSystem:
     """A disk in memory; see the module. Threads may use it at the same time.
 
     `capacity`: bytes, None for a disk that never runs full. `clock`: for modification times. `together_min`: from how
-    many files on its lock syncs them together; None: never.
-    `before_operation`: called before each operation, outside of the disk's lock; it may look at the disk, take a
-    `crash` of it, block, or raise.
-    `log`: all operations so far.
+    many files on its lock syncs them together; None: never. `before_operation`: called before each operation, outside
+    of the disk's lock; it may read the disk, take a `crash` of it, block, or raise. `log`: all operations so far.
     """
 
     def __init__(
@@ -200,7 +198,7 @@ class MemoryFileSystem:
         self.may_lock_memory = True
         self.together_min = together_min
         self.boots = 1
-        """How often the machine was started: once more after each `crash`."""
+        """How often the machine was booted: once more after each `crash`."""
         self._clock = clock or ManualClock()
         self._root = Directory()
         self._name_changes: list[NameChange] = []
@@ -213,7 +211,8 @@ class MemoryFileSystem:
     # --- what can happen to it --------------------------------------------------------------------------------
 
     def crash(self, seed: int) -> MemoryFileSystem:
-        """The disk as it could be found after a power cut now. The same seed gives the same; this disk is unharmed."""
+        """The disk as a power failure now could leave it. The same seed gives the same result; this disk is
+        unchanged."""
         source = random.Random(seed)  # noqa: S311 - repeatable, not secret
         with self._mutex:
             self._note_stores()
@@ -235,19 +234,19 @@ class MemoryFileSystem:
     def fail_at(
         self, operation: str | None, n: int = 1, error_number: int = error_numbers.EIO, *, for_ever: bool = False
     ) -> None:
-        """Let the n-th call of this operation from now on fail (None: of any), with `for_ever` all after it as well.
+        """Let the n-th call of this operation from now on fail (None: of any), with `for_ever` also all later ones.
 
         A failing write has written its first half; a failing sync has dropped the pages.
         """
         self._faults.append(_Fault(operation, n, error_number, for_ever))
 
     def heal(self) -> None:
-        """Forget what `fail_at` has asked for."""
+        """Undo `fail_at`."""
         self._faults.clear()
 
     @property
     def operations(self) -> int:
-        """How many there were so far."""
+        """The number of operations so far."""
         return len(self.log)
 
     @property
@@ -268,12 +267,12 @@ class MemoryFileSystem:
         return walk(Path("/"), self._root)
 
     def contents(self) -> dict[Path, bytes]:
-        """Every file and what a reader finds in it now."""
+        """Every file with its current content."""
         with self._mutex:
             return {path: bytes(inode.data) for path, inode in self.files()}
 
     def damage(self, path: Path, position: int, data: bytes) -> None:
-        """Change bytes behind everybody's back, as a rotting disk does: durable at once, and no operation."""
+        """Change bytes silently, as a failing disk does: durable at once, and not an operation."""
         with self._mutex:
             inode = self._inode(path)
             inode.data[position : position + len(data)] = data
@@ -282,7 +281,7 @@ class MemoryFileSystem:
             inode.durable = bytes(durable)
 
     def cut(self, path: Path, size: int) -> None:
-        """Make a file shorter in the same way."""
+        """Truncate a file silently."""
         with self._mutex:
             inode = self._inode(path)
             inode.settle(inode.data[:size])
@@ -350,7 +349,7 @@ class MemoryFileSystem:
         return made + 1
 
     def sync_file_system(self, path: Path) -> None:
-        """All that was written before the call becomes durable, file by file, and then all names (`syncfs`)."""
+        """Make everything written before the call durable, file by file, and then all names (`syncfs`)."""
         with self._mutex:
             covered = self._name_changes.copy()
             files = list(self.files())
@@ -454,7 +453,7 @@ class MemoryFileSystem:
         return DiskUsage(total=total, available=max(0, total - self.used))
 
     def memory(self, size: int) -> memoryview:
-        return memoryview(bytearray(b"\xee" * size))  # as a buffer that was used before: nobody may count on zeros
+        return memoryview(bytearray(b"\xee" * size))  # as a reused buffer: its content is undefined
 
     def lock_memory(self, memory: memoryview) -> None:
         if not self.may_lock_memory:
@@ -464,7 +463,7 @@ class MemoryFileSystem:
         """Nothing is ever swapped out."""
 
     def will_need(self, memory: memoryview) -> None:
-        """All of it is at hand."""
+        """Everything is in memory."""
 
     def boot_id(self) -> str:
         return f"boot-{self.boots}"
@@ -472,7 +471,7 @@ class MemoryFileSystem:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def begin(self, name: str, path: Path) -> None:
-        """Count an operation, tell who listens, and fail if that was asked for."""
+        """Count an operation, call the listener, and fail if requested."""
         with self._mutex:
             operation = Operation(len(self.log) + 1, name, path)
             self.log.append(operation)
@@ -529,7 +528,7 @@ class MemoryFileSystem:
             inode.history = [item for item in inode.history if item[0] > sequence]
 
     def take_room(self, inode: Inode, position: int, size: int) -> None:
-        """Give blocks to a stretch of a file, or raise ENOSPC with nothing changed."""
+        """Allocate blocks for a part of a file, or raise ENOSPC with nothing changed."""
         with self._mutex:
             wanted = set(range(position // BLOCK_SIZE, -(-(position + size) // BLOCK_SIZE))) - inode.blocks
             if self.capacity is not None and (self._used_blocks + len(wanted)) * BLOCK_SIZE > self.capacity:
@@ -538,7 +537,7 @@ class MemoryFileSystem:
             self._used_blocks += len(wanted)
 
     def note_map(self, inode: Inode) -> None:
-        """A file is mapped for writing: look from now on at what is stored into it."""
+        """A file is mapped for writing: check its stores from now on."""
         with self._mutex:
             if not inode.mapped:
                 inode.mapped = True

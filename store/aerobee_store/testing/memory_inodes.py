@@ -1,4 +1,5 @@
-"""Files and directories of a disk in memory (testing.py): what is written, what is durable, and what a crash leaves."""
+"""Files and directories of a disk in memory: their current content, their durable content, and the states after a
+crash."""
 
 from __future__ import annotations
 
@@ -9,25 +10,25 @@ from typing import Final, NamedTuple
 
 SECTOR_SIZE: Final = 512
 BLOCK_SIZE: Final = 4096
-"""Room on the disk is taken in blocks of this size."""
+"""Disk space is allocated in blocks of this size."""
 
 
 class HoleWrittenError(AssertionError):
-    """A map was written where no room had been reserved: on a full disk this kills the process (SIGBUS)."""
+    """A map was written where no space had been allocated: on a full disk this kills the process (SIGBUS)."""
 
 
 class Inode:
-    """The bytes of one file: as they are now, and as they are on the disk."""
+    """The bytes of one file: current, and on the disk."""
 
     __slots__ = ("blocks", "data", "durable", "history", "lost", "mapped", "modified_ms", "seen", "sizes")
 
     def __init__(self, size: int, modified_ms: int) -> None:
         self.data = bytearray(size)
         self.durable = b""
-        self.sizes = [0, size]  # every size since the last sync, and the one of that time
+        self.sizes = [0, size]  # every size since the last sync, including the size at that sync
         self.history: list[tuple[int, int, bytes]] = []  # (sequence, sector, content) since the last sync
         self.blocks: set[int] = set()
-        self.lost: dict[int, bytes] = {}  # what a failed sync has dropped
+        self.lost: dict[int, bytes] = {}  # dropped by a failed sync
         self.mapped = False
         self.seen = b""  # of a mapped file: its bytes at the last operation of the disk
         self.modified_ms = modified_ms
@@ -39,7 +40,7 @@ class Inode:
         return self.durable[number * SECTOR_SIZE : (number + 1) * SECTOR_SIZE]
 
     def note_stores(self, sequence: int) -> None:
-        """What was stored through a map since the last time is an unsynced write like any other."""
+        """Stores through a map since the last check are unsynced writes like any other."""
         if self.data == self.seen:
             return
         seen, self.seen = self.seen, bytes(self.data)
@@ -49,7 +50,7 @@ class Inode:
                 self.history.append((sequence, number, sector))
 
     def check_holes(self, path: Path) -> None:
-        """A map bypasses `write`: what it has changed must lie in blocks that exist."""
+        """A map bypasses `write`: its changes must be in existing blocks."""
         if not self.mapped:
             return
         for block in range(-(-len(self.data) // BLOCK_SIZE)):
@@ -57,7 +58,7 @@ class Inode:
                 raise HoleWrittenError(f"{path}: block {block} was written through a map and never reserved")
 
     def after_crash(self, source: random.Random) -> Inode:
-        """The file as a power cut could leave it."""
+        """The file as a power failure could leave it."""
         found = Inode(0, self.modified_ms)
         size = source.choice(self.sizes) if len(set(self.sizes)) > 1 else len(self.data)
         content = bytearray(size)
@@ -79,7 +80,7 @@ class Inode:
         return found
 
     def after_kill(self) -> Inode:
-        """The file as the next process finds it while the machine stays up; nothing more is durable than before."""
+        """The file as the next process finds it while the machine stays up; no more of it is durable than before."""
         found = Inode(0, self.modified_ms)
         found.data = bytearray(self.data)
         found.durable = self.durable
@@ -90,7 +91,7 @@ class Inode:
         return found  # its maps died with the process
 
     def settle(self, content: bytearray) -> None:
-        """Say that this is the content, all of it durable."""
+        """Set the content, all of it durable."""
         self.data = content
         self.durable = bytes(content)
         self.sizes = [len(content)]
@@ -98,7 +99,7 @@ class Inode:
 
 
 class Directory:
-    """The entries of one directory, as they are now and as they are on the disk."""
+    """The entries of one directory, current and on the disk."""
 
     __slots__ = ("durable", "entries")
 
@@ -111,7 +112,7 @@ Entry = Inode | Directory
 
 
 class NameChange(NamedTuple):
-    """One directory entry gets a new meaning. `joined`: only together with the change before it (a rename)."""
+    """One directory entry changes. `joined`: only together with the change before it (a rename)."""
 
     directory: Directory
     name: str
@@ -119,7 +120,7 @@ class NameChange(NamedTuple):
     joined: bool
 
     def apply(self, entries: dict[str, Entry]) -> None:
-        """Make it in these entries of the directory."""
+        """Apply the change to these entries."""
         if self.entry is None:
             entries.pop(self.name, None)
         else:
@@ -133,14 +134,14 @@ def has_data(content: bytearray, block: int) -> bool:
 
 
 def tree_after_crash(root: Directory, changes: Sequence[NameChange], source: random.Random) -> Directory:
-    """All that lies below a directory as a power cut could leave it. `changes`: of names, since they were synced."""
+    """Everything below a directory as a power failure could leave it. `changes`: of names, since they were synced."""
     names = _names_after_crash(root, changes, source)
     copies = _Copies(lambda inode: inode.after_crash(source), lambda entry: (names[id(entry)], names[id(entry)]))
     return copies.directory(root)
 
 
 def tree_after_kill(root: Directory, changes: Sequence[NameChange]) -> tuple[Directory, list[NameChange]]:
-    """The same after `kill -9`, where all is as it was written; and what is not synced of it yet."""
+    """The same after `kill -9`, where everything is as written; and the part of it that is not synced."""
     copies = _Copies(Inode.after_kill, lambda entry: (entry.entries, entry.durable))
     after = copies.directory(root)
     return after, [
@@ -155,14 +156,15 @@ def tree_after_kill(root: Directory, changes: Sequence[NameChange]) -> tuple[Dir
 
 
 class _Copies:
-    """Of the files and directories of a tree, each made once: what has two names, or has been renamed, stays one."""
+    """Copies of the files and directories of a tree, each made once: a file with two names, or a renamed one, stays
+    one."""
 
     def __init__(
         self,
         inode_after: Callable[[Inode], Inode],
         names_after: Callable[[Directory], tuple[dict[str, Entry], dict[str, Entry]]],
     ) -> None:
-        """`names_after`: what a directory holds, and what of it is durable."""
+        """`names_after`: the entries of a directory, and which of them are durable."""
         self._inode_after = inode_after
         self._names_after = names_after
         self._inodes: dict[int, Inode] = {}
@@ -188,7 +190,7 @@ class _Copies:
 def _names_after_crash(
     root: Directory, changes: Sequence[NameChange], source: random.Random
 ) -> dict[int, dict[str, Entry]]:
-    """What each directory holds: what was synced, and of the changes since either the first ones, or some."""
+    """The entries of each directory: the synced ones, and of the changes since either the first ones, or some."""
     tree: dict[int, dict[str, Entry]] = {}
 
     def collect(directory: Directory) -> None:
@@ -211,13 +213,13 @@ def _names_after_crash(
         chance = 1.0
     else:
         chance = source.choice((0.2, 0.5, 0.8))
-    left_out: set[tuple[int, str]] = set()  # a later change of a name cannot be there without the earlier one
+    left_out: set[tuple[int, str]] = set()  # a later change of a name cannot exist without the earlier one
     before_happened = True
     for change in changes:
         key = (id(change.directory), change.name)
         happens = key not in left_out and source.random() < chance
         if change.joined:
-            # The old name of a renamed file is never gone without the new one being there.
+            # The old name of a renamed file never disappears without the new one.
             happens = before_happened and key not in left_out
         if happens:
             change.apply(tree[id(change.directory)])

@@ -30,8 +30,8 @@ LOG_FILE_SIZE: Final = 100 << 20
 
 @dataclass(frozen=True, slots=True)
 class TimerRecovery:
-    """What opening found. `complete`: units before `checkpoint.queue_offset` are all there; else the timer topic has to
-    be read from its beginning."""
+    """The result of opening. `complete`: all units before `checkpoint.queue_offset` exist; otherwise the timer topic
+    must be read from its beginning."""
 
     checkpoint: TimerCheckpoint | None
     complete: bool
@@ -58,7 +58,7 @@ class TimerFiles:
         self._counter = 0
 
     def open(self) -> TimerRecovery:
-        """Load the files, and make the wheel anew unless it was closed in order. Blocking."""
+        """Load the files, and rebuild the wheel unless it was closed cleanly. Blocking."""
         checkpoint = self._checkpoint.load()
         self.log.load()
         complete = checkpoint is not None and self.log.covers(checkpoint.log_position)
@@ -67,7 +67,7 @@ class TimerFiles:
             self.log.cut(self._log_end(checkpoint))
             trusted = checkpoint.clean and checkpoint.precision_ms == self.wheel.precision_ms
             if not (trusted and self.wheel.load() and self.wheel.checksum() == checkpoint.wheel_crc):
-                if trusted and checkpoint.wheel_crc:  # 0: nothing was pending, and there was no wheel
+                if trusted and checkpoint.wheel_crc:  # nothing was pending, and there was no wheel
                     _log.warning("timer wheel is missing or damaged, rebuilding it from the timer log")
                 self.wheel.clear()
                 complete = self._rebuild_wheel(checkpoint.read_time_ms)
@@ -80,11 +80,11 @@ class TimerFiles:
 
     @property
     def used(self) -> bool:
-        """Whether there is anything that a checkpoint could speak of."""
+        """Whether a checkpoint is needed."""
         return self.wheel.used or self.log.end > 0
 
     def add(self, slot_time_ms: int, unit: TimerUnit) -> None:
-        """Append a unit and hang it on its slot; `unit.previous` is set here."""
+        """Append a unit and link it to its slot; `unit.previous` is set here."""
         slot = self.wheel.get(slot_time_ms)
         previous = slot.last if slot is not None else -1
         position = self.log.append(unit._replace(previous=previous), slot_time_ms)
@@ -96,7 +96,7 @@ class TimerFiles:
         self.wheel.put(slot)
 
     def units(self, slot_time_ms: int) -> Iterator[TimerUnit]:
-        """The units of a slot, the latest first."""
+        """The units of a slot, latest first."""
         slot = self.wheel.get(slot_time_ms)
         position = slot.last if slot is not None else -1
         while position >= 0:
@@ -109,7 +109,8 @@ class TimerFiles:
             position = unit.previous
 
     def write(self, read_time_ms: int) -> list[File]:
-        """Move all to the page cache and drop what is done; the files to be synced before the next `save`."""
+        """Move everything to the page cache and drop finished slots; returns the files to sync before the next
+        `save`."""
         self.log.write()
         self.wheel.write()
         self.log.expire(read_time_ms)
@@ -118,7 +119,7 @@ class TimerFiles:
     def next_checkpoint(
         self, read_time_ms: int, queue_offset: int, begin: int, now_ms: int, *, clean: bool
     ) -> TimerCheckpoint:
-        """What `save` may say once all that `write` has returned is synced."""
+        """The checkpoint for `save`, valid once all files returned by `write` are synced."""
         self._counter += 1
         return TimerCheckpoint(
             read_time_ms=read_time_ms,
@@ -134,7 +135,7 @@ class TimerFiles:
     def save(self, files: list[File], checkpoint: TimerCheckpoint) -> None:
         """Sync the files, then write the checkpoint. Blocking; OSError is final."""
         for file in files:
-            with suppress(FileNotFoundError):  # expired meanwhile
+            with suppress(FileNotFoundError):  # expired in the meantime
                 file.sync()
         if checkpoint.clean:
             checkpoint = replace(checkpoint, wheel_crc=self.wheel.checksum())
@@ -145,18 +146,18 @@ class TimerFiles:
         self.wheel.close()
 
     def _log_end(self, checkpoint: TimerCheckpoint) -> int:
-        """Where the units end that the checkpoint's queue offset speaks of."""
+        """The end of the units to which the checkpoint's queue offset refers."""
         if checkpoint.begin is not None:
             return checkpoint.log_position
-        # RocketMQ notes how far the log was synced, and the queue offset, then syncs the log and writes the
-        # checkpoint: the position is a round older than the offset, and the units in between are durable, too.
+        # RocketMQ notes the synced end of the log and the queue offset, then syncs the log and writes the checkpoint:
+        # the position is a round older than the offset, and the units in between are durable too.
         end = self.log.begin
         for position, units in self.log.scan():
             end = position + len(units) * UNIT_SIZE
         return max(end, checkpoint.log_position)
 
     def _rebuild_wheel(self, read_time_ms: int) -> bool:
-        """Hang every unit that is not done on its slot again. False if the log has damage before its end."""
+        """Link every unfinished unit to its slot again. False if the log has damage before its end."""
         slots: dict[int, list[int]] = {}
         end = self.log.begin
         for position, units in self.log.scan():

@@ -55,18 +55,18 @@ UNIT_DTYPE: Final = np.dtype(
 assert UNIT_DTYPE.itemsize == UNIT_SIZE
 _CHECKED_SIZE: Final = 44
 CHECKED: Final = 1 << 32
-"""Tells a checksum of ours from RocketMQ's 0."""
+"""Marks a checksum of ours; RocketMQ writes 0."""
 BLANK_MAGIC: Final = 0xCBD43194
 _BLANK: Final = struct.Struct(">iqI")
 BLANK_SIZE_MIN: Final = 16
 assert _BLANK.size == BLANK_SIZE_MIN
 
 DEFAULT: Final = 1
-ROLL: Final = 2  # goes to the timer topic again: its time is beyond the window
-DELETE: Final = 4  # takes another message back
+ROLL: Final = 2  # returns to the timer topic: its time is beyond the window
+DELETE: Final = 4  # recalls another message
 _MAGIC_MAX: Final = DEFAULT | ROLL | DELETE
 
-_BLOCK_SIZE: Final = 1 << 16  # what one look at a unit reads: the others of its slot often are near
+_BLOCK_SIZE: Final = 1 << 16  # bytes read around a unit: other units of its slot are often near
 _SCAN_UNITS: Final = 1 << 14
 
 Units = npt.NDArray[np.void]
@@ -86,28 +86,28 @@ class TimerUnit(NamedTuple):
 
 
 class TimerLog:
-    """The files of `timerlog/`. Positions count bytes from the log's beginning. Appends are gathered until `write`."""
+    """The files of `timerlog/`. Positions are bytes from the log's beginning. Appends are gathered until `write`."""
 
     def __init__(self, file_system: FileSystem, directory: Path, file_size: int) -> None:
         self._run = FileRun(file_system, directory, file_size)
         self._starts: list[int] = []
         self._files: dict[int, File] = {}
         self._pending: list[bytes] = []
-        self._pending_at = 0  # all of it belongs into one file
+        self._pending_at = 0  # all of it belongs to one file
         self._dirty: set[int] = set()
-        self._last_slot: dict[int, int] = {}  # the latest slot that a file has units for, where known
+        self._last_slot: dict[int, int] = {}  # the latest slot for which a file has units, where known
         self._block = b""
         self._block_at = 0
         self.end = 0
 
     def load(self) -> None:
-        """Find the files. StoreDirectoryError for what cannot be one."""
+        """Find the files. StoreDirectoryError for an invalid one."""
         self._starts = self._run.load()
         self.end = self._starts[-1] + self._run.file_size if self._starts else 0
 
     @property
     def begin(self) -> int:
-        """Position of the first unit that is left."""
+        """Position of the first remaining unit."""
         return self._starts[0] if self._starts else self.end
 
     def covers(self, end: int) -> bool:
@@ -118,7 +118,7 @@ class TimerLog:
         return self._starts == list(whole) and self._starts[0] <= end <= self._starts[-1] + self._run.file_size
 
     def cut(self, end: int) -> None:
-        """Forget every unit from `end` on; what was there reads as zeros, so that nobody finds it again."""
+        """Drop every unit from `end` on and zero its bytes, so that it is not found again."""
         assert not self._pending
         self._forget([start for start in self._starts if start >= end])
         if self._starts and end < self._starts[-1] + self._run.file_size:
@@ -151,7 +151,7 @@ class TimerLog:
         return position
 
     def write(self) -> None:
-        """Move what was appended to the page cache."""
+        """Move appended units to the page cache."""
         if not self._pending:
             return
         start = self._starts[-1]
@@ -168,7 +168,7 @@ class TimerLog:
         return files
 
     def read(self, position: int) -> TimerUnit | None:
-        """The unit at a position; None where there is none, as in a file that is gone."""
+        """The unit at a position; None where there is none, as in a removed file."""
         if not self.begin <= position <= self.end - UNIT_SIZE:
             return None
         at = position - self._block_at
@@ -178,7 +178,7 @@ class TimerLog:
             start = position - position % self._run.file_size
             if start not in self._starts:
                 return None
-            # The chain of a slot leads backwards, so the block ends with the unit that was asked for.
+            # The chain of a slot leads backwards, so the block ends with the requested unit.
             begin = max(0, position - start + UNIT_SIZE - _BLOCK_SIZE)
             self._block = self._file(start).read(position - start + UNIT_SIZE - begin, begin)
             self._block_at = start + begin
@@ -194,8 +194,8 @@ class TimerLog:
         return unit
 
     def scan(self) -> Iterator[tuple[int, Units]]:
-        """All units up to `end`, in pieces: (position of the first, units one after the other). Ends early where
-        there is no valid unit; `end` then is not reached by what was yielded."""
+        """All units up to `end`, in pieces: (position of the first, consecutive units). Ends early at an invalid unit;
+        `end` is then not reached."""
         self.write()
         for start in self._starts:
             stop = min(self.end, start + self._run.file_size)
@@ -215,14 +215,14 @@ class TimerLog:
                 return
 
     def scanned_to_end(self, position: int) -> bool:
-        """Whether a scan that came to `position` has seen all units."""
+        """Whether a scan that reached `position` has seen all units."""
         if position >= self.end:
             return True
         start = position - position % self._run.file_size
         return start + self._run.file_size == self.end and start in self._starts and self._is_blank(start, position)
 
     def expire(self, read_time_ms: int) -> None:
-        """Remove leading files that have only units for slots before this time; the last file stays."""
+        """Remove leading files whose units are all for slots before this time; the last file stays."""
         while len(self._starts) > 1:
             start = self._starts[0]
             last = self._last_slot.get(start)
@@ -233,7 +233,7 @@ class TimerLog:
             self._forget([start])
 
     def clear(self) -> None:
-        """Remove everything, to begin anew."""
+        """Remove everything, to start again."""
         self._pending = []
         self._forget(list(self._starts))
         self.end = 0
@@ -277,7 +277,7 @@ class TimerLog:
 
 
 def valid_units(units: Units, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of these can be units, at these positions of the timer log."""
+    """Which of these bytes are valid units, at these positions of the timer log."""
     valid: npt.NDArray[np.bool_] = (units["size"] == UNIT_SIZE) & (units["magic"] > 0) & (units["magic"] <= _MAGIC_MAX)
     valid &= (units["previous"] >= -1) & (units["previous"] < positions)
     valid &= (units["physical_offset"] >= 0) & (units["message_size"] > 0)
@@ -297,7 +297,7 @@ def encode(unit: TimerUnit) -> bytes:
 
 
 def is_blank(head: bytes, size: int) -> bool:
-    """Whether this begins the blank that fills the last `size` bytes of a file."""
+    """Whether this is the start of the blank that fills the last `size` bytes of a file."""
     return len(head) == BLANK_SIZE_MIN and _BLANK.unpack(head) == (size, 0, BLANK_MAGIC)
 
 

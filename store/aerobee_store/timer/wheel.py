@@ -40,7 +40,7 @@ _READ_SIZE: Final = 1 << 20
 
 
 class Slot(NamedTuple):
-    """What is due in one step of time, which begins at `time_ms`."""
+    """The messages due in one step of time, which begins at `time_ms`."""
 
     time_ms: int
     first: int
@@ -62,7 +62,7 @@ class TimerWheel:
         self._unsynced = False
 
     def load(self) -> bool:
-        """Open the file. False if there is none, or one of another size."""
+        """Load the file. False if there is none, or one of another size."""
         if not self._file_system.exists(self._path):
             return False
         if self._file_system.size(self._path) != self.slot_count * SLOT_SIZE:
@@ -72,11 +72,11 @@ class TimerWheel:
 
     @property
     def used(self) -> bool:
-        """Whether any slot ever was."""
+        """Whether any slot was ever used."""
         return self._file is not None or bool(self._changed)
 
     def floor(self, time_ms: int) -> int:
-        """The time of the slot that `time_ms` lies in."""
+        """The time of the slot that contains `time_ms`."""
         return time_ms - time_ms % self.precision_ms
 
     def get(self, time_ms: int) -> Slot | None:
@@ -92,7 +92,7 @@ class TimerWheel:
         return slot if slot.time_ms == step * self.precision_ms else None
 
     def put(self, slot: Slot) -> None:
-        """Set the slot of its time, in place of whatever was there."""
+        """Set the slot of its time, replacing an older one."""
         self._changed[slot.time_ms // self.precision_ms % self.slot_count] = slot
 
     def next_used(self, begin_ms: int, end_ms: int) -> int | None:
@@ -115,7 +115,7 @@ class TimerWheel:
         return None
 
     def pending(self, bounds_ms: Sequence[int]) -> list[int]:
-        """How many messages hang on slots that begin in each of the stretches between these ascending times."""
+        """The number of messages in slots that begin in each interval between these ascending times."""
         counts = [0] * (len(bounds_ms) - 1)
         if not self.used:
             return counts
@@ -134,7 +134,7 @@ class TimerWheel:
         return counts
 
     def write(self) -> None:
-        """Move what was put to the page cache."""
+        """Move changed slots to the page cache."""
         if not self._changed:
             return
         if self._file is None:
@@ -147,7 +147,7 @@ class TimerWheel:
         self._unsynced = True
 
     def checksum(self) -> int:
-        """CRC-32 of the whole file, 0 if there is none. Blocking: it has 39 MB at RocketMQ's size."""
+        """CRC-32 of the whole file, 0 if there is none. Blocking: the file has 39 MB at RocketMQ's size."""
         value = 0
         if self._file is not None:
             for position in range(0, self._file.size, _READ_SIZE):
@@ -162,7 +162,7 @@ class TimerWheel:
         return [self._file]
 
     def clear(self) -> None:
-        """Remove everything, to begin anew."""
+        """Remove everything, to start again."""
         self._changed.clear()
         self.close()
         if self._file_system.exists(self._path):
