@@ -1,4 +1,4 @@
-"""Queues against the log: every record has its unit, every unit its record, and queue offsets have no gaps."""
+"""Compares queues with the log: every record needs a unit, every unit a record, and queue offsets have no gaps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SYSTEM_PREFIX: Final = "rmq_sys_"
 
 @dataclass(slots=True)
 class _Missing:
-    """Records with consecutive queue offsets that have no unit."""
+    """Consecutive records without a unit."""
 
     first: int
     count: int
@@ -42,13 +42,13 @@ class _Missing:
 
 @dataclass(slots=True)
 class _Queue:
-    """What is known of one queue so far."""
+    """The state of one queue's check."""
 
     files: QueueFiles | None
     next_offset: int = -1
     record_end: int = 0
     real_from: int = -1
-    """The first queue offset whose unit is there."""
+    """The first queue offset that has a unit."""
     covered: list[list[int]] = field(default_factory=list)
     """Ranges [first, last) of units that belong to records."""
     missing: list[_Missing] = field(default_factory=list)
@@ -71,7 +71,7 @@ class QueueCheck:
             findings.add(Finding(kind="configuration-file", path="config/deletedTopics.json", detail=str(error)))
         self._extensions: dict[QueueKey, ConsumeQueueExt | None] = {}
         self._batch_topics = {topic for topic, _ in files.batch_queues}
-        # Of a live store units of records before this place were there at the start.
+        # In a live store, units of records before this place existed at the start.
         self._dispatched = _dispatched(files) if files.live else 1 << 63
         self.units = 0
         self.records_of_deleted_topics = 0
@@ -80,7 +80,7 @@ class QueueCheck:
         """Compare records with their units."""
         for found in queue_units(batch, AS_RECORDED):
             if found.topic in self._batch_topics:
-                continue  # without an inner batch a record of such a topic has no unit
+                continue  # without an inner batch, a record of such a topic has no unit
             deleted = self._records_before_deletion(found)
             self.records_of_deleted_topics += deleted
             if deleted == len(found.units):
@@ -89,18 +89,18 @@ class QueueCheck:
             queue = self._queues.get(key)
             if queue is None:
                 queue = self._queues[key] = _Queue(self._files.queues.get(key))
-            # Runs of consecutive queue offsets; there is one, unless records are damaged or missing.
+            # Runs of consecutive queue offsets; only one, unless records are damaged or missing.
             breaks = deleted + 1 + np.flatnonzero(np.diff(found.queue_offsets[deleted:]) != 1)
             for first, last in pairwise([deleted, *breaks.tolist(), len(found.units)]):
                 self._take_run(key, queue, int(found.queue_offsets[first]), found.units[first:last])
 
     def _records_before_deletion(self, found: QueueUnits) -> int:
-        """How many of these records, the first ones, do not count since their topic was deleted."""
+        """How many of these records, from the first, are ignored because their topic was deleted."""
         end = self._deleted.end_of(found.topic)
         return int(np.searchsorted(found.units["physical_offset"], end)) if end else 0
 
     def finish(self, log_end: int) -> None:
-        """Look at the units that no record has asked for, and tell what is missing."""
+        """Check the remaining units, and report missing ones."""
         for extension in self._extensions.values():
             if extension is not None:
                 extension.close()
@@ -146,7 +146,7 @@ class QueueCheck:
             queue.covered.append([offset, offset + count])
 
     def _take_other(self, key: QueueKey, queue: _Queue, offset: int, wanted: Any, found: Any) -> None:
-        """A record whose unit is another one than it should be."""
+        """A record with a wrong unit."""
         physical_offset = int(wanted["physical_offset"])
         filler = bool(found["size"] == FILLER_SIZE)
         if filler or (found["size"] == 0 and found["physical_offset"] == 0):
@@ -156,7 +156,7 @@ class QueueCheck:
         if named > physical_offset:
             header = self._header_at(named)
             if header is not None and (header.topic, header.queue_id, header.queue_offset) == (*key, offset):
-                return  # this record is of an earlier life of the topic; `queue-offset-repeated` tells of it
+                return  # this record belongs to an earlier topic of the same name; `queue-offset-repeated` reports it
         if self._files.live and physical_offset >= self._dispatched:
             return
         self._findings.add(
@@ -188,7 +188,7 @@ class QueueCheck:
         )
 
     def _extension(self, key: QueueKey) -> ConsumeQueueExt | None:
-        """The extended units of a queue; None without, and if names and sizes of their files cannot be."""
+        """The extended units of a queue; None if there are none, or their files have invalid names or sizes."""
         if key not in self._extensions:
             disk = self._files.disk
             directory = self._files.directory / "consumequeue_ext" / key[0] / str(key[1])
@@ -302,7 +302,7 @@ class QueueCheck:
                 runs["unit-stray"].append((begin + row, _text(units[row])))
 
     def _is_dispatched_to(self, physical_offset: int, size: int, topic: str) -> bool:
-        """Whether the record here belongs to this topic as well, as a light queue's do."""
+        """Whether this record belongs to this topic as well, like a light queue's records."""
         header = self._header_at(physical_offset)
         if header is None or header.size != size:
             return False
@@ -343,7 +343,7 @@ class QueueCheck:
 
 @dataclass(slots=True)
 class _BatchQueue:
-    """Where the comparison of one batch consume queue stands."""
+    """The state of one batch consume queue's check."""
 
     units: Iterator[tuple[int, Any]]
     current: tuple[int, Any] | None = None
@@ -352,7 +352,7 @@ class _BatchQueue:
 
 
 class BatchQueueCheck:
-    """Batch consume queues against the log: units and inner batches are in the same order."""
+    """Compares batch consume queues with the log: units and inner batches are in the same order."""
 
     def __init__(self, files: StoreFiles, damage: Damage, findings: Findings) -> None:
         self._files = files
@@ -380,7 +380,7 @@ class BatchQueueCheck:
                 own = batch.record(row).properties
                 count, base = _number(own.get(properties.INNER_NUM)), _number(own.get(properties.INNER_BASE))
                 if count is None or base is None:
-                    continue  # no unit, as RocketMQ has it
+                    continue  # no unit, as in RocketMQ
                 record = (
                     int(batch.physical_offset[row]),
                     int(batch.size[row]),
@@ -392,7 +392,7 @@ class BatchQueueCheck:
                 self._take_record((topic, queue_id), record)
 
     def finish(self, log_end: int) -> None:
-        """Look at the units that are left."""
+        """Check the remaining units."""
         for key, queue in self._queues.items():
             while queue.current is not None:
                 number, unit = queue.current
@@ -466,7 +466,7 @@ class BatchQueueCheck:
 
 
 def _batch_units(queue: QueueFiles, log_begin: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The valid units of records that the log has, with their numbers."""
+    """The valid units of records in the log, with their numbers."""
     for first in range(queue.first, queue.allocated_end, _CHUNK):
         units = queue.read(first, min(_CHUNK, queue.allocated_end - first))
         for number, unit in enumerate(units, first):
@@ -493,7 +493,7 @@ def _add_missing(queue: _Queue, offset: int, count: int, physical_offset: int, *
 
 
 def _merged(queue: _Queue) -> list[list[int]]:
-    """The covered ranges in order, joined where they touch."""
+    """The covered ranges in order, merged where they touch."""
     merged: list[list[int]] = []
     for first, last in sorted(queue.covered):
         if merged and first <= merged[-1][1]:
@@ -504,7 +504,7 @@ def _merged(queue: _Queue) -> list[list[int]]:
 
 
 def _gaps(files: QueueFiles, covered: list[list[int]]) -> Iterator[tuple[int, int]]:
-    """What of the files lies outside of the covered ranges and may hold data."""
+    """The parts of the files outside of the covered ranges that may contain data."""
     for first, last in files.data_ends():
         position = first
         for begin, end in covered:
@@ -520,10 +520,10 @@ def _gaps(files: QueueFiles, covered: list[list[int]]) -> Iterator[tuple[int, in
 
 
 def _dispatched(files: StoreFiles) -> int:
-    """Up to which physical offset all queues of a live store are complete in their files.
+    """The physical offset up to which all queues of a live store are complete in their files.
 
-    The checkpoint says it, as what is behind may wait in memory. RocketMQ has no such place, and writes units in the
-    order of the log: up to the end of the last record that any queue knows.
+    It is in the checkpoint, because later units may wait in memory. RocketMQ has no such offset, and writes units in
+    log order: there it is the end of the last record known to any queue.
     """
     if (derived := load_checkpoint(files).derived_offset) is not None:
         return derived

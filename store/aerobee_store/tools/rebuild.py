@@ -1,19 +1,19 @@
-"""Consume queues and index made anew, from the log alone.
+"""Rebuilds consume queues and index from the log alone.
 
-They are built beside the old ones, in `rebuild.new`, and put in their place when they are complete and synced:
+They are built beside the old ones, in `rebuild.new`, and replace them when they are complete and synced:
 
     1. build in rebuild.new, sync
     2. write `abort`, remove `checkpoint`: a start would now read the whole log, whatever else it finds
     3. move the old ones to rebuild.old, the new ones to their place
-    4. write the checkpoint, remove `abort`; for a store that was not closed in order leave it at 2
+    4. write the checkpoint, remove `abort`; skipped for a store that was not closed cleanly
     5. remove rebuild.old
 
-A crash before 2 leaves the store as it was, a crash after it leaves what the next start completes; what was moved away
-and not replaced yet is put back by the next start or rebuild. The rest of what it leaves in rebuild.new and rebuild.old
-is removed by the next rebuild.
+A crash before 2 leaves the store unchanged; after a crash later, the next start completes the rebuild. Files that were
+moved and not replaced yet are restored by the next start or rebuild. Remaining files in rebuild.new and rebuild.old are
+removed by the next rebuild.
 
-What the log does not say is kept: a queue of which the log has no message any more keeps its last file, for that alone
-knows where its offsets go on. Of queues whose first messages have expired the units of these are filler units.
+Information that is not in the log is kept: an empty queue keeps its last file, because only that file records the next
+offset. Units of expired messages at the beginning of a queue become filler units.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CHUNK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What was made, or would be. `left`: damage of the log, which no rebuild can mend."""
+    """The result, or the plan. `left`: damage of the log, which no rebuild can repair."""
 
     state: StoreState
     applied: bool
@@ -96,11 +96,11 @@ def rebuild(
     sizes: GivenSizes | None = None,
     progress: Progress | None = None,
 ) -> RebuildReport:
-    """Make queues, index or both anew from the log of a stopped store; without `apply` only print what would be done.
+    """Rebuild queues, index or both from the log of a stopped store; without `apply` only print the changes.
 
-    `sizes` need to be given only where no file is left that shows them. `progress` is told bytes of the log.
+    `sizes` are needed only if no file shows them. `progress` is called with bytes of the log.
 
-    Raises StoreLockedError for a store in use, StoreDirectoryError for what is no store, OSError of the disk.
+    Raises StoreLockedError for a store in use, StoreDirectoryError for an invalid store, OSError of the disk.
     """
     if not (queues or index):
         raise ValueError("queues, index or both")
@@ -128,7 +128,7 @@ def rebuild(
 
 
 def batch_topics(files: StoreFiles) -> set[str]:
-    """The topics of batch consume queues: those that have some, and those with the attribute in the broker's table."""
+    """The batch topics: those with batch consume queues, and those with the attribute in the broker's table."""
     found = {topic for topic, _ in files.batch_queues}
     for topic, entry in (topics_of(files) or {}).items():
         attributes = entry.get("attributes") if isinstance(entry, dict) else None
@@ -236,7 +236,7 @@ class _Rebuild:
             rows, hashes = batch.index_hashes()
             if len(rows):
                 stored = batch.store_timestamp[rows]
-                # Named by the time of a message: the same whenever it is made.
+                # Named by the time of a message, so that a repeated rebuild makes the same name.
                 self._index.put(hashes, batch.physical_offset[rows], stored, int(stored[0]))
 
     def _take_units(self, batch: RecordBatch) -> None:
@@ -257,7 +257,7 @@ class _Rebuild:
 
     def _put(self, queue: ConsumeQueue, queue_offset: int, units: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
         if queue.files and queue_offset < queue.max_offset:
-            # Offsets that go back: the topic was deleted and made again, and what was before is gone.
+            # Decreasing offsets: the topic was deleted and created again, and its earlier messages are gone.
             self._units -= queue.max_offset - max(queue_offset, queue.min_offset)
             if queue_offset <= queue.min_offset:
                 queue.destroy()
@@ -287,7 +287,7 @@ class _Rebuild:
     # --- what the log does not say ----------------------------------------------------------------------------
 
     def _keep_ends(self) -> None:
-        """Queues of which the log has nothing any more keep their last file."""
+        """Queues without messages in the log keep their last file."""
         for name, old in (("consumequeue", self._files.queues), ("batchconsumequeue", self._files.batch_queues)):
             for (topic, queue_id), files in sorted(old.items()):
                 if (topic, queue_id) in self._queues or (topic, queue_id) in self._batch_queues:
@@ -438,7 +438,7 @@ def _names(*, queues: bool, index: bool) -> list[str]:
 
 
 def _check_replaceable(directory: Path, names: Sequence[str]) -> None:
-    """A directory that lies on another disk could not be replaced in one step, and would be on this one afterwards."""
+    """A directory on another disk could not be replaced atomically, and would end up on this disk."""
     for name in names:
         for path in (directory / name, *(directory / name).glob("*"), *(directory / name).glob("*/*")):
             if path.is_dir() and (path.is_symlink() or path.is_mount()):
@@ -449,7 +449,7 @@ def _check_replaceable(directory: Path, names: Sequence[str]) -> None:
 
 
 def _numbers(queue: AnyQueue) -> tuple[int, int]:
-    """The numbers of its first unit and of the one behind the last."""
+    """The number of the first unit, and the number after the last."""
     if isinstance(queue, BatchConsumeQueue):
         return queue.unit_numbers
     return queue.min_offset, queue.max_offset

@@ -1,9 +1,10 @@
-"""What opening a store mends, and what it does not, shown first and done when told to.
+"""Repairs a store: a dry run first, the real run on request.
 
-The store is verified; what is wrong decides what is done. All of it is tried on a disk on which nothing lasts, and what
-differs then from the real one are the actions. With `apply` the same is done on the real disk, and verified again.
+The store is verified, and the findings determine the actions. All of them are tried on a temporary overlay of the disk;
+the differences from the real disk are reported as actions. With `apply` the same is done on the real disk, and verified
+again.
 
-    found                                             done
+    found                                             action
     index: chains, entries, counts that are wrong     its files are removed, and made again from the log
     a queue: units that name nothing, or cannot be,   its files are removed, and made again from the log
     or a file of it is missing
@@ -25,9 +26,9 @@ differs then from the real one are the actions. With `apply` the same is done on
     write-checkpoint
     close-in-order                                    `abort` is removed: the next start need not recover
 
-Damage in the middle of the log is left as it is, and named in `left`. A blank may stand only at the end of a segment,
-so nothing could take the place of a damaged record but another record, and RocketMQ would serve that to whoever reads
-the queue. This store steps over damage; RocketMQ cuts the log there at its next start after a crash.
+Damage within the log is not changed, and is listed in `left`. A blank may only be at the end of a segment, so only
+another record could replace a damaged one, and RocketMQ would serve that to consumers. This store skips damage;
+RocketMQ cuts the log there at its next start after a crash.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ from aerobee_store.tools.store_files import Progress, QueueKey, StoreFiles, Stor
 from aerobee_store.tools.verify import verify_files
 
 LOST_FOR_GOOD: Final = frozenset({"log-damaged", "segment-missing", "queue-offset-gap", "checksum-damaged"})
-"""Kinds of findings that no repair mends."""
+"""Kinds of findings that cannot be repaired."""
 LEFT_TO_PEOPLE: Final = frozenset({"configuration-file", "configuration-changed", "segment-file"})
-"""Kinds of findings that only somebody who knows what happened should mend."""
+"""Kinds of findings that only an operator who knows the cause should resolve."""
 
 _QUEUE_BEYOND_OPENING: Final = frozenset({"unit-stray", "unit-invalid"})
 _INDEX_BY_OPENING: Final = frozenset({"index-behind", "index-ahead", "index-missing", "index-file"})
@@ -66,7 +67,7 @@ _STEP: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What was wrong, what was done about it (or would be), and what is left: damage that nothing can mend."""
+    """The findings, the actions (performed or planned), and the remaining damage, which cannot be repaired."""
 
     state: StoreState
     applied: bool
@@ -89,7 +90,7 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What has to go before the store is opened. Absolute paths."""
+    """Files to remove before the store is opened. Absolute paths."""
 
     set_aside: list[Path]
     remove: list[Path]
@@ -104,10 +105,10 @@ def repair(
     findings_max: int = FINDINGS_MAX,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Mend a stopped store; without `apply` only print what would be done. `progress` is told bytes of the log.
+    """Repair a stopped store; without `apply` only print the actions. `progress` is called with bytes of the log.
 
-    Raises StoreLockedError for a store in use, StoreDirectoryError for what is no store or cannot be one as it is (the
-    text says what to move away), OSError of the disk.
+    Raises StoreLockedError for a store in use, StoreDirectoryError for an invalid or unusable store (the text tells
+    which file to move away), OSError of the disk.
     """
     sizes = sizes or GivenSizes()
     files = StoreFiles.find(directory)
@@ -119,11 +120,11 @@ def repair(
             plan = _plan(files, before.findings)
             if not _is_needed(files, before.findings, plan):
                 return RepairReport(before.state, apply, used, before.findings, [], left)
-            # New index files are named by it: the same whether it is tried or done.
+            # New index files are named by it, so that trial and real run make the same names.
             clock = Moment(max((files.disk.modified_ms(segment.path) for segment in files.segments), default=0))
             overlay = OverlayDisk()
             try:
-                with _unlogged():  # it would say what has not happened
+                with _unlogged():  # it would report a run that did not happen
                     _mend(overlay, files, used, plan, clock)
                 actions = _actions(overlay, files)
             finally:
@@ -138,7 +139,7 @@ def repair(
 
 def _errors_left(directory: Path, sizes: GivenSizes, findings_max: int) -> list[Finding]:
     files = StoreFiles.find(directory)
-    files.state = "stopped"  # the lock that makes it look live is ours
+    files.state = "stopped"  # we hold the lock that makes the store look live
     try:
         report = verify_files(files, sizes.index_counts, findings_max=findings_max)
     finally:
@@ -201,7 +202,7 @@ def _plan(files: StoreFiles, findings: list[Finding]) -> _Plan:
 
 
 def _is_beyond_opening(files: StoreFiles, finding: Finding) -> bool:
-    """Whether a queue is not mended by opening, which adds units only behind the beginning that it finds."""
+    """Whether opening cannot repair a queue, because it only adds units after the existing beginning."""
     if finding.kind in _QUEUE_BEYOND_OPENING:
         return True
     if finding.kind != "unit-missing" or finding.severity != "error":
@@ -218,7 +219,7 @@ def _is_beyond_opening(files: StoreFiles, finding: Finding) -> bool:
 def _mend(disk: FileSystem, files: StoreFiles, sizes: Sizes, plan: _Plan, clock: Moment) -> None:
     directory = files.directory
     if (plan.set_aside or plan.remove) and not disk.exists(directory / "abort"):
-        # A start would read the whole log from now on, should this end half-way.
+        # If this is interrupted, a start reads the whole log from now on.
         disk.write_new(directory / "abort", b"")
         disk.sync_directory(directory)
     if plan.set_aside or plan.remove or plan.forget_checkpoint:
@@ -308,8 +309,8 @@ def _actions(disk: OverlayDisk, files: StoreFiles) -> list[Action]:
 
 
 def _changes(path: str, before: File | None, after: OverlayFile) -> list[Action]:
-    """The actions that make one file into the other."""
-    kind = "commitlog" if Path(path).is_absolute() else path.split("/")[0]  # only the log may lie elsewhere
+    """The actions that turn one file into the other."""
+    kind = "commitlog" if Path(path).is_absolute() else path.split("/")[0]  # only the log may be elsewhere
     if kind in ("consumequeue", "batchconsumequeue"):
         return _unit_changes(path, before, after, UNIT_DTYPE if kind == "consumequeue" else BATCH_UNIT_DTYPE)
     if before is not None and _same(before, after):

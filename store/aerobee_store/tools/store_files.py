@@ -1,7 +1,7 @@
-"""What lies in a store's directory, opened read-only. Nothing of it is believed: names and sizes are findings, if odd.
+"""The files of a store's directory, opened read-only. Nothing is trusted: odd names and sizes become findings.
 
-Sizes are those of the files: a segment or queue file has the size that most of its kind have. A store that is being
-written to changes meanwhile; this is what was there at the beginning.
+Sizes are those of the files: a segment or queue file has the size that most of its kind have. A live store changes
+meanwhile; this is its state at the beginning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.listings import Listing, Listings
 
 StoreState = Literal["live", "stopped", "crashed"]
-"""Open in some process; closed in order; neither: the process that had it open died."""
+"""Open in a process; closed cleanly; neither: the process that had it open died."""
 
 _LOOKED_AT: Final = frozenset(
     {
@@ -54,14 +54,14 @@ QueueKey = tuple[str, int]
 
 
 class ReadOnlyDisk(DiskFileSystem):
-    """The disk, of which every file is opened for reading only, with few descriptors at a time."""
+    """The disk, with every file opened read-only and few descriptors at a time."""
 
     def open(self, path: Path, *, writable: bool = True, evictable: bool = False) -> File:
         return super().open(path, writable=False, evictable=True)
 
 
 class QueueFiles:
-    """The files of one queue: a long array of units, of which those outside of any file read as zeros."""
+    """The files of one queue: a long array of units; units outside of any file read as zeros."""
 
     def __init__(
         self, disk: DiskFileSystem, key: QueueKey, directory: Path, dtype: np.dtype[Any], starts: dict[int, int]
@@ -75,7 +75,7 @@ class QueueFiles:
 
     @property
     def starts(self) -> list[int]:
-        """Where each file begins, in bytes."""
+        """The start of each file, in bytes."""
         return list(self._sizes)
 
     def size_of(self, start: int) -> int:
@@ -89,7 +89,7 @@ class QueueFiles:
 
     @property
     def allocated_end(self) -> int:
-        """The unit behind the last file."""
+        """The unit after the last file."""
         return max((start + size for start, size in self._sizes.items()), default=0) // self.dtype.itemsize
 
     @property
@@ -107,12 +107,12 @@ class QueueFiles:
                 try:
                     part = self._file(start).read(high - low, low - start)
                 except FileNotFoundError:
-                    continue  # removed by retention meanwhile
+                    continue  # removed by retention in the meantime
                 data[low - begin : low - begin + len(part)] = part
         return np.frombuffer(data, self.dtype)
 
     def data_ends(self) -> Iterator[tuple[int, int]]:
-        """For each file the first unit, and the one behind the last that is not in a hole."""
+        """For each file the first unit, and the unit after the last one that is not in a hole."""
         size = self.dtype.itemsize
         for start in self._sizes:
             try:
@@ -122,9 +122,9 @@ class QueueFiles:
             yield start // size, (start + end + size - 1) // size
 
     def end(self, known: int = 0) -> int:
-        """The unit behind the last one that is valid, by bisection in the last file that has any.
+        """The unit after the last valid one, by bisection in the last file that has any.
 
-        `known`: where the queue ended some time ago, near which the search begins.
+        `known`: an earlier end of the queue, near which the search begins.
         """
         size = self.dtype.itemsize
         for start, file_size in reversed(self._sizes.items()):
@@ -174,7 +174,7 @@ class StoreFiles:
     batch_queue_file_size: int = 0
     queue_extension_file_size: int = 0
     log_paths: KnownPaths = field(default_factory=lambda: KnownPaths((), (), frozenset()))
-    """The directories of the log, as the store wrote them down."""
+    """The directories of the log, as recorded by the store."""
     segments: list[MappedFile] = field(default_factory=list)
     queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
     batch_queues: dict[QueueKey, QueueFiles] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class StoreFiles:
 
     @classmethod
     def find(cls, directory: Path, *, has_topic: Callable[[str], bool] | None = None) -> StoreFiles:
-        """List a store. `has_topic`: the topics whose queues are looked for; None: all.
+        """List a store. `has_topic`: selects the topics whose queues are listed; None: all.
 
         Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
         """
@@ -222,9 +222,9 @@ class StoreFiles:
         return files
 
     def refresh(self) -> None:
-        """Take in which segments and queue files came and went since. Only directories that changed are read.
+        """Update the lists of segments and queue files. Only changed directories are read.
 
-        What is no part of a store is not reported here. Queues whose directory did not change stay open.
+        Foreign files are not reported here. Queues whose directory did not change stay open.
         """
         if len(self.log_paths.all) > 1:
             self._find_segments_again()
@@ -243,11 +243,11 @@ class StoreFiles:
         return self.state == "live"
 
     def relative(self, path: Path) -> str:
-        """The path within the store; as it is for a segment that lies elsewhere."""
+        """The path within the store; unchanged for a segment in another directory."""
         return str(path.relative_to(self.directory) if path.is_relative_to(self.directory) else path)
 
     def segment_path(self, physical_offset: int) -> str | None:
-        """The segment that holds this place, relative to the store."""
+        """The segment that contains this place, relative to the store."""
         for segment in self.segments:
             if segment.start_offset <= physical_offset < segment.end_offset:
                 return self.relative(segment.path)
@@ -264,14 +264,14 @@ class StoreFiles:
         self.problems.append(Finding(kind=kind, severity=severity, path=self.relative(path), detail=detail))
 
     def _stray(self, kind: str, path: Path, detail: str) -> None:
-        """Something that is nobody's. A start is not stopped by it among the files of the timer only."""
+        """A foreign file. Among the files of the timer it does not prevent a start."""
         if kind == "timer-file":
             self._problem(kind, path, f"{detail}; not looked at", severity="warning")
         else:
             self._problem(kind, path, f"{detail}; not looked at, and no broker starts with it: move it away")
 
     def _numbered(self, directory: Path, kind: str, unit_size: int = 1) -> dict[int, int]:
-        """The sizes of the files of a run by the offset that each is named by, in order; others are problems."""
+        """The sizes of the files of a run by start offset, in order; foreign files become problems."""
         sizes: dict[int, int] = {}
         for name in self.disk.list(directory):
             path = directory / name
@@ -282,7 +282,7 @@ class StoreFiles:
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
-                continue  # removed by retention since it was listed
+                continue  # removed by retention since the listing
             if size == 0:
                 self._empty_file_seen = True
                 if not self.live:  # a broker makes the next file in two steps
@@ -423,4 +423,4 @@ def _usual(sizes: Any) -> int:
 
 
 Progress = Callable[[int, int], None]
-"""Told bytes done and bytes in all."""
+"""Called with the bytes done and the total."""

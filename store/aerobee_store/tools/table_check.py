@@ -1,4 +1,4 @@
-"""The configuration files against the checksums beside them, and the logs of their changes."""
+"""Compares the configuration files with their checksums, and checks the logs of their changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from aerobee_store.tables.table_checksums import SUFFIX, Content, TableChecksums
 from aerobee_store.tools.findings import Finding
 from aerobee_store.tools.store_files import StoreFiles
 
-_READS_MAX: Final = 10  # a broker in use may save between the reading of a file and that of its checksums
+_READS_MAX: Final = 10  # a broker may save between the reads of a file and its checksums
 
 
 def check_tables(files: StoreFiles) -> Iterator[Finding]:
-    """What is wrong with those that have checksums; RocketMQ's own have none, and nothing is known of them."""
+    """The problems of files with checksums; RocketMQ's own have none and cannot be checked."""
     directory = files.directory / "config"
     if not files.disk.is_directory(directory):
         return
@@ -46,7 +46,7 @@ def check_tables(files: StoreFiles) -> Iterator[Finding]:
 
 
 def _check_changes(disk: FileSystem, path: Path) -> Iterator[Finding]:
-    with suppress(FileNotFoundError):  # the broker has saved the table as a whole meanwhile
+    with suppress(FileNotFoundError):  # the broker has made a complete save in the meantime
         problem = decode_changes(disk.read_bytes(path)).problem
         if problem is not None:
             detail = f"{problem}: a start applies the changes that can be read, logs a warning, and keeps the file"
@@ -54,7 +54,7 @@ def _check_changes(disk: FileSystem, path: Path) -> Iterator[Finding]:
 
 
 def topics_of(files: StoreFiles) -> dict[str, object] | None:
-    """The JSON of each topic in the broker's table, by name; None if the table cannot be read or there is none."""
+    """The JSON of each topic in the broker's table, by name; None if the table is missing or unreadable."""
     name = "topics.json"
     try:
         content = LoggedTable(files.disk, files.directory / "config" / name).load(report=False)
@@ -65,7 +65,7 @@ def topics_of(files: StoreFiles) -> dict[str, object] | None:
 
 
 def table_problem(disk: FileSystem, path: Path) -> tuple[bytes | None, str | None]:
-    """The content of a configuration file, None without one, and why it is not known to be what was saved."""
+    """The content of a configuration file, None without one, and why it does not match its checksum."""
     checksums = TableChecksums(disk, path)
     before: bytes | None = None
     problem: str | None = None

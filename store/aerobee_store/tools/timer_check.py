@@ -50,7 +50,7 @@ class TimerCheck:
         self._damage = damage
         self._findings = findings
         self._file = TimerCheckpointFile(files.disk, files.directory / "config" / "timercheck")
-        # Read before the log: what it speaks of is there.
+        # Read before the log: everything to which it refers then exists.
         self._checkpoint = self._file.load()
         # Of each message of the timer topic: physical offset, size, queue offset, time of its slot, topic hash, key.
         self._messages = array("q")
@@ -82,7 +82,7 @@ class TimerCheck:
         positions, units = self._read(checkpoint)
         self.units = len(units)
         if files.live:
-            # Meanwhile slots became done, and files of theirs may be gone.
+            # In the meantime slots were finished, and their files may be gone.
             now = self._file.load() or checkpoint
             checkpoint = replace(checkpoint, read_time_ms=now.read_time_ms)
         messages = np.frombuffer(self._messages, np.int64).reshape(-1, 7)
@@ -123,10 +123,10 @@ class TimerCheck:
         return checkpoint
 
     def _read(self, checkpoint: TimerCheckpoint) -> tuple[Integers, Units]:
-        """The valid units and their positions; others before the checkpoint's position are told."""
+        """The valid units and their positions; invalid ones before the checkpoint's position are reported."""
         found: list[tuple[Integers, Units]] = []
         before = None
-        # RocketMQ's position is older than the rest of its checkpoint: units go on behind it.
+        # RocketMQ's position is older than the rest of its checkpoint: units continue after it.
         end = checkpoint.log_position if checkpoint.begin is not None else 1 << 62
         for start, size in self._files.timer_log.items():
             if start >= end:
@@ -149,7 +149,7 @@ class TimerCheck:
         try:
             file = self._files.disk.open(path)
         except FileNotFoundError:
-            return  # all of its slots became done
+            return  # all of its slots are finished
         try:
             for first in range(0, count, _CHUNK):
                 data = file.read(min(_CHUNK, count - first) * UNIT_SIZE, first * UNIT_SIZE)
@@ -180,7 +180,7 @@ class TimerCheck:
     # --- units and messages -----------------------------------------------------------------------------------
 
     def _check_units(self, units: Units, positions: Integers, messages: Integers, reached_ms: int) -> None:
-        """Every unit says what its message does. `reached_ms`: the latest time that the clock has been at."""
+        """Check that every unit agrees with its message. `reached_ms`: the latest time that the clock has reached."""
         offsets = units["physical_offset"].astype(np.int64)
         row = np.minimum(np.searchsorted(messages[:, 0], offsets), max(len(messages) - 1, 0))
         there = np.zeros(len(units), bool)
@@ -199,8 +199,8 @@ class TimerCheck:
         precision = self._precision_ms
         times = found["write_time"] + found["delay"]
         step, wanted = times // precision, message[:, 3] // precision
-        # What came when its time was over is on a later slot, and what is far ahead on one on the way. If the clock was
-        # set back, the timer had reached a later time than that at which the message came.
+        # A message that arrived late is on a later slot, and one far ahead on an intermediate slot. If the clock was
+        # set back, the timer had reached a later time than the message's arrival.
         reached = np.maximum(found["write_time"], reached_ms)
         wrong = (step < wanted) | ((step > wanted) & (times > reached + precision))
         wrong &= (found["magic"] & ROLL) == 0
@@ -215,7 +215,7 @@ class TimerCheck:
     def _check_missing(self, units: Units, messages: Integers, checkpoint: TimerCheckpoint, latest: int) -> None:
         if not len(messages):
             return
-        # What is due after the last message of the log cannot have been delivered. Of what was stored again on its way
+        # Messages due after the last message of the log cannot have been delivered. Of copies stored again on the way,
         # the last one counts.
         waits = (messages[:, 6] > max(latest, checkpoint.read_time_ms)) & (messages[:, 2] < checkpoint.queue_offset)
         _, last = np.unique(messages[::-1, 5], return_index=True)
@@ -241,7 +241,7 @@ class TimerCheck:
         path = self._files.directory / "timerwheel"
         times = (units["write_time"] + units["delay"]).astype(np.int64)
         if not path.exists():
-            # A wheel is made for what waits. If nothing does, there is none, and the next start makes none.
+            # A wheel exists only if messages wait; otherwise the next start makes none.
             if (times // self._precision_ms * self._precision_ms >= checkpoint.read_time_ms).any():
                 self._tell(
                     "timer-file", "timerwheel", "there is none; the next start makes it anew", severity="warning"
@@ -320,7 +320,7 @@ class TimerCheck:
 
 
 def _precision_of(slots: npt.NDArray[np.void], times: Integers) -> int:
-    """The step of a wheel that RocketMQ wrote: the one under which slots stand for the times of units."""
+    """The step of a wheel written by RocketMQ: the one under which slots match the times of units."""
     used = slots["time"][slots["time"] > 0].astype(np.int64)
     matching = [int(np.count_nonzero(np.isin(times // precision, used))) for precision in _PRECISIONS_MS]
     return _PRECISIONS_MS[matching.index(max(matching))]

@@ -1,4 +1,4 @@
-"""Every byte of a store, checked: the log against itself, queues and index against the log.
+"""Verifies every byte of a store: the log against itself, queues and index against the log.
 
 The log is read once from its first byte to its end, some thousand records at a time, and each stretch of records is
 compared with the queue units and index entries that it must have; what units and entries are left over is looked at
@@ -39,9 +39,8 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     timer-...               both      the files of the timer: timer_check.py
     quarantine              warning   segments that a recovery has set aside; torn tails are not counted
 
-Most errors of queues, index and log end heal when a broker opens the store, which then completes and cuts them; what is
-lost for good is `log-damaged`, `segment-missing` and `queue-offset-gap`. In a store that is being written to, what is
-behind because it moves is no finding.
+Most errors of queues, index and log end are repaired when a broker opens the store. `log-damaged`, `segment-missing` and
+`queue-offset-gap` mean that messages are lost. In a live store, files that lag behind the log are not reported.
 """
 
 from __future__ import annotations
@@ -72,14 +71,14 @@ from aerobee_store.tools.timer_check import TimerCheck
 
 # Clocks are set back by milliseconds all the time, and a batch of release 4.3 is dated before it gets its place.
 _TIME_STEP_MAX_MS: Final = 10_000
-# What of the record checksum is the same in every record: its name and separators, by their place in it.
+# The constant part of the record checksum: its name and separators, by position.
 _CHECKSUM_BYTES: Final = np.frombuffer(PROPERTY_CRC_NAME + b"\x02", np.uint8)
 _CHECKSUM_POSITIONS: Final = np.array([*range(len(PROPERTY_CRC_NAME)), PROPERTY_CRC_SIZE - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What verifying a store found. Offsets are physical ones, sizes bytes.
+    """The result of verifying a store. Offsets are physical ones, sizes bytes.
 
     `bytes` are those of valid records; `findings_left_out` counts the findings that are not in the list.
     """
@@ -104,7 +103,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong. There may be warnings."""
+        """Whether there are no errors. There may be warnings."""
         return self.errors == 0
 
     def to_json(self) -> dict[str, object]:
@@ -141,7 +140,7 @@ def verify(
 ) -> VerifyReport:
     """Check every byte of a store; nothing is changed and no lock is taken.
 
-    The index counts need to be given only where a file does not show them. `progress` is told bytes of the log.
+    The index counts are needed only if a file does not show them. `progress` is called with bytes of the log.
 
     Raises StoreDirectoryError for a directory that is no store, OSError for one that cannot be read.
     """
@@ -164,12 +163,12 @@ def verify_files(
     findings_max: int = FINDINGS_MAX,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """As `verify`, of a store that was listed by the caller, who closes it."""
+    """As `verify`, for a store that was listed by the caller, who closes it."""
     return _Verification(files, counts, Findings(findings_max), progress).run()
 
 
 class _Verification:
-    """One reading of a store from its first byte to its last."""
+    """One pass over a store from its first byte to its last."""
 
     def __init__(
         self, files: StoreFiles, counts: IndexCounts | None, findings: Findings, progress: Progress | None
@@ -200,7 +199,7 @@ class _Verification:
         self._batch_queues.finish(end.position)
         self._index.finish(end.position)
         self._timer.finish(self._latest)
-        # What the log has lost comes first: it explains the rest.
+        # Losses in the log come first: they explain the rest.
         for finding in self._damage.findings(self._files):
             self._findings.add(finding)
         for finding in bytes_behind(self._files, end):
@@ -221,7 +220,8 @@ class _Verification:
         for finding in check_checkpoint(self._files, self._latest, end.position):
             self._findings.add(finding)
         quarantined = self._files.disk.list(self._files.directory / "quarantine")
-        aside = [name for name in quarantined if not name.startswith(TORN_TAIL)]  # of those nothing was promised
+        # these were not promised to be durable
+        aside = [name for name in quarantined if not name.startswith(TORN_TAIL)]
         if aside:
             self._findings.add(
                 Finding(
@@ -290,7 +290,7 @@ class _Verification:
         return int(batch.physical_offset[-1]) + int(batch.size[-1])
 
     def _check_checksums(self, batch: RecordBatch) -> None:
-        """A damaged name of the record checksum makes it a property like any other, and nothing would be checked."""
+        """A damaged name of the record checksum would make it an ordinary property, and nothing would be checked."""
         rows = np.flatnonzero(~batch.has_property_crc & (batch.properties_size >= PROPERTY_CRC_SIZE))
         if not len(rows):
             return
@@ -314,7 +314,7 @@ class _Verification:
 
 
 def _torn_tail_from(files: StoreFiles) -> int | None:
-    """From where on a hole in the log is no damage, but what a power cut took (recovery.py); None: nowhere."""
+    """The offset from which a hole in the log is not damage but lost in a power failure (recovery.py); None: none."""
     if files.state != "crashed" or not writes_may_be_lost(files.disk, files.directory):
         return None
     try:
