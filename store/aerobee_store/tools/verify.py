@@ -39,8 +39,8 @@ afterwards. So memory does not grow with the store, but for what is wrong with i
     timer-...               both      the files of the timer: timer_check.py
     quarantine              warning   segments that a recovery has set aside; torn tails are not counted
 
-Most errors of queues, index and log end are repaired when a broker opens the store. `log-damaged`, `segment-missing` and
-`queue-offset-gap` mean that messages are lost. In a live store, files that lag behind the log are not reported.
+Most errors of queues, index and log end are repaired when a broker opens the store. `log-damaged`, `segment-missing`
+and `queue-offset-gap` mean that messages are lost. In a live store, files that lag behind the log are not reported.
 """
 
 from __future__ import annotations
