@@ -74,15 +74,6 @@ class StoreQueues:
                     asked += count
         return asked / total if total else 1.0
 
-    @property
-    def has_batch_queues(self) -> bool:
-        """Whether any topic keeps its messages as inner batches."""
-        return bool(self._files.batch_queues)
-
-    def is_batch_queue(self, queue: Queue) -> bool:
-        """Whether a queue keeps its messages as inner batches."""
-        return (queue.topic, queue.queue_id) in self._files.batch_queues
-
     def offset_at(self, queue: Queue, bounds: Bounds, timestamp_ms: int) -> int | None:
         """The first message stored at or after a time, by bisection; None if there is none."""
         low, high = bounds.start, bounds.end

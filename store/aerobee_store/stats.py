@@ -34,22 +34,6 @@ class Histogram:
         self.count += 1
         self.last = value
 
-    def quantile(self, share: float) -> float:
-        """The quantile of this share (0 to 1), interpolated within its bucket; 0 without values.
-
-        Values above the highest bound are reported as that bound.
-        """
-        wanted = share * self.count
-        below = 0
-        for number, count in enumerate(self.counts):
-            if count and below + count >= wanted:
-                if number == len(self.bounds):
-                    break
-                low = self.bounds[number - 1] if number else 0.0
-                return low + (self.bounds[number] - low) * max(0.0, wanted - below) / count
-            below += count
-        return self.bounds[-1] if self.count else 0.0
-
 
 @dataclass(slots=True)
 class StoreStats:

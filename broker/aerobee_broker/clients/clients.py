@@ -79,7 +79,6 @@ class Client:
         "last_seen",
         "namespace",
         "peer",
-        "protocol_version",
         "secure",
         "settings_at",
         "settings_data",
@@ -94,7 +93,6 @@ class Client:
         self.namespace = ""
         self.language = ""
         self.version = ""
-        self.protocol_version = ""
         self.peer: tuple[str, int] = ("127.0.0.1", 0)  # address of the connection: IP address and port
         self.secure = False  # whether that is with TLS
         self.last_seen = 0.0  # of the monotonic clock

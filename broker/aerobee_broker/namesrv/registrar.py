@@ -77,11 +77,6 @@ class Registrar:
         """Set the address of the broker, before `run` registers it."""
         self._bound = bound
 
-    @property
-    def registered_count(self) -> int:
-        """Name servers with which the broker is registered now."""
-        return len(self._connections)
-
     async def run(self) -> None:
         """Keep the broker registered, until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -78,7 +78,6 @@ class RemotingClients:
         self._producers: dict[str, dict[str, Member]] = {}
         self._locks: dict[tuple[str, str, str, int], tuple[str, float]] = {}
         self.producer_listeners: list[Callable[[str, Member], None]] = []  # group and client, when it is new
-        self._next_producer = 0
 
     # --- Requests ---------------------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ class Replica:
     counts: bool
     acked: int = -1
     sent: int = 0
-    bytes_sent: int = 0
 
 
 class ReplicatedStore(Protocol):

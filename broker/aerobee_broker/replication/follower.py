@@ -73,7 +73,6 @@ class Follower:
         self._silence_seconds = silence_seconds
         self._masters: list[Epoch] = []
         self.master_end = 0  # how far the master's log is known to go
-        self.bytes_received = 0
         self.caught_up = asyncio.Event()  # set once the master had nothing more to send
 
     async def run(self, master: Address) -> None:
@@ -136,7 +135,6 @@ class Follower:
                 if unit.offset and not self._store.positions[0]:
                     self._store.follower.begin_at(unit.offset)  # the master's log begins there by now
                 end = self._store.follower.receive(unit.offset, unit.body)
-                self.bytes_received += len(unit.body)
             else:
                 self.caught_up.set()
             self.master_end = max(self.master_end, unit.offset + len(unit.body))

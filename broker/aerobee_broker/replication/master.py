@@ -213,7 +213,6 @@ class ReplicationMaster:
                 if rest or len(body) == UNIT_SIZE_SENT:
                     rest = self._rest_behind(body, rest)
                 replica.sent = position + len(body)
-                replica.bytes_sent += len(body)
                 writer.write(encode_unit(self._unit(position, body, protocol), protocol))
                 position += len(body)
                 await writer.drain()

@@ -13,6 +13,14 @@ share the next one (after LevelDB's writer queue). The steps of a sync, with one
     4. sync these segments in the thread; meanwhile appends and commits continue after the noted end
     5. set `flushed` to the end; answer every waiter before it; dispatch the messages that may now be read
 
+`_run_syncs` is in one of these states, and `fail` ends every one of them:
+
+    idle       nobody waits, nothing is due            -> gathering, by a waiter or the flush interval (step 1)
+    gathering  a moment for the rest of the batch      -> syncing, when it is complete or the moment is over (step 2)
+    syncing    the thread syncs what was committed     -> answering (steps 3 and 4); waiters that come now stay
+    answering  listeners, waiters, dispatch (step 5)   -> idle; or gathering, if waiters lie behind the noted end
+    failed     every waiter has the error              final
+
 So `flushed` never exceeds what was committed before the sync began, and a waiter is answered by the first sync that
 began after its bytes were committed. A failed write or sync is final. The kernel may have dropped the pages and would
 report success the next time, so nothing is retried: every waiter fails, and the store refuses further writes.

@@ -33,7 +33,6 @@ from aerobee_store.log.mapped_file import FileRun
 EXTENSION_UNIT: Final = struct.Struct(">hqqh")
 EXTENSION_UNIT_SIZE_MIN: Final = 20
 assert EXTENSION_UNIT.size == EXTENSION_UNIT_SIZE_MIN, "the table above and the struct must agree"
-EXTENSION_UNIT_SIZE_MAX: Final = 0x7FFF
 TAIL_SIZE: Final = 4
 """Bytes at the end of a file that no unit may use."""
 TAIL_MARK: Final = b"\xff\xff"

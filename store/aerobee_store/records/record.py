@@ -432,6 +432,23 @@ def peek(
 ) -> RecordHeader | ScanStop:
     """Check the record at `position`; nothing is copied but its topic.
 
+    The checks go from what later ones rely on to what relies on it. The first that fails names what lies here:
+
+        bytes left    none; or fewer than 8 and all zero                  END_OF_DATA
+                      fewer than 8, not all zero                          TRUNCATED
+        size, magic   both zero                                           END_OF_DATA
+                      magic of a blank, size of 8 or more                 BLANK, with its size
+                      another magic, or a size that no record has         CORRUPT
+                      size beyond the bytes left                          TRUNCATED
+        lengths       body, topic and properties do not add up to size    CORRUPT
+        fields        no UTF-8 topic; a negative number; not its place    CORRUPT, with the size
+        last byte     zero, and no record checksum                        CORRUPT, with the size
+        checksums     of the record, else of the body, differ             CORRUPT, with the size
+        otherwise                                                         the record's header
+
+    A stop with a size has lengths that add up, so a reader may look for the next record right behind. Without a size
+    nothing is known of where the next one begins: it has to be searched.
+
     `end`: where the bytes end (default: with the buffer). `physical_offset`: where in the log `position` lies; the
     record's own must equal it (None: not compared). `check_crc`: the record checksum, or the body's where there is
     none. `placed=False`: the record has not been appended yet, so offsets and record checksum are not looked at.

@@ -342,10 +342,6 @@ class RecordBatch:
         """The number of the first record with one of these properties (of three bytes or more each), and which."""
         return self._property_pairs().first_with_any(names) if len(self) else None
 
-    def property_counts(self) -> Integers:
-        """How many properties each record has, its checksum included."""
-        return self._property_pairs().counts()
-
     def _property_pairs(self) -> PropertyPairs:
         if self._pairs is None:
             start, size = self.properties_start, self.properties_size

@@ -33,7 +33,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aerobee_store.disk.file_system import File, FileSystem
-from aerobee_store.errors import StoreDirectoryError
 from aerobee_store.log.mapped_file import FileRun
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -299,9 +298,3 @@ def encode(unit: TimerUnit) -> bytes:
 def is_blank(head: bytes, size: int) -> bool:
     """Whether this is the start of the blank that fills the last `size` bytes of a file."""
     return len(head) == BLANK_SIZE_MIN and _BLANK.unpack(head) == (size, 0, BLANK_MAGIC)
-
-
-def check_file_size(file_size: int) -> None:
-    """Raise StoreDirectoryError for a size that cannot hold a unit and its blank."""
-    if file_size < UNIT_SIZE + BLANK_SIZE_MIN:
-        raise StoreDirectoryError(f"timer log files of {file_size} bytes are too small for a unit")

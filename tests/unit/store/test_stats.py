@@ -9,7 +9,7 @@ import pytest
 
 from aerobee_store import Message, MessageStore, RecordBatch, StoreConfig
 from aerobee_store.records.record import Draft
-from aerobee_store.stats import RECORD_BYTES_BOUNDS, Histogram, StoreStats
+from aerobee_store.stats import RECORD_BYTES_BOUNDS, StoreStats
 from aerobee_store.testing import MemoryFileSystem
 from tests.support.stored_messages import DIRECTORY
 
@@ -35,21 +35,6 @@ def test_sizes_of_records() -> None:
     by_bound = dict(zip(shown.bounds, shown.counts, strict=False))
     assert (by_bound[255.0], by_bound[511.0], by_bound[1023.0], by_bound[float((1 << 23) - 1)]) == (2, 2, 1, 2)
     assert shown.counts[-1] == 2
-
-
-def test_quantiles() -> None:
-    """Interpolated within a bucket; above the highest bound that bound; without values 0."""
-    histogram = Histogram((10.0, 20.0, 40.0))
-    assert histogram.quantile(0.5) == 0
-    for value in (*[5] * 50, *[15] * 40, *[30] * 10):
-        histogram.observe(value)
-    assert histogram.quantile(0.5) == pytest.approx(10)
-    assert histogram.quantile(0.7) == pytest.approx(15)
-    assert histogram.quantile(0.95) == pytest.approx(30)
-    assert histogram.quantile(1) == pytest.approx(40)
-    assert histogram.quantile(0) == 0
-    histogram.observe(1000)
-    assert histogram.quantile(1) == 40
 
 
 async def test_a_store_counts_sizes_waits_and_reads() -> None:
