@@ -218,7 +218,12 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         assert queue.order.unknown == {*queue.in_flight, *queue.ready}
         assert not queue.order.has_open()
         for offset in list(queue.order.unknown):
-            queue.learn(offset, self.log[offset], ready_max=self.ready_max)
+            assert not queue.is_order_known
+            queue.learn(offset, self.log[offset])
+        for offset in list(queue.unread):
+            assert not queue.is_order_known
+            queue.learn_unread(offset, self.log[offset], ready_max=self.ready_max)
+        assert queue.is_order_known
 
     @rule(last_snapshot=st.booleans(), twice=st.booleans())
     def restart(self, last_snapshot: bool, twice: bool) -> None:
@@ -233,8 +238,10 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         self.expire_model()
         if last_snapshot:
             assert restored.cursor == self.queue.cursor
-            assert sorted(restored.ready) == self.waiting(self.queue)
-            assert self.queue.ready.items() <= restored.ready.items()
+            assert self.waiting(restored) == self.waiting(self.queue)
+            for offset in self.waiting(restored):
+                assert restored.deliveries_of_waiting(offset) == self.queue.deliveries_of_waiting(offset)
+        assert all(restored.ready.values()), "what was never delivered is in the bitmap"
         assert restored.cursor <= self.queue.cursor
         for offset, flight in restored.in_flight.items():
             message = self.messages[offset]
@@ -245,7 +252,7 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
                 assert message.status == "waiting"
         for offset, attempt in restored.ready.items():
             assert attempt == self.messages[offset].attempt or offset in self.withdrawn or offset in self.left_out
-        known = {*restored.in_flight, *restored.ready}
+        known = set(restored.unfinished())
         for offset in self.messages:
             if offset < restored.cursor:
                 # Exactly what is not finished; what a filter left out may be looked at again.
@@ -259,13 +266,13 @@ class OrderlyDeliveryMachine(RuleBasedStateMachine):
         for event in self.events:
             restored.apply(event)
         restored.expire(self.now)
+        for offset in self.waiting(restored):
+            if offset in self.left_out:
+                self.events.append(restored.finish([offset]))
         restored.keep_order(MessageGroupOrder)
         self.queue = restored
         self.learn(restored)
         self.expire_model()
-        for offset in list(restored.ready):
-            if offset in self.left_out:
-                self.events.append(restored.finish([offset]))
         rest = [
             (o, m.message_group) for o, m in self.messages.items() if o >= restored.cursor and m.status != "finished"
         ]

@@ -214,9 +214,9 @@ class QueueDeliveryMachine(RuleBasedStateMachine):
             restored.apply(event)
         for offset in self.model.with_status("finished"):
             assert offset not in restored.in_flight
-            assert offset not in restored.ready
+            assert restored.deliveries_of_waiting(offset) is None
         for offset in self.model.with_status("in flight") + self.model.with_status("ready"):
-            assert offset in restored.in_flight or offset in restored.ready
+            assert offset in restored.in_flight or restored.deliveries_of_waiting(offset) is not None
         assert restored.cursor <= self.queue.cursor
 
     @invariant()

@@ -303,7 +303,9 @@ class LiteQueueSet:
         if delivery.cursor < self._subscriptions.end_of(queue):
             return True
         order = delivery.order
-        return order.has_open() if isinstance(order, MessageGroupOrder) else bool(delivery.ready)
+        if isinstance(order, MessageGroupOrder) and delivery.is_order_known:
+            return order.has_open()
+        return delivery.waiting_count > 0
 
 
 def _holds(queue: Queue, nonce: int) -> bool:

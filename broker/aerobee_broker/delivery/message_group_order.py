@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
 from aerobee_store.records.properties import SHARDING_KEY
@@ -51,7 +51,17 @@ class MessageGroupOrder:
     LABEL_PROPERTY: ClassVar = SHARDING_KEY
     """The property of a message whose value is its label here, the message group; "" without one."""
 
-    __slots__ = ("_deliveries", "_flights", "_open", "_paged", "_ran_out", "_sequence_of", "_sequences", "unknown")
+    __slots__ = (
+        "_delivered_end",
+        "_deliveries",
+        "_flights",
+        "_open",
+        "_paged",
+        "_ran_out",
+        "_sequence_of",
+        "_sequences",
+        "unknown",
+    )
 
     def __init__(self, in_flight: Mapping[int, int], ready: Mapping[int, int]) -> None:
         """`in_flight`: offset -> nonce. `ready`: offset -> number of deliveries. Both are live views."""
@@ -62,6 +72,7 @@ class MessageGroupOrder:
         self._open: list[tuple[int, str]] = []
         self._paged: dict[str, array[int]] = {}  # by message group, ascending, never empty
         self._ran_out: list[str] = []  # message groups with paged messages and none waiting in memory
+        self._delivered_end: dict[str, int] = {}  # by message group: behind what was there before this object
         self._flights: dict[int, int] = {}  # nonce -> messages in flight
         for nonce in in_flight.values():
             self._flights[nonce] = self._flights.get(nonce, 0) + 1
@@ -77,8 +88,10 @@ class MessageGroupOrder:
     # What there is
 
     def learn(self, offset: int, label: str, *, is_in_flight: bool) -> None:
-        """Record the message group of an unknown unfinished message."""
-        self.unknown.discard(offset)
+        """Record the message group of an unfinished message: an unknown one, or one that waits unread."""
+        if offset in self.unknown:
+            self.unknown.discard(offset)
+            self._delivered_end[label] = max(offset + 1, self._delivered_end.get(label, 0))
         sequence = self._sequence(label)
         self._sequence_of[offset] = sequence
         if is_in_flight:
@@ -114,44 +127,20 @@ class MessageGroupOrder:
         )
 
     def page_out(self, offset: int, label: str, *, is_full: bool) -> bool:
-        """Take the next message of the queue instead of `add`; False if it must be added.
+        """Take a message behind all that are known of its message group instead of `add`; False if it must be added.
 
-        `is_full`: enough messages wait in memory.
+        `is_full`: enough messages wait in memory. Messages in front of one that was delivered, which only a group has
+        that was not orderly before, are not taken.
         """
         paged = self._paged.get(label)
         if paged is not None:
             paged.append(offset)
             return True
         sequence = self._sequences.get(label)
-        if not is_full or sequence is None or not sequence.waiting:
+        if not is_full or sequence is None or not sequence.waiting or offset < self._delivered_end.get(label, 0):
             return False
         self._paged[label] = array("q", (offset,))
         return True
-
-    def page_out_known(self, in_flight: Iterable[int]) -> list[int]:
-        """Page out the messages behind the first PAGE_SIZE waiting ones of each sequence; return their offsets.
-
-        Messages before a delivered one, which exist only in a group that was not orderly before, stay.
-        """
-        assert not self.unknown, "the order is not known yet"
-        paged: list[int] = []
-        last_in_flight: dict[str, int] = {}
-        for offset in in_flight:
-            label = self.message_group_of(offset)
-            last_in_flight[label] = max(offset, last_in_flight.get(label, 0))
-        for sequence in self._sequences.values():
-            keep = len(sequence.waiting)
-            keep_min = max(PAGE_SIZE, bisect_left(sequence.waiting, last_in_flight.get(sequence.message_group, 0)))
-            while keep > keep_min and not self._deliveries[sequence.waiting[keep - 1]]:
-                keep -= 1
-            if keep < len(sequence.waiting):
-                offsets = array("q", sequence.waiting[keep:])
-                del sequence.waiting[keep:]
-                self._paged[sequence.message_group] = offsets + self._paged.get(sequence.message_group, array("q"))
-                paged.extend(offsets)
-        for offset in paged:
-            del self._sequence_of[offset]
-        return paged
 
     def page_in(self) -> list[tuple[int, str]]:
         """The (offset, message group) of messages that are no longer paged out; `add` them."""

@@ -25,10 +25,13 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from aerobee_broker.delivery.events import Acknowledged, Changed, Delivered, Entry, QueueEvent, Reset, Run, State
 from aerobee_broker.delivery.message_group_order import MessageGroupOrder
+from aerobee_broker.delivery.offset_bitmap import OffsetBitmap
 from aerobee_broker.delivery.offset_ranges import OffsetRanges
 from aerobee_broker.delivery.priorities import Priorities
 from aerobee_broker.errors import InvalidReceiptHandleError
@@ -82,6 +85,7 @@ class QueueDelivery:
         "order",
         "ready",
         "ready_attempt_max",
+        "unread",
     )
 
     def __init__(self, commit_offset: int) -> None:
@@ -90,6 +94,9 @@ class QueueDelivery:
         self.finished = OffsetRanges()  # above commit_offset, below cursor
         self.in_flight: dict[int, InFlight] = {}
         self.ready: dict[int, int] = {}  # queue offset -> number of deliveries
+        # Ready after 0 deliveries, and not read since the journal was, or since the order was forgotten. With an order
+        # to keep they may be many. `learn_unread` or `make_ready` takes them from here.
+        self.unread = OffsetBitmap()
         self.ready_attempt_max = 0  # upper bound of the deliveries of messages in `ready`
         self._ready_order: list[int] | None = []  # the keys of `ready`, ascending; None: to be sorted when needed
         self._recorded_cursor = commit_offset  # as recorded in the journal
@@ -123,41 +130,58 @@ class QueueDelivery:
 
     def forget_order(self) -> None:
         """From now on deliver any ready message."""
-        paged = dict.fromkeys(self._paged(), 0)
+        for offset in self._paged():
+            self.unread.add(offset, offset + 1)
         self.order = None
-        if paged:
-            self._make_ready(paged)
 
     @property
     def waiting_count(self) -> int:
         """Messages below the cursor that are neither finished nor in flight."""
-        return len(self.ready) + (self.order.paged_count if isinstance(self.order, MessageGroupOrder) else 0)
+        paged = self.order.paged_count if isinstance(self.order, MessageGroupOrder) else 0
+        return len(self.ready) + len(self.unread) + paged
+
+    @property
+    def is_order_known(self) -> bool:
+        """Whether the order knows the labels of all that wait or are in flight, or there is no order."""
+        return self.order is None or not (self.order.unknown or self.unread)
 
     def deliveries_of_waiting(self, offset: int) -> int | None:
         """How often a waiting message was delivered; None for a message that is not waiting."""
         deliveries = self.ready.get(offset)
-        if deliveries is None and isinstance(self.order, MessageGroupOrder) and self.order.is_paged(offset):
+        if offset in self.unread or (isinstance(self.order, MessageGroupOrder) and self.order.is_paged(offset)):
             return 0
         return deliveries
 
     def unfinished(self) -> list[int]:
         """The unfinished offsets below the cursor, ascending."""
-        return sorted((*self.in_flight, *self.ready, *self._paged()))
+        return sorted((*self.in_flight, *self.ready, *self.unread, *self._paged()))
 
     def _paged(self) -> Iterable[int]:
         return self.order.paged() if isinstance(self.order, MessageGroupOrder) else ()
 
-    def learn(self, offset: int, label: str, *, ready_max: int | None = None) -> None:
-        """Set the label of one of `order.unknown`: the value of the order's LABEL_PROPERTY, "" without.
-
-        `ready_max` as in `see`.
-        """
+    def learn(self, offset: int, label: str) -> None:
+        """Set the label of one of `order.unknown`: the value of the order's LABEL_PROPERTY, "" without."""
         assert self.order is not None, "keep_order comes first"
         self.order.learn(offset, label, is_in_flight=offset in self.in_flight)
-        full = ready_max is not None and len(self.ready) > ready_max
-        if full and not self.order.unknown and isinstance(self.order, MessageGroupOrder):
-            for paged in self.order.page_out_known(self.in_flight):
-                del self.ready[paged]
+
+    def learn_unread(self, offset: int, label: str, *, ready_max: int | None = None) -> None:
+        """The lowest of `unread` has this label, once nothing is unknown to the order. `ready_max` as in `see`."""
+        assert self.order is not None, "keep_order comes first"
+        assert not self.order.unknown, "what was delivered comes first"
+        self.unread.discard(offset)
+        is_full = ready_max is not None and len(self.ready) >= ready_max
+        if not isinstance(self.order, MessageGroupOrder) or not self.order.page_out(offset, label, is_full=is_full):
+            self.ready[offset] = 0
+            self.order.learn(offset, label, is_in_flight=False)
+
+    def make_ready(self, count: int) -> None:
+        """Without an order: let `take_ready` find `count` messages, if so many wait."""
+        assert self.order is None, "an order has to know what it makes ready"
+        if self.unread and len(self.ready) < count:
+            offsets = list(islice(self.unread, count))
+            for offset in offsets:
+                self.unread.discard(offset)
+            self._make_ready(dict.fromkeys(offsets, 0))
 
     def see(self, messages: Iterable[tuple[int, str]], cursor: int, *, ready_max: int | None = None) -> None:
         """Take (offset, label) of messages from the cursor on, ascending, as ready for their first delivery.
@@ -255,8 +279,10 @@ class QueueDelivery:
 
         Changes nothing before `deliver`.
         """
+        assert self.is_order_known, "what is not known could come first"
         if self.order is not None:
             return self.order.take(count)
+        self.make_ready(count)
         if self._ready_order is None:
             self._ready_order = sorted(self.ready)
         return self._ready_order[:count]
@@ -379,6 +405,7 @@ class QueueDelivery:
         self.finished = OffsetRanges()
         self.in_flight = {}
         self.ready = {}
+        self.unread = OffsetBitmap()
         self._ready_order = []
         self._deadlines = []
         self._deadline_size = 0
@@ -410,17 +437,21 @@ class QueueDelivery:
         once."""
         assert entry_count_max > 0, "a state without room for entries would not end"
         self._note_recorded()
-        entries = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
+        known = [Entry(offset, attempt, 0, 0, None) for offset, attempt in self.ready.items()]
         for offset, flight in self.in_flight.items():
-            entries.append(Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id))
-        entries.extend(Entry(offset, 0, 0, 0, None) for offset in self._paged())
-        entries.sort()
+            known.append(Entry(offset, flight.attempt, flight.nonce, flight.invisible_until_ms, flight.client_id))
+        known.sort()
+        waiting = (Entry(offset, 0, 0, 0, None) for offset in merge(self._paged(), self.unread))
+        entries = merge(known, waiting)
         begin = self.commit_offset
-        for start in range(0, max(len(entries), 1), entry_count_max):
-            piece = tuple(entries[start : start + entry_count_max])
-            is_last = start + entry_count_max >= len(entries)
-            end = self.cursor if is_last else piece[-1].offset + 1
+        left = len(self.in_flight) + self.waiting_count
+        while True:
+            piece = tuple(islice(entries, entry_count_max))
+            left -= len(piece)
+            end = piece[-1].offset + 1 if left else self.cursor
             yield State(self.commit_offset, begin, end, piece)
+            if not left:
+                return
             begin = end
 
     def apply(self, event: QueueEvent) -> None:
@@ -456,6 +487,7 @@ class QueueDelivery:
             del self.in_flight[offset]
         for offset in [offset for offset in self.ready if offset >= end]:
             del self.ready[offset]
+        self.unread.remove_from(end)
         self._ready_order = None
         kept = [(first, min(last, end)) for first, last in self.finished if first < end]
         self.finished = OffsetRanges()
@@ -482,6 +514,7 @@ class QueueDelivery:
                 del self.in_flight[offset]
             for offset in [offset for offset in self.ready if offset < event.commit_offset]:
                 del self.ready[offset]
+            self.unread.remove_below(event.commit_offset)
             self._ready_order = None
             self._commit(event.commit_offset)
         self._apply_range(event.begin, event.end, event.entries)
@@ -504,9 +537,8 @@ class QueueDelivery:
     def _reach(self, begin: int, end: int) -> None:
         """Advance the cursor to at least `end`. Skipped offsets before `begin` are unknown, and therefore ready."""
         if begin > self.cursor:
-            unknown = dict.fromkeys(range(self.cursor, begin), 0)
+            self.unread.add(self.cursor, begin)
             self.cursor = begin
-            self._make_ready(unknown)
         if end > self.cursor:
             # The caller sets the state from here to `end` at once.
             self.cursor = end
@@ -521,7 +553,10 @@ class QueueDelivery:
             )
         else:
             self._forget_ready(entry.offset)
-            self._make_ready({entry.offset: entry.attempt})
+            if entry.attempt:
+                self._make_ready({entry.offset: entry.attempt})
+            else:
+                self.unread.add(entry.offset, entry.offset + 1)
 
     # Inside
 
@@ -565,6 +600,8 @@ class QueueDelivery:
     def _forget_ready(self, offset: int) -> None:
         if self.ready.pop(offset, None) is not None:
             self._drop_from_order((offset,))
+        elif self.unread:
+            self.unread.discard(offset)
 
     def _make_ready(self, attempts: dict[int, int]) -> None:
         self.ready.update(attempts)

@@ -144,12 +144,13 @@ class Receiving:
             self._visibility.expire(queue, now_ms)
             if queue.delivery.order is not None:  # the group was orderly
                 queue.delivery.forget_order()
+            queue.delivery.make_ready(max(count, 0))
             if queue.delivery.ready and count > 0:
                 reading = readings[queue] = _Reading(queue.delivery.cursor)
                 offsets = queue.delivery.take_ready(count)
                 received.needs_dead_letter_topic |= self._read_ready(queue, reading, offsets, look, received)
                 count -= len(reading.records)
-                if reading.finished and len(queue.delivery.ready) > len(reading.records) + len(reading.finished):
+                if reading.finished and queue.delivery.waiting_count > len(reading.records) + len(reading.finished):
                     received.more = True
         for queue in queues:
             if count <= 0 or received.bytes_left <= 0:
@@ -294,11 +295,31 @@ class Receiving:
 
     def _learn(self, queue: Queue, order: MessageGroupOrder | Priorities) -> bool:
         """Read the labels of some messages from before the order; True if all are known."""
-        for offset in list(islice(order.unknown, _LEARNT_PER_STEP_MAX)):
-            record = self._subscriptions.read_one(queue, offset)
-            label = "" if record is None else record.properties.get(order.LABEL_PROPERTY, "")
-            queue.delivery.learn(offset, label, ready_max=self._settings.current.delivery.fifo_waiting_max)
-        return not order.unknown
+        delivery = queue.delivery
+        unknown = sorted(islice(order.unknown, _LEARNT_PER_STEP_MAX))
+        for offset, label in self._labels_of(queue, unknown, order):
+            delivery.learn(offset, label)
+        if not order.unknown:
+            ready_max = self._settings.current.delivery.fifo_waiting_max
+            unread = list(islice(delivery.unread, _LEARNT_PER_STEP_MAX - len(unknown)))
+            for offset, label in self._labels_of(queue, unread, order):
+                delivery.learn_unread(offset, label, ready_max=ready_max)
+        return delivery.is_order_known
+
+    def _labels_of(
+        self, queue: Queue, offsets: Sequence[int], order: MessageGroupOrder | Priorities
+    ) -> Iterator[tuple[int, str]]:
+        """(offset, label) of messages, ascending; neighbours are read together. "" for one that the log has lost."""
+        labels: dict[int, str] = {}
+        for index, offset in enumerate(offsets):
+            if offset not in labels:
+                count = 1
+                while index + count < len(offsets) and offsets[index + count] == offset + count:
+                    count += 1
+                result = self._store.read(queue.key.topic, queue.key.queue_id, offset, max_count=count)
+                for record in result.records:
+                    labels[record.queue_offset] = record.properties.get(order.LABEL_PROPERTY, "")
+            yield offset, labels.get(offset, "")
 
     def _see(self, queue: Queue, count: int, wanted: MessageFilter, seen: dict[int, Record]) -> bool:
         """Read new messages until `count` may be delivered; True if only this step was too short.

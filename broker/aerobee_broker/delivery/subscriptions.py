@@ -206,7 +206,7 @@ class Subscriptions:
                         in_flight=len(delivery.in_flight),
                         ready=delivery.waiting_count + new,
                         retrying=retrying,
-                        ready_offset=min(delivery.ready, default=new_from if new else None),
+                        ready_offset=_lowest(delivery, new_from if new else None),
                     )
                 )
         known = {(status.topic, status.queue_id) for status in statuses}
@@ -219,6 +219,12 @@ class Subscriptions:
                     ready_offset = first if lag else None
                     statuses.append(QueueStatus(topic, queue_id, offset, high, lag, 0, lag, ready_offset=ready_offset))
         return statuses
+
+
+def _lowest(delivery: QueueDelivery, new_from: int | None) -> int | None:
+    """The lowest offset that is ready; `new_from`: of new messages."""
+    unread = delivery.unread.first
+    return min((*delivery.ready, *(() if unread is None else (unread,))), default=new_from)
 
 
 def _is_lite_topic_of(name: str, parent: str) -> bool:

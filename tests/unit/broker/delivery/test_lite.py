@@ -86,6 +86,36 @@ async def test_positions_are_the_groups_and_outlive_it_all(harness: Harness) -> 
         await after.stop()
 
 
+async def test_many_waiting_messages_of_an_orderly_group_go_on_after_a_crash(harness: Harness) -> None:
+    """They are read in steps; the lite topic stays one that may have something until all of them are."""
+    harness.tables.groups.update(GroupConfig(name=GROUP, consume_orderly=True))
+    await harness.tables.save()
+    await subscribe(harness, "a")
+    await say(harness, "a", *(f"a{number}" for number in range(600)))
+    [first] = await receive(harness, 1, seconds=30)
+    name = light_topic_name(ROOMS, "a")
+    queue = harness.deliveries.queue_delivery(name, GROUP, 0)
+    assert queue is not None
+    while queue.cursor < 600:
+        await subscribe(harness, "a", action=Action.REPLACE)  # looks again
+        harness.deliveries.lite.wake(next(iter(harness.deliveries._subscriptions)))
+        assert await receive(harness) == []
+    await harness.deliveries._history.snapshot()
+    after = await harness.crash()
+    try:
+        await subscribe(after, "a")
+        queue = after.deliveries.queue_delivery(name, GROUP, 0)
+        assert queue is not None
+        assert len(queue.unread) == 599
+        assert await after.acknowledge(first, topic=ROOMS) == [True]
+        found: list[DeliveredMessage] = []
+        for _ in range(5):
+            found = found or await receive(after)
+        assert [message.record.body for message in found] == [b"a%d" % number for number in range(1, 33)]
+    finally:
+        await after.stop()
+
+
 async def test_a_message_that_comes_back_wakes_who_waits(harness: Harness) -> None:
     """Nacked or expired: to whoever of the group has subscribed it, under a handle that names the lite topic."""
     await subscribe(harness, "a")

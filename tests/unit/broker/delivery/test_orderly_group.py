@@ -186,6 +186,9 @@ async def test_a_stuck_message_group_stops_no_other_however_much_of_it_waits(sta
     assert await receive(harness) == []
     assert queue.waiting_count == 600
     harness = await harness.crash()
+    queue = harness.deliveries.queue_delivery(TOPIC, LEDGER, 0)
+    assert queue is not None
+    assert (len(queue.ready), len(queue.unread)) == (0, 600), "a bit each until they are read, in steps"
     await harness.send("c", message_group="c")
     found = await receive(harness)
     assert told(found) == [("c", 1)]
