@@ -154,7 +154,7 @@ class Acknowledgements:
         if confirmed < 0:
             raise ReplicaMissingError(
                 f"the message is stored, but {len(self.in_sync())} replicas are in sync, and replication.acks is "
-                f"{self.config.acks}; look at the replicas with: aerobee replication"
+                f"{self.config.acks}; list the replicas with: aerobee replication"
             )
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiters, (end, next(self._numbers), waiter))

@@ -71,7 +71,7 @@ class ReplicationConfig(Section):
             return
         for endpoint in self.etcd:
             if not re.fullmatch(r"https?://[^/\s]+", endpoint):
-                raise ConfigError(f"replication.etcd: {endpoint!r} is not like http://10.0.0.5:2379")
+                raise ConfigError(f"replication.etcd: {endpoint!r} is not a URL such as http://10.0.0.5:2379")
         if self.role == "none" or not self.listen:
             raise ConfigError(
                 "replication.etcd: every broker with a lease can become the master; set replication.role (master for "

@@ -77,13 +77,13 @@ class EtcdLease:
     async def renew(self) -> None:
         answered = await self._post("lease/keepalive", {"ID": self._lease_id})
         if int(answered.get("result", {}).get("TTL", "0")) <= 0:
-            raise LeaseLostError("etcd does not know the lease any more: it has expired")
+            raise LeaseLostError("the lease has expired in etcd")
 
     async def announce(self, holder: Holder) -> None:
         mine = {"key": self._holder_key, "target": "LEASE", "lease": self._lease_id}
         answered = await self._txn([mine], [self._put_holder(holder, self._lease_id)], [])
         if not answered.get("succeeded"):
-            raise LeaseLostError("the lease is another broker's")
+            raise LeaseLostError("the lease belongs to another broker")
 
     async def change(self, version: int, claim: Claim) -> int:
         same = {"key": self._claim_key, "target": "MOD", "mod_revision": str(version)}

@@ -213,7 +213,7 @@ def test_a_store_remembers_that_it_was_a_member(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"etcd": ("10.0.0.1:2379",)}, "not like http://10.0.0.5:2379"),
+        ({"etcd": ("10.0.0.1:2379",)}, "not a URL such as http://10.0.0.5:2379"),
         ({"etcd": ("http://e:2379",), "acks": "1"}, "set replication.role"),
         ({"etcd": ("http://e:2379",), "role": "master", "listen": "a:1"}, "set a number of replicas, or all"),
     ],
