@@ -66,13 +66,13 @@ def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: S
     work()
     best: Measured | None = None
     for _ in range(repeats):
-        cpu, served, started = _cpu_seconds(server), server.cpu_seconds() if server else 0.0, time.perf_counter()
+        before, served, started = _cpu_seconds(server), server.cpu_seconds() if server else 0.0, time.perf_counter()
         rows = work()
         seconds = time.perf_counter() - started
         found = Measured(
             rows,
             seconds,
-            _cpu_seconds(server) - cpu,
+            _cpu_since(before, server),
             cores,
             (server.cpu_seconds() - served) if server else 0.0,
         )
@@ -82,8 +82,8 @@ def measured(work: Callable[[], int], cores: int, *, repeats: int = 2, server: S
     return best
 
 
-def _cpu_seconds(left_out: Server | None) -> float:
-    """Processor time of this process and all that descend from it, the dead ones included."""
+def _cpu_seconds(left_out: Server | None) -> dict[int, float]:
+    """Processor time of this process and of all that descend from it, by process."""
     parents: dict[int, list[int]] = {}
     times: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -93,14 +93,20 @@ def _cpu_seconds(left_out: Server | None) -> float:
             continue
         process = int(path.parent.name)
         parents.setdefault(int(fields[1]), []).append(process)
-        times[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    total, waiting = 0.0, [os.getpid()]
+        times[process] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    found, waiting = {}, [os.getpid()]
     while waiting:
         process = waiting.pop()
         if left_out is None or process != left_out.process.pid:
-            total += times.get(process, 0.0)
+            found[process] = times.get(process, 0.0)
             waiting += parents.get(process, [])
-    return total
+    return found
+
+
+def _cpu_since(before: Mapping[int, float], left_out: Server | None) -> float:
+    """Processor time since then. A process that has ended does not count: Spark ends workers that had nothing to do."""
+    now = _cpu_seconds(left_out)
+    return sum(max(seconds - before.get(process, 0.0), 0.0) for process, seconds in now.items())
 
 
 _HEAD = ("source", "rows/s", "per core", "of plain", "CPU a row", "plain's CPU of it", "broker's CPU a row")
@@ -312,9 +318,9 @@ def jobs(directory: Path, *, log_size: int = 1 << 30) -> None:
     rows = []
 
     def timed(name: str, cores: int, work: Callable[[], Any]) -> None:
-        cpu, started = _cpu_seconds(None), time.perf_counter()
+        before, started = _cpu_seconds(None), time.perf_counter()
         work()
-        seconds, cpu = time.perf_counter() - started, _cpu_seconds(None) - cpu
+        seconds, cpu = time.perf_counter() - started, _cpu_since(before, None)
         rows.append((name, f"{seconds:.1f} s", gigabytes(log_size, seconds), rate(count, seconds), f"{cpu:.1f} s"))
         print("  measured:", *rows[-1], file=sys.stderr, flush=True)
 
