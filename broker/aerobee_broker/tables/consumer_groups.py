@@ -20,11 +20,11 @@ from aerobee_store.tables.java_json import Bean
 GROUP_NAME_SIZE_MAX: Final = 120  # characters; %RETRY% before it must stay a legal topic
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 RETRY_MAX_TIMES_DEFAULT: Final = 16
-RETRY_MAX_TIMES_LIMIT: Final = 10_000  # a bound against slips: with RocketMQ's last delay of 2 h, more than two years
+RETRY_MAX_TIMES_LIMIT: Final = 10_000  # a sanity limit: with RocketMQ's last delay of 2 h, more than two years
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_EXPONENT_MAX: Final = 32  # as in RocketMQ; every sensible policy has reached its longest delay long before
+_EXPONENT_MAX: Final = 32  # as in RocketMQ; every reasonable policy has reached its longest delay long before
 
-# Fields of RocketMQ's groups that our broker has no use for, with the values that RocketMQ gives a new group.
+# Fields of RocketMQ's groups that this broker does not use, with RocketMQ's values for a new group.
 _UNUSED_FIELDS: Final[Mapping[str, object]] = {
     "brokerId": 0,
     "consumeBroadcastEnable": True,
@@ -66,7 +66,7 @@ def check_group_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CustomizedRetry:
-    """A delay for each attempt, in milliseconds; the last one for all that follow."""
+    """A delay for each attempt, in milliseconds; the last one repeats."""
 
     next_ms: tuple[int, ...] = (
         *(1_000, 5_000, 10_000, 30_000),
@@ -99,17 +99,18 @@ class GroupConfig:
 
     name: str
     retry_max_times: int = RETRY_MAX_TIMES_DEFAULT  # redeliveries after the first delivery, then dead letters
-    consume_orderly: bool = False  # FIFO: the next message of a message group waits for the one before
+    consume_orderly: bool = False  # FIFO: a message of a message group waits for the previous one
     consume_enabled: bool = True
     retry_policy: CustomizedRetry | ExponentialRetry = field(default_factory=CustomizedRetry)
     attributes: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, object] = field(default_factory=dict)  # fields that we do not use, written back as they came
+    extra: Mapping[str, object] = field(default_factory=dict)  # unused fields, written back unchanged
 
     @classmethod
     def from_json(cls, name: str, value: object) -> GroupConfig:
         """Read one entry of subscriptionGroupTable; `name` is its key. Raises TableFormatError."""
         fields = JsonFields(f"subscriptionGroup.json.subscriptionGroupTable.{name}", value)
-        fields.text("groupName", name)  # said twice in the file; RocketMQ looks groups up by key, so that leads
+        # repeated in the file; RocketMQ looks groups up by key, so the key takes precedence
+        fields.text("groupName", name)
         raw_policy = fields.mapping("groupRetryPolicy")
         policy = _policy_from_json(fields.full_name("groupRetryPolicy"), raw_policy)
         extra = dict(fields.rest())
@@ -170,7 +171,7 @@ def _policy_to_json(policy: CustomizedRetry | ExponentialRetry, raw: dict[str, o
         return written
     written["type"] = "CUSTOMIZED"
     written.pop("customizedRetryPolicy", None)
-    if policy != CustomizedRetry():  # RocketMQ leaves its own list of delays out
+    if policy != CustomizedRetry():  # RocketMQ omits its own list of delays
         written["customizedRetryPolicy"] = Bean(next=list(policy.next_ms))
     return written
 

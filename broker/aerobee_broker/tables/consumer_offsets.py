@@ -94,24 +94,24 @@ class OffsetTable(VersionedTable):
         return True
 
     def remove_topic(self, topic: str) -> None:
-        """Forget all offsets in a topic that was deleted."""
+        """Remove all offsets in a deleted topic."""
         for group in self.groups_of(topic):
             self.remove(topic, group)
 
     def remove_group(self, group: str) -> None:
-        """Forget all offsets of a group that was deleted."""
+        """Remove all offsets of a deleted group."""
         for topic in self.topics_of(group):
             self.remove(topic, group)
 
     def remove(self, topic: str, group: str) -> None:
-        """Forget the offsets of a group in a topic, if there are any."""
+        """Remove the offsets of a group in a topic, if there are any."""
         topics = self._topics_of_group.get(group, {})
         if topic not in topics:
             return
         del topics[topic]
         if not topics:
             del self._topics_of_group[group]
-        # The topic may have stood in groupTopicMap alone.
+        # The topic may occur only in groupTopicMap.
         self._offsets.pop(f"{topic}@{group}", None)
         self._changed(_CHANGES_PER_VERSION)
 
@@ -133,7 +133,7 @@ class OffsetTable(VersionedTable):
 
 
 def _take_group_topic_map(fields: JsonFields, topics_of_group: dict[str, dict[str, None]]) -> None:
-    """The map follows from the offsets; it is read all the same to keep its order."""
+    """The map follows from the offsets; it is read only to preserve its order."""
     for group, topics in fields.mapping("groupTopicMap").items():
         name = f"{fields.full_name('groupTopicMap')}.{group}"
         if not isinstance(topics, list):
@@ -153,6 +153,6 @@ def _queues_from_json(name: str, value: object) -> dict[int, int]:
             raise TableFormatError(name, f"expected queue ids, found {key!r:.60}")
         queue_id = checked_integer(f"{name} queue id", int(key), 0, INT32_MAX)
         checked = checked_integer(f"{name}.{key}", offset, -1, INT64_MAX)
-        if checked >= 0:  # -1 is RocketMQ's word for "none"
+        if checked >= 0:  # -1 is RocketMQ's value for "none"
             queues[queue_id] = checked
     return queues

@@ -59,7 +59,7 @@ class Revision:
 
     @property
     def unsaved(self) -> int:
-        """How many changes `mark_saved` has not confirmed."""
+        """The number of changes that `mark_saved` has not confirmed."""
         return self.current - self._saved
 
     @property
@@ -80,7 +80,7 @@ class VersionedTable:
         self._clock = clock
         self._version = DataVersion()
         self._revision = Revision()
-        self._extra: Mapping[str, object] = {}  # fields of the file that we do not know, written back as they came
+        self._extra: Mapping[str, object] = {}  # unknown fields of the file, written back unchanged
 
     @property
     def version(self) -> DataVersion:
@@ -100,7 +100,7 @@ class VersionedTable:
         self._revision.mark_saved(revision)
 
     def _replace(self, other: VersionedTable) -> None:
-        """Take the version and the unknown fields of another table, whose content is taken as well."""
+        """Take the version and the unknown fields of another table, together with its content."""
         self._version = other._version
         self._extra = other._extra
         self._revision.advance()
@@ -120,7 +120,7 @@ _Item = TypeVar("_Item", bound=_Named)
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What changed in a table since its last save, as `LoggedTable.encode` takes it."""
+    """The changes of a table since its last save, as `LoggedTable.encode` takes them."""
 
     after: int
     data_version: Bean
@@ -157,12 +157,12 @@ class NamedTable(VersionedTable, Generic[_Item]):
             del self._unsaved[name]
 
     def unsaved_change(self) -> TableChange:
-        """What `mark_saved` has not confirmed."""
+        """The changes that `mark_saved` has not confirmed."""
         items = {name: self._items[name].to_json() if name in self._items else None for name in self._unsaved}
         return TableChange(self._version.counter - self._revision.unsaved, self._version.to_json(), Bean(items))
 
     def content(self) -> Callable[[], Bean]:
-        """What returns the content of the file as it is now; it may be called in another thread."""
+        """A function that returns the current content of the file; it may be called in another thread."""
         version, extra, items = self._version, self._extra, tuple(self)
 
         def content() -> Bean:
@@ -176,7 +176,8 @@ class NamedTable(VersionedTable, Generic[_Item]):
         return self.content()()
 
     def replace(self, other: NamedTable[_Item]) -> None:
-        """Become equal to another table. To be saved as a whole: its version has nothing to do with the one before."""
+        """Become equal to another table. Must be saved completely, because its version is unrelated to the previous
+        one."""
         self._items = dict(other._items)
         self._unsaved.clear()
         self._replace(other)

@@ -1,4 +1,4 @@
-"""Reading one object of a configuration file: typed access to its fields, and what is left when all are taken."""
+"""Typed access to the fields of one object of a configuration file, and to its remaining fields."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class JsonFields:
         return f"{self.name}.{field}"
 
     def rest(self) -> Mapping[str, object]:
-        """The fields that nobody took: what a newer RocketMQ may have added, to be written back as it is."""
+        """The fields that were not taken: a newer RocketMQ may have added them; they are written back unchanged."""
         return self._left
 
 

@@ -1,4 +1,4 @@
-"""The three tables of the broker and their files: what is created is on disk before it is answered."""
+"""The three tables of the broker and their files: new items are on disk before the call is answered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aerobee_store.stats import StoreStats
 from aerobee_store.tables.json_table import JsonTable
 from aerobee_store.tables.logged_table import LoggedTable
 
-SAVE_INTERVAL_SECONDS: Final = 5.0  # as RocketMQ saves consumerOffset.json
+SAVE_INTERVAL_SECONDS: Final = 5.0  # RocketMQ's interval for consumerOffset.json
 InDiskThread = Callable[..., Awaitable[object]]
 
 
@@ -41,10 +41,10 @@ class SavedTable(ABC):
         self._saved = 0
 
     async def save(self) -> None:
-        """Return once every change made before the call is on disk; concurrent calls share a save. OSError."""
+        """Return when every change made before the call is on disk; concurrent calls share a save. OSError."""
         wanted = self._table.revision
         async with self._saving:
-            if not self._table.dirty or self._saved >= wanted:  # the save that was under way had it
+            if not self._table.dirty or self._saved >= wanted:  # the running save included it
                 return
             await self._save(self._write)
 
@@ -56,11 +56,11 @@ class SavedTable(ABC):
 
     @abstractmethod
     def _write(self) -> Awaitable[object]:
-        """Write what the table has now."""
+        """Write the current content."""
 
 
 class SavedOffsets(SavedTable):
-    """The table of offsets: every save writes all of it."""
+    """The table of offsets: every save writes the whole table."""
 
     def __init__(self, table: OffsetTable, file: JsonTable, in_disk_thread: InDiskThread) -> None:
         super().__init__(table, in_disk_thread)
@@ -72,7 +72,7 @@ class SavedOffsets(SavedTable):
 
 
 class SavedNames(SavedTable):
-    """Topics or groups: a save writes what changed."""
+    """Topics or groups: a save writes only the changes."""
 
     def __init__(
         self, table: NamedTable[TopicConfig] | NamedTable[GroupConfig], file: LoggedTable, in_disk_thread: InDiskThread
@@ -109,7 +109,7 @@ class BatchTopics:
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
-        """`directory`: the store's."""
+        """`directory`: that of the store."""
         self._file = LoggedTable(DiskFileSystem(), directory / "config" / "topics.json")
         self._clock = clock
         self._topics: TopicTable | None = None
@@ -122,7 +122,7 @@ class BatchTopics:
         return topic is not None and topic.takes_batches
 
     def attach(self, topics: TopicTable) -> None:
-        """Ask the broker's own table from now on."""
+        """Use the broker's own table from now on."""
         self._topics = topics
 
 
@@ -184,8 +184,8 @@ class Tables:
             raise TopicNotFoundError(stored_name)
         with self.topic_creations.measure(is_system=is_system_topic(stored_name)):
             check_new_topic_name(stored_name)
-            # Nobody has said what it is for, and the first to ask is a route, which does not tell: it takes what we
-            # can do.
+            # The topic's purpose is unknown, and the first request is a route query, which does not tell it: accept
+            # every type that can be combined.
             count = min(
                 self._settings.current.topics.queue_count, queue_count or self._settings.current.topics.queue_count
             )
@@ -233,19 +233,19 @@ class Tables:
         await self._saved_offsets.save()
 
     async def save(self) -> None:
-        """Everything that changed is on disk when this returns."""
+        """Return when every change is on disk."""
         await self._saved_topics.save()
         await self._saved_groups.save()
         await self._saved_offsets.save()
 
     async def save_all(self) -> None:
-        """Save everything to RocketMQ's files themselves, at an orderly stop. OSError."""
+        """Save everything to RocketMQ's files themselves, for an orderly stop. OSError."""
         await self._saved_topics.save_all()
         await self._saved_groups.save_all()
         await self._saved_offsets.save()
 
     async def run(self) -> None:
-        """Save what need not be on disk at once, until cancelled: offsets that the delivery journal has, too."""
+        """Save offsets from time to time, until cancelled; the delivery journal has them too."""
         while True:
             await asyncio.sleep(SAVE_INTERVAL_SECONDS)
             await self._saved_topics.save_all(only_if_needed=True)
