@@ -6,6 +6,7 @@ What was answered with success is there afterwards, in order and once; what nobo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 from pathlib import Path
 
@@ -16,13 +17,20 @@ from tests.support.etcd import running_etcd
 from tests.support.lease_group import Member, running
 from tests.support.port_forwarder import forwarded_port
 
+_SECONDS = 120.0
+_NUMBERS = itertools.count()
 pytestmark = pytest.mark.timeout(300)
 
 
-async def _confirmed(member: Member, first: int, count: int) -> list[bytes]:
-    """Send so many; those that were answered with success."""
-    bodies = [b"%06d" % number for number in range(first, first + count)]
-    return [body for body in bodies if await member.send(body) == Answer.SUCCESS]
+async def _confirmed(member: Member, count: int) -> list[bytes]:
+    """Send until so many were answered with success: those. What is not confirmed is not sent again."""
+    answered: list[bytes] = []
+    async with asyncio.timeout(_SECONDS):
+        while len(answered) < count:
+            body = b"%06d" % next(_NUMBERS)
+            if await member.send(body) == Answer.SUCCESS:
+                answered.append(body)
+    return answered
 
 
 def _in_order(found: list[bytes], answered: list[bytes]) -> None:
@@ -35,20 +43,17 @@ async def test_a_killed_master_is_replaced_and_follows_when_it_is_back(tmp_path:
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         async with running(first, second):
             await first.becomes_master(in_sync=2)
-            answered = await _confirmed(first, 0, 20)
+            answered = await _confirmed(first, 20)
             first.kill()
-            found = await second.becomes_master()
-            assert found["leaseEpoch"] == 2
-            answered += await _confirmed(second, 20, 20)
+            epoch = (await second.becomes_master())["leaseEpoch"]
+            assert epoch > 1
+            answered += await _confirmed(second, 20)
             first.start()
             await first.becomes_replica()
             await second.becomes_master(in_sync=2)
-            answered += await _confirmed(second, 40, 20)
-            assert len(answered) == 60
+            answered += await _confirmed(second, 20)
             second.send_signal(signal.SIGTERM)
-            found = await first.becomes_master()
-            assert found["leaseEpoch"] == 3
-            assert "lease taken epoch=3" in first.log
+            assert (await first.becomes_master())["leaseEpoch"] > epoch
             _in_order(await first.bodies(), answered)
 
 
@@ -58,18 +63,17 @@ async def test_a_paused_master_confirms_nothing_when_it_goes_on(tmp_path: Path) 
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         async with running(first, second):
             await first.becomes_master(in_sync=2)
-            answered = await _confirmed(first, 0, 20)
+            answered = await _confirmed(first, 20)
             first.send_signal(signal.SIGSTOP)
             late = [asyncio.create_task(first.send(b"late %d" % number, 120.0)) for number in range(5)]
             await second.becomes_master()
-            answered += await _confirmed(second, 20, 20)
+            answered += await _confirmed(second, 20)
             first.send_signal(signal.SIGCONT)
             assert Answer.SUCCESS not in await asyncio.gather(*late)
             await first.becomes_replica()
             await second.becomes_master(in_sync=2)
-            answered += await _confirmed(second, 40, 20)
-            assert len(answered) == 60
-            assert await second.bodies() == answered
+            answered += await _confirmed(second, 20)
+            _in_order(await second.bodies(), answered)
 
 
 async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None:
@@ -81,25 +85,24 @@ async def test_a_tail_that_nobody_confirmed_is_set_aside(tmp_path: Path) -> None
             first.in_sync_seconds = 60.0  # the replica does not leave the claim so soon
             async with running(first, second):
                 await first.becomes_master(in_sync=2)
-                answered = await _confirmed(first, 0, 20)
+                answered = await _confirmed(first, 20)
                 forwarder.lose_answers()
                 sending = [asyncio.create_task(first.send(b"unconfirmed %d" % number, 60.0)) for number in range(5)]
                 assert set(await asyncio.gather(*sending)) == {Answer.FLUSH_SLAVE_TIMEOUT}
                 first.kill()
                 await second.becomes_master()
-                answered += await _confirmed(second, 20, 20)
+                answered += await _confirmed(second, 20)
                 forwarder.reset()
                 first.start()
                 found = await first.becomes_replica()
                 assert len(found["divergedTails"]) == 1
                 assert b"unconfirmed 4" in (first.store / "quarantine" / found["divergedTails"][0]).read_bytes()
                 await second.becomes_master(in_sync=2)
-                answered += await _confirmed(second, 40, 5)
-                assert len(answered) == 45
-                assert await second.bodies() == answered
+                answered += await _confirmed(second, 5)
+                _in_order(await second.bodies(), answered)
                 second.kill()
                 await first.becomes_master()
-                assert await first.bodies() == answered
+                _in_order(await first.bodies(), answered)
 
 
 async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(
         first, second = Member(tmp_path, 1, through), Member(tmp_path, 2, through)
         async with running(first, second):
             await first.becomes_master(in_sync=2)
-            answered = await _confirmed(first, 0, 20)
+            answered = await _confirmed(first, 20)
             forwarder.lose_answers()
             async with asyncio.timeout(60):
                 while await first.send(b"x") == Answer.SUCCESS:  # noqa: ASYNC110 - until the lease is over
@@ -121,8 +124,7 @@ async def test_a_master_that_cannot_reach_etcd_confirms_nothing_after_its_lease(
                     await asyncio.sleep(0.05)
             master = first if (await first.status()).get("leaseSecondsLeft") else second
             await master.becomes_master(in_sync=2)
-            answered += await _confirmed(master, 20, 5)
-            assert len(answered) == 25
+            answered += await _confirmed(master, 5)
             _in_order(await master.bodies(), answered)
 
 
@@ -132,7 +134,7 @@ async def test_a_broker_whose_store_is_new_does_not_take_the_lease(tmp_path: Pat
         first, second = Member(tmp_path, 1, etcd), Member(tmp_path, 2, etcd)
         async with running(first, second):
             await first.becomes_master(in_sync=2)
-            answered = await _confirmed(first, 0, 20)
+            answered = await _confirmed(first, 20)
             second.kill()
             first.kill()
             second.store.rename(tmp_path / "away")
@@ -142,5 +144,5 @@ async def test_a_broker_whose_store_is_new_does_not_take_the_lease(tmp_path: Pat
                     await asyncio.sleep(0.05)
             first.start()
             await first.becomes_master(in_sync=2)
-            assert await first.bodies() == answered
+            _in_order(await first.bodies(), answered)
             assert "lease taken" not in second.log.split("is no longer in sync")[-1]

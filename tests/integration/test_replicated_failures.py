@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -101,10 +102,9 @@ async def test_nothing_answered_is_lost(tmp_path: Path) -> None:
                 answered = await _through_failures(client, replica, forwarder.lose_answers, forwarder.reset)
                 await client.close()
                 await master.kill()
-                promoting = await replica.connect()
-                assert (await promoting.call(Request.NOTIFY_BROKER_ROLE_CHANGED, {"masterBrokerId": 1})).code == 0
-                await promoting.close()
+                await _command("promote", replica)
                 await replica.ready()
+                assert (await _command("replication", replica)).startswith("master, log end ")
                 found = await _bodies(replica)
     assert len(answered) >= 5 * 20
     assert [body for body in found if body in answered] == sorted(answered)
@@ -156,6 +156,25 @@ async def _through_failures(
         await failure()
         await until_confirmed()
     return answered
+
+
+async def _command(name: str, found: _Process) -> str:
+    """What `aerobee promote` and `aerobee replication` print."""
+    command = [
+        sys.executable,
+        "-m",
+        "aerobee_broker",
+        name,
+        "--remoting",
+        found.addresses["remoting"],
+        "--timeout",
+        "60",
+    ]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 async def _bodies(found: _Process) -> list[bytes]:
