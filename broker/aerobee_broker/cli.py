@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=version.text())
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     add_debug(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (
@@ -65,6 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         module.add_parser(commands)
     return parser
+
+
+class _PrintVersion(argparse.Action):
+    """As argparse's own, but looks the version up when it is asked for: that takes long for a command's start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(version.text())
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

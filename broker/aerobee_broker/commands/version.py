@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from aerobee_broker.commands.options import new_command
@@ -23,6 +22,8 @@ def run(_arguments: argparse.Namespace) -> int:
 
 def text() -> str:
     """Name and version."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return f"aerobee {version('aerobee')}"
     except PackageNotFoundError:  # the source tree, used without being installed

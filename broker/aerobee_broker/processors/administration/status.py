@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from aerobee_broker.clients.clients import Client
@@ -193,6 +192,8 @@ def _duration(milliseconds: float) -> v2.Duration:
 
 def broker_version() -> str:
     """Of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version  # not at the start of a broker
+
     try:
         return version("aerobee")
     except PackageNotFoundError:
