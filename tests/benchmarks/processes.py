@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FLUSH_MODES = ("sync", "async")
+# How full the machine's disk is must not change what is measured: above these ratios no segment is made in advance.
+_ANY_DISK = {f"AEROBEE_STORE_DISK_{name}_RATIO": "1" for name in ("CLEAN", "FORCE_CLEAN", "FULL")}
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def broker_on(store: Path, flush: str, front: str = "") -> Iterator[Server]:
     """A broker as a user starts it, on this store. `front`: what serves gRPC, if not the default."""
     arguments = ["serve", "--dev", "--store", str(store), "--flush", flush]
     arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    settings = {"AEROBEE_LISTEN_FRONT": front} if front else None
+    settings = _ANY_DISK | ({"AEROBEE_LISTEN_FRONT": front} if front else {})
     with server(["-m", "aerobee_broker", *arguments], settings) as running:
         yield running
 

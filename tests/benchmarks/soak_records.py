@@ -33,6 +33,9 @@ _SETTINGS = {
     "AEROBEE_STORE_SEGMENT_SIZE": str(256 * _MIB),
     "AEROBEE_STORE_RETENTION_HOURS": "0.003",
     "AEROBEE_STORE_RETENTION_INTERVAL_SECONDS": "2",
+    "AEROBEE_STORE_DISK_CLEAN_RATIO": "0.99",  # or no segment is made in advance on a disk that is rather full
+    "AEROBEE_STORE_DISK_FORCE_CLEAN_RATIO": "0.99",
+    "AEROBEE_STORE_DISK_FULL_RATIO": "1",
     "AEROBEE_STORE_DELETE_WHEN_HOURS": ",".join(map(str, range(24))),
 }
 
