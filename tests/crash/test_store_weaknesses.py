@@ -382,7 +382,7 @@ def test_18_a_queue_that_cannot_be_written_stops_the_store_and_heals_at_the_next
     store.flush()
     harness.sender.append(store, [harness.sender.message(100)])
     harness.disk.fail_at("write", 2, errno.EIO)  # the first one is the log's
-    with pytest.raises(StoreFailedError, match="start again"):
+    with pytest.raises(StoreFailedError, match="then restart"):
         store.flush()
     store.close()
     with reopen(harness.disk, harness.config, harness.clock) as again:

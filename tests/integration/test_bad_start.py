@@ -181,7 +181,7 @@ def test_a_store_that_another_broker_has(home: Path) -> None:
     with run_broker(home, config) as broker:
         command = [sys.executable, "-m", "aerobee_broker", "serve", "--store", str(home / "store"), *config]
         free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-        ended = subprocess.run([*command, *free], capture_output=True, timeout=20, text=True)
+        ended = subprocess.run([*command, *free], capture_output=True, timeout=60, text=True)
         assert ended.returncode == 1
         assert "another process has this store open; stop it, or name another directory" in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
@@ -272,7 +272,7 @@ def test_a_disk_without_any_room(small_disk: Path) -> None:
     command = ["serve", "--store", str(small_disk / "store"), "--config", str(small_disk / "aerobee.toml"), "--dev"]
     free = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     ended = subprocess.run(
-        [sys.executable, "-m", "aerobee_broker", *command, *free], capture_output=True, timeout=20, text=True
+        [sys.executable, "-m", "aerobee_broker", *command, *free], capture_output=True, timeout=60, text=True
     )
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout == ""

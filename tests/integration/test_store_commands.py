@@ -212,6 +212,6 @@ def test_one_action_is_one(command: list[str], tmp_path: Path, capsys: pytest.Ca
     else:
         command = ["rebuild", "--index"]
     main(["store", *command, str(case.store)])
-    assert capsys.readouterr().out.splitlines()[-1] == "not done: 1 action; --apply does it"
+    assert capsys.readouterr().out.splitlines()[-1] == "not done: 1 action; run with --apply to do it"
     assert main(["store", *command, str(case.store), "--apply"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "done: 1 action"
