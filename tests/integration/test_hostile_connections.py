@@ -228,7 +228,7 @@ async def test_health_and_reflection_get_garbage(broker: BrokerProcess, method: 
                 assert request in odd, request
             else:
                 assert failure.code() == grpc.StatusCode.INVALID_ARGUMENT, (request, failure.details())
-                words = "the limit is" if request is large else "cannot be read; send a message of grpc."
+                words = "the limit is" if request is large else "cannot be parsed; send a message of grpc."
                 assert words in (failure.details() or "")
                 assert request in garbage or request is large, request
     await works(broker)
