@@ -62,8 +62,8 @@ class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
 
         grpcio asks this when it has the headers of a call, and reads the request afterwards. So the headers are judged
         here. A call that is refused, or has to wait for room, gets a handler of a stream of requests, which decides
-        itself when it reads one: on the wire that is the same. For all others grpcio reads the one request, which
-        takes a fifth less time.
+        itself when it reads one: on the wire that is the same. For all others grpcio reads the one request, which is
+        less work than a stream of requests.
 
         grpcio knows the certificate of a client only when it calls the handler. Where clients have certificates, all
         calls are judged there, before their request is read.
