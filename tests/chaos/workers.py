@@ -448,6 +448,9 @@ class Workers:
         answer = await self._answered(stub.AckMessage(request, metadata=self._metadata(name), timeout=_SECONDS))
         if answer is None:
             return
+        if not answer.entries:  # refused as a whole
+            self._expect("an acknowledgement", answer.status, *_TROUBLE)
+            return
         for entry, message in zip(answer.entries, messages, strict=True):
             system = message.system_properties
             if entry.status.code == Code.OK:
