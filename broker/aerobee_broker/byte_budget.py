@@ -42,11 +42,11 @@ class ByteBudget:
     def used_by(self, owner: str) -> int:
         return self._owners.get(owner, 0)
 
-    def has_room(self, size: int, owners: Sequence[str]) -> bool:
+    def has_free(self, size: int, owners: Sequence[str]) -> bool:
         """Whether this many bytes may be taken now."""
-        return self._total_has_room(size) and self._full_owner(size, owners) is None
+        return self._total_has_free(size) and self._full_owner(size, owners) is None
 
-    def has_room_for_anybody(self) -> bool:
+    def has_free_for_all(self) -> bool:
         """Whether one more byte may be taken by any owner: the total is not used up."""
         return not self.used or self.used < min(self.total_max, self.owner_max)
 
@@ -56,9 +56,9 @@ class ByteBudget:
         for owner in owners:
             self._owners[owner] = self._owners.get(owner, 0) + size
 
-    def take_if_room(self, size: int, owners: Sequence[str]) -> bool:
-        """Take the bytes if there is room and nobody waits for it. Returns whether they were taken."""
-        if self._of_total or not self.has_room(size, owners):
+    def try_take(self, size: int, owners: Sequence[str]) -> bool:
+        """Take the bytes if that many are free and no call waits for them. Returns whether they were taken."""
+        if self._of_total or not self.has_free(size, owners):
             return False
         self.take_now(size, owners)
         return True
@@ -68,7 +68,7 @@ class ByteBudget:
 
         A cancelled call has taken nothing. Callers must `give` the same bytes back to the same owners.
         """
-        if self.take_if_room(size, owners):
+        if self.try_take(size, owners):
             return
         self.waited += 1
         waiter = _Waiter(size, owners, asyncio.get_running_loop().create_future())
@@ -87,9 +87,9 @@ class ByteBudget:
                 raise self._too_many(seconds) from None
             raise
 
-    async def room(self, owners: Sequence[str], *, seconds: float) -> None:
+    async def wait_free(self, owners: Sequence[str], *, seconds: float) -> None:
         """Return when at least one byte is free. TooManyRequestsError as `take`."""
-        if not self.has_room(1, owners):
+        if not self.has_free(1, owners):
             await self.take(1, owners, seconds=seconds)
             self.give(1, owners)
 
@@ -105,7 +105,7 @@ class ByteBudget:
         if self._of_total or self._of_owner:
             self._advance(owners)
 
-    def _total_has_room(self, size: int) -> bool:
+    def _total_has_free(self, size: int) -> bool:
         return not self.used or self.used + size <= self.total_max
 
     def _full_owner(self, size: int, owners: Sequence[str]) -> str | None:
@@ -121,7 +121,7 @@ class ByteBudget:
         full = self._full_owner(waiter.size, waiter.owners)
         if full is not None:
             self._of_owner.setdefault(full, deque()).append(waiter)
-        elif (self._of_total and not is_first) or not self._total_has_room(waiter.size):
+        elif (self._of_total and not is_first) or not self._total_has_free(waiter.size):
             self._of_total.append(waiter)
         else:
             self.take_now(waiter.size, waiter.owners)
@@ -132,7 +132,7 @@ class ByteBudget:
         while self._of_total:
             waiter = self._of_total[0]
             if not waiter.granted.done():
-                if not self._total_has_room(waiter.size):
+                if not self._total_has_free(waiter.size):
                     break
                 self._enqueue(waiter, is_first=True)  # it may have to wait for its owner now
             self._of_total.popleft()
@@ -169,12 +169,12 @@ class Share:
         self._owners = owners
         self.size = 0
 
-    def has_room(self) -> bool:
-        return self._budget.has_room(1, self._owners)
+    def has_free(self) -> bool:
+        return self._budget.has_free(1, self._owners)
 
-    async def room(self, seconds: float) -> None:
-        """As ByteBudget.room."""
-        await self._budget.room(self._owners, seconds=seconds)
+    async def wait_free(self, seconds: float) -> None:
+        """As ByteBudget.wait_free."""
+        await self._budget.wait_free(self._owners, seconds=seconds)
 
     async def take(self, size: int, seconds: float) -> None:
         """As ByteBudget.take."""

@@ -420,7 +420,7 @@ async def _listen(
     methods: dict[str, Method] = {}  # complete before the loop accepts the first connection
     server: Server
     if config.listen.front == "native":
-        server = front = Front(methods, config.front, counters.front, doors=(remoting.door(),))
+        server = front = Front(methods, config.front, counters.front, protocols=(remoting.protocol(),))
         try:
             listening = listen_native(front, config)
         except BaseException:

@@ -47,7 +47,7 @@ class FlowControl:
             del self._open[queue], self._lowest[queue], self._highest[queue]
         self._changed.set()
 
-    def room(self, queue: object = None) -> int:
+    def free_count(self, queue: object = None) -> int:
         """How many messages may be fetched now; 0 at a limit. The span checked is that of `queue`, or of any queue."""
         if self.size >= self._size_max:
             return 0
@@ -66,9 +66,9 @@ class FlowControl:
             heapq.heappop(heap)
         return self._highest[queue] - heap[0] + 1
 
-    async def wait_room(self, queue: object = None) -> int:
+    async def wait_free(self, queue: object = None) -> int:
         """Wait until messages may be fetched, and return how many."""
-        while not (room := self.room(queue)):
+        while not (count := self.free_count(queue)):
             self._changed.clear()
             await self._changed.wait()
-        return room
+        return count

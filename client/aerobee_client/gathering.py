@@ -57,9 +57,9 @@ class Line:
 class Gathering:
     """The lines of one producer. `send` is called for each request, in a task of its own."""
 
-    def __init__(self, send: Send, room: MemoryLimit, *, size_max: int, linger_seconds: float) -> None:
+    def __init__(self, send: Send, memory: MemoryLimit, *, size_max: int, linger_seconds: float) -> None:
         self._send = send
-        self._room = room
+        self._memory = memory
         self._size_max = size_max
         self._linger_seconds = linger_seconds
         self._lines: dict[object, Line] = {}
@@ -69,7 +69,7 @@ class Gathering:
 
     async def put(self, key: object, entry: Entry, *, in_flight_max: int, count_max: int) -> None:
         """Add `entry` to the line `key` once there is space for it."""
-        await self._room.enter(entry.size)
+        await self._memory.enter(entry.size)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(in_flight_max, count_max)
@@ -99,7 +99,7 @@ class Gathering:
                 line.timer.cancel()
             for entry in line.entries:
                 entry.finish(ClientError("the producer was closed before the message was sent"))
-                self._room.leave(entry.size)
+                self._memory.leave(entry.size)
             line.entries.clear()
         tasks = list(self._tasks)
         for task in tasks:
@@ -130,7 +130,7 @@ class Gathering:
                 break
             line.entries.popleft()
             if entry.outcome.cancelled():
-                self._room.leave(entry.size)
+                self._memory.leave(entry.size)
                 continue
             request.append(entry)
             size += entry.size
@@ -144,7 +144,7 @@ class Gathering:
             for index, entry in enumerate(request):
                 lost = ClientError("the producer was closed during the send; the message may be stored")
                 entry.finish(outcomes[index] if index < len(outcomes) else lost)
-                self._room.leave(entry.size)
+                self._memory.leave(entry.size)
             line.in_flight -= 1
             if line.timer is None:
                 self._go(key, line)

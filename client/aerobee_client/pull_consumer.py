@@ -338,8 +338,8 @@ class PullConsumer:
                     # Also committed where nothing was: a queue without messages now continues from here later.
                     reading.handled = first
                 await reading.running.wait()
-                room = await self._flow.wait_room(reading.queue)
-                pulled = await self._pull(reading, min(room, _BATCH_COUNT))
+                free_count = await self._flow.wait_free(reading.queue)
+                pulled = await self._pull(reading, min(free_count, _BATCH_COUNT))
                 if pulled == _BATCH_COUNT and await self._records.supported():
                     await self._read(reading)
             except (NotFoundError, UnsupportedError) as error:
@@ -356,17 +356,17 @@ class PullConsumer:
         Between two of them there is a PullMessage, for which the broker looks at the group, and which waits for new
         messages at the end.
         """
-        room = self._flow.room(reading.queue)
+        free_count = self._flow.free_count(reading.queue)
         topic = reading.queue.topic
         tags = _tags(self._filters[topic])
-        if not room or tags is None:
+        if not free_count or tags is None:
             return
         self.call = "ReadRecords"
         frames = self._records.read(
             topic,
             reading.queue.queue_id,
             reading.fetched,
-            end=reading.fetched + room,
+            end=reading.fetched + free_count,
             frame_size_max=_FRAME_SIZE,
             tags=tags,
         )
@@ -376,7 +376,7 @@ class PullConsumer:
                 messages = frame.messages(topic, group)
                 # The broker compares hashes of tags.
                 self._take(reading, [each for each in messages if not tags or each.tag in tags], frame.next_offset)
-                if not self._flow.room(reading.queue):
+                if not self._flow.free_count(reading.queue):
                     return
 
     async def _pull(self, reading: _Reading, count: int) -> int:

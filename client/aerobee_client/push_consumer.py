@@ -217,7 +217,7 @@ class PushConsumer:
         )
         request.long_polling_timeout.FromMilliseconds(int(wait * 1000))
         while True:
-            request.batch_size = min(batch, await self._flow.wait_room())
+            request.batch_size = min(batch, await self._flow.wait_free())
             try:
                 received = await self._receiving.receive(request)
             except ClientError as error:

@@ -117,8 +117,8 @@ class MessageStore:
         self._queues = QueueTable(file_system, config, self._deleted, is_batch_topic)
         self._removal = TopicRemoval(file_system, self._queues, self._deleted)
         self._index = IndexService(file_system, directory / "index", config.index_slot_count, config.index_entry_count)
-        room = DispatchLimits(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
-        self._dispatch = Dispatch(self._index, clock, self.stats, room)
+        dispatch_limits = DispatchLimits(config.dispatch_waiting_count_max, config.dispatch_waiting_bytes_max)
+        self._dispatch = Dispatch(self._index, clock, self.stats, dispatch_limits)
         self._allocation = SegmentAllocation(
             self._log,
             self.stats,

@@ -267,11 +267,11 @@ class MessageWriter:
         while first < count:
             # All records that fit into the segment are copied together.
             physical_offset = self._log.next_offset(int(batch.size[first]))
-            room = self._log.segment_size - physical_offset % self._log.segment_size - record.BLANK_SIZE_MIN
+            free_size = self._log.segment_size - physical_offset % self._log.segment_size - record.BLANK_SIZE_MIN
             last = count
-            if batch.end - int(batch.start[first]) > room:
+            if batch.end - int(batch.start[first]) > free_size:
                 ends = batch.start[first:] + batch.size[first:] - batch.start[first]
-                last = first + int(np.searchsorted(ends, room, side="right"))
+                last = first + int(np.searchsorted(ends, free_size, side="right"))
             self._append_slice(queue, batch, first, last, physical_offset, now, born_host)
             first = last
         self._stats.messages_appended += count
@@ -342,7 +342,7 @@ class MessageWriter:
 
     def _prepare(self, sizes: list[int], *, internal: bool = False) -> None:
         try:
-            if not self._dispatch.has_room(self._log.wrote, internal=internal):
+            if not self._dispatch.has_capacity(self._log.wrote, internal=internal):
                 self._make_room()
             try:
                 self._log.prepare(sizes, internal=internal)

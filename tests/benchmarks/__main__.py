@@ -20,7 +20,7 @@ def main() -> None:
     arguments.directory.mkdir(parents=True, exist_ok=True)
     print(machine())
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        store.run(Path(directory))  # begins with the disk, the yardstick of all
+        store.run(Path(directory))  # begins with the disk, the baseline of all
         broker.run(Path(directory))
 
 

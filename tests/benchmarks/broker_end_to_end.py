@@ -1,6 +1,6 @@
 """Messages sent, then received and acknowledged, with the official Python SDK and with `aerobee_client`.
 
-The yardstick is the same client on a server that keeps nothing: what is left between the two is the broker. Both
+The baseline is the same client on a server that keeps nothing: what is left between the two is the broker. Both
 phases have the load in a process of its own.
 """
 

@@ -1,6 +1,6 @@
 """From a send to its receive while nothing else happens: a long poll waits, one message at a time.
 
-The yardsticks: a server that passes the message from the one call to the other in memory, and one sync of the disk.
+The baselines: a server that passes the message from the one call to the other in memory, and one sync of the disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Receives that wait by the thousand: memory each, how fast one is woken, and what they cost while nothing comes.
 
-The yardstick for the memory is the same on a server that does nothing.
+The baseline for the memory is the same on a server that does nothing.
 """
 
 from __future__ import annotations

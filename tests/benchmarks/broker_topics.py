@@ -1,7 +1,7 @@
 """Many topics with many clients: what they cost in memory while they are there and little happens.
 
 Each client has a connection of its own, a Telemetry stream with its settings, and a receive that waits. The same
-clients on a server that does nothing are the yardstick.
+clients on a server that does nothing are the baseline.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """RecordService that stores nothing: it throws away what is appended, and reads send the same bytes from memory.
 
-The yardstick for what moving the bytes costs: the same front as the broker's, and the least that a handler can do.
+The baseline for what moving the bytes costs: the same front as the broker's, and the least that a handler can do.
 """
 
 from __future__ import annotations

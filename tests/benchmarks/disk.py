@@ -1,4 +1,4 @@
-"""The yardsticks: how long this disk takes for one `fdatasync`, how fast it takes bytes, and how fast memory copies."""
+"""The baselines: how long this disk takes for one `fdatasync`, how fast it takes bytes, and how fast memory copies."""
 
 from __future__ import annotations
 

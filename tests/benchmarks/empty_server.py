@@ -1,5 +1,5 @@
 """A grpc.aio server that parses the requests of producers and consumers, builds the replies that the broker would, and
-does nothing else: the yardstick for what gRPC and the client cost.
+does nothing else: the baseline for what gRPC and the client cost.
 
 Receives get a full batch at once, but of the topic `relay`: there a receive waits for the next send and gets that
 message, which is the least that an idle broker could do.

@@ -71,7 +71,7 @@ def main() -> None:
                 print(f"single sends, 64 in flight, acks {acks}: {rates[acks]:.0f} messages/s", flush=True)
         print(f"acks 1 / acks none: {rates['1'] / rates['none']:.2f}")
         with _serve(root / "a", "--role", "master", "--listen-replicas", "127.0.0.1:0") as master:
-            _bench(master["grpc"], arguments.seconds, "--lane", "records", "--batch", "1000", "--in-flight", "8")
+            _bench(master["grpc"], arguments.seconds, "--api", "records", "--batch", "1000", "--in-flight", "8")
             end = _status(master["remoting"])["masterCommitLogMaxOffset"]
             began = time.monotonic()
             with _serve(root / "b", "--role", "replica", "--master", master["remoting"]):

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.store [--short | --large]`: the store without gRPC, beside this machine's yardsticks.
+"""`python -m tests.benchmarks.store [--short | --large]`: the store without gRPC, beside this machine's baselines.
 
 The normal form takes some minutes and needs about 6 GiB of disk; `--large` adds what needs 10 GiB more; `--short` goes
 through all of it in seconds, with sizes of which no figure says anything.

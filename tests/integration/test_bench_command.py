@@ -1,4 +1,4 @@
-"""`aerobee bench` for a moment: every lane and direction, on its own broker and on another."""
+"""`aerobee bench` for a moment: every API and direction, on its own broker and on another."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("direction", ["send", "receive"])
-@pytest.mark.parametrize("lane", ["v2", "records", "batch"])
-def test_all_lanes(tmp_path: Path, lane: str, direction: str) -> None:
+@pytest.mark.parametrize("api", ["v2", "records", "batch"])
+def test_every_api(tmp_path: Path, api: str, direction: str) -> None:
     """Figures for programs, consistent in themselves; the broker that it started is gone."""
-    arguments = ("--lane", lane, "--direction", direction, "--batch", "10", "--directory", str(tmp_path), "--json")
+    arguments = ("--api", api, "--direction", direction, "--batch", "10", "--directory", str(tmp_path), "--json")
     ended = bench(*arguments)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
-    assert (found["lane"], found["direction"], found["size"], found["batch"]) == (lane, direction, 256, 10)
+    assert (found["api"], found["direction"], found["size"], found["batch"]) == (api, direction, 256, 10)
     broker = found["broker"]
     assert broker["errors"] == 0
     assert broker["messagesPerSecond"] * broker["seconds"] == pytest.approx(broker["messages"])
@@ -38,16 +38,16 @@ def test_all_lanes(tmp_path: Path, lane: str, direction: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_yardsticks_for_a_person(tmp_path: Path) -> None:
+def test_baselines_as_text(tmp_path: Path) -> None:
     """The table has all servers, the disk, and the histogram."""
-    ended = bench("--lane", "records", "--batch", "100", "--baseline", "--directory", str(tmp_path))
+    ended = bench("--api", "records", "--batch", "100", "--baseline", "--directory", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     for text in ("broker", "discarding", "memory", "of discarding", "the disk's fdatasync", "us a message", "###"):
         assert text in ended.stdout
 
 
-@pytest.mark.parametrize(("direction", "yardstick"), [("send", "discarding"), ("receive", "memory")])
-def test_all_yardsticks_in_one_run(tmp_path: Path, direction: str, yardstick: str) -> None:
+@pytest.mark.parametrize(("direction", "baseline"), [("send", "discarding"), ("receive", "memory")])
+def test_all_baselines_in_one_run(tmp_path: Path, direction: str, baseline: str) -> None:
     """What receives is compared with messages from memory; what was stored before is received to its end."""
     ended = bench("--direction", direction, "--baseline", "--directory", str(tmp_path), "--json")
     assert ended.returncode == 0, ended.stderr
@@ -55,7 +55,7 @@ def test_all_yardsticks_in_one_run(tmp_path: Path, direction: str, yardstick: st
     for name in ("broker", "discarding", "memory"):
         assert found[name]["messages"] > 0
         assert found[name]["errors"] == 0
-    assert found["ofYardstick"] == found["broker"]["messagesPerSecond"] / found[yardstick]["messagesPerSecond"]
+    assert found["ofBaseline"] == found["broker"]["messagesPerSecond"] / found[baseline]["messagesPerSecond"]
     assert found["fdatasync"]["p50Seconds"] > 0
 
 

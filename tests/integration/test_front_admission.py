@@ -36,10 +36,10 @@ class Judge:
         context.caller = name
         return None if name else b"who are you"
 
-    def has_room_for_anybody(self) -> bool:
+    def admits_at_once(self) -> bool:
         return self.open.is_set()
 
-    async def room(self, context: Context) -> bytes | None:
+    async def wait_admitted(self, context: Context) -> bytes | None:
         if not self.open.is_set():
             assert context.connection()
             self.waiting.set()

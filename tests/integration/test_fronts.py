@@ -24,9 +24,9 @@ from aerobee_broker.front.calls import (
 )
 from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.counters import FrontCounters
-from aerobee_broker.front.doors import Door
 from aerobee_broker.front.front import Front
 from aerobee_broker.front.grpcio_front import GrpcioServer
+from aerobee_broker.front.protocol_detection import DetectedProtocol
 
 DETAILS: Final = "not found: é, 100%, 消息\n"
 LARGE: Final = 8 << 20
@@ -247,7 +247,7 @@ async def test_a_stop_lets_calls_end(served: Served) -> None:
 
 
 async def test_another_protocol_on_the_port(served: Served) -> None:
-    """A door that knows the first bytes gets the connection, whole, in whatever pieces it comes."""
+    """A protocol that matches the first bytes gets the whole connection, however the bytes are split."""
 
     class Shout(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -256,10 +256,12 @@ async def test_another_protocol_on_the_port(served: Served) -> None:
         def data_received(self, data: bytes) -> None:
             self.transport.write(data.upper())
 
-    def opens(first: bytes) -> bool | None:
+    def matches(first: bytes) -> bool | None:
         return first.startswith(b"shout") if len(first) >= 5 else (None if b"shout".startswith(first) else False)
 
-    front = Front(served.methods(), FrontConfig(), FrontCounters(), doors=[Door("shout", opens, Shout)])
+    front = Front(
+        served.methods(), FrontConfig(), FrontCounters(), protocols=[DetectedProtocol("shout", matches, Shout)]
+    )
     port = front.listen("127.0.0.1", 0, "plain", None)
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

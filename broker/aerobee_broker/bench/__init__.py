@@ -1,1 +1,1 @@
-"""Load for `aerobee bench`, and the yardsticks to hold its figures against."""
+"""Load for `aerobee bench`, and the baselines that its figures are compared with."""

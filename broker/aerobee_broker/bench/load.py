@@ -1,4 +1,4 @@
-"""Producers and consumers as fast as they can, through the public client."""
+"""Generates load with the public client: producers and consumers that run as fast as they can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aerobee_broker.bench.histogram import Histogram
 from aerobee_client import Client, ClientError, Message, SendResult
 from aerobee_client.records import Appended
 
-Lane = Literal["v2", "records", "batch"]
+Api = Literal["v2", "records", "batch"]
 Direction = Literal["send", "receive"]
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -22,10 +22,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to do. `batch` messages a request, `in_flight` requests at once, bodies of `size` bytes."""
+    """One benchmark: `batch` messages per request, `in_flight` concurrent requests, bodies of `size` bytes."""
 
     topic: str
-    lane: Lane
+    api: Api
     size: int
     batch: int
     in_flight: int
@@ -34,7 +34,7 @@ class Load:
 
 @dataclass(slots=True)
 class Measured:
-    """What came of it. `latency` is that of requests: from sending to the answer, or from asking to the messages."""
+    """The result of a benchmark. `latency` is the time of a request, from sending it to its answer or its messages."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -46,7 +46,7 @@ class Measured:
     memory_bytes: int | None = None
 
     def failed(self, count: int, error: BaseException) -> None:
-        """So many messages, or requests of a consumer, failed with `error`."""
+        """Count messages, or a consumer's requests, that failed with `error`."""
         self.errors += count
         self.first_error = self.first_error or str(error)
 
@@ -59,7 +59,7 @@ class Measured:
 async def run(
     client: Client, direction: Direction, load: Load, broker_pid: int | None, progress: Callable[[Measured], None]
 ) -> Measured:
-    """Load a broker for the time of `load`. `progress` is called each half second."""
+    """Run `load` against a broker for its duration. `progress` is called every half second."""
     measured = Measured()
     work = {
         ("send", "v2"): _send,
@@ -68,8 +68,8 @@ async def run(
         ("receive", "v2"): _receive,
         ("receive", "records"): _read,
         ("receive", "batch"): _read,
-    }[direction, load.lane]
-    blocks = _blocks(client, load) if direction == "send" and load.lane != "v2" else []
+    }[direction, load.api]
+    blocks = _blocks(client, load) if direction == "send" and load.api != "v2" else []
     status = _Status(client, broker_pid)
     before = await status.look()
     began = time.perf_counter()
@@ -96,15 +96,15 @@ async def run(
 
 
 async def prepare(client: Client, load: Load) -> None:
-    """Make the topic, if the broker is Aerobee; otherwise it has to exist."""
-    attributes = {"queue.type": "BatchCQ"} if load.lane == "batch" else None
+    """Create the topic. Only Aerobee brokers can do this; on others the topic must exist."""
+    attributes = {"queue.type": "BatchCQ"} if load.api == "batch" else None
     await client.admin.create_topic(load.topic, queue_count=4, attributes=attributes)
 
 
 async def fill(client: Client, load: Load, count: int) -> None:
-    """Store messages to be received, in large requests."""
-    if load.lane != "v2":
-        pack = client.records.pack_batch if load.lane == "batch" else client.records.pack
+    """Store messages for a later receive, in large requests."""
+    if load.api != "v2":
+        pack = client.records.pack_batch if load.api == "batch" else client.records.pack
         block = pack(load.topic, 0, [_message(load)] * 500)
         async with client.records.appender(load.topic, 0) as appender:
             for _ in range(-(-count // 500)):
@@ -134,13 +134,13 @@ async def _send(client: Client, load: Load, measured: Measured, end: float, bloc
 
 
 def _blocks(client: Client, load: Load) -> list[bytes]:
-    """The records of a request for each queue, packed before the clock runs: that is the client's work."""
-    pack = client.records.pack_batch if load.lane == "batch" else client.records.pack
+    """One request's records for each queue, packed before the measurement because packing is the client's work."""
+    pack = client.records.pack_batch if load.api == "batch" else client.records.pack
     return [pack(load.topic, queue_id, [_message(load)] * load.batch) for queue_id in range(4)]
 
 
 async def _append(client: Client, load: Load, measured: Measured, end: float, blocks: list[bytes]) -> None:
-    """The same records again and again."""
+    """Append the same records repeatedly."""
     gate = asyncio.Semaphore(load.in_flight)
 
     def answered(began: float) -> Callable[[asyncio.Future[Appended]], None]:
@@ -171,7 +171,7 @@ async def _receive(client: Client, load: Load, measured: Measured, end: float, b
             try:
                 messages = await consumer.receive(32, wait_seconds=1)
                 if not messages:
-                    break  # all that was stored before has been received
+                    break  # all stored messages have been received
                 await consumer.ack(messages)
             except ClientError as error:
                 measured.failed(1, error)
@@ -184,7 +184,7 @@ async def _receive(client: Client, load: Load, measured: Measured, end: float, b
 
 
 async def _read(client: Client, load: Load, measured: Measured, end: float, blocks: list[bytes]) -> None:
-    """Queue 0 from its beginning, over and over; frames are counted, not looked into."""
+    """Read queue 0 from its beginning, repeatedly. Frames are counted but not decoded."""
     while time.perf_counter() < end:
         began = time.perf_counter()
         async for frame in client.records.read(load.topic, 0, 0):
@@ -206,7 +206,7 @@ def _count(measured: Measured, outcomes: list[SendResult | BaseException], began
 
 
 class _Status:
-    """Syncs, processor time in seconds and memory in bytes of the broker; None for what cannot be known."""
+    """The broker's syncs, processor time in seconds and memory in bytes; None where unknown."""
 
     def __init__(self, client: Client, pid: int | None) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""`aerobee bench`: how fast a broker is, with the yardsticks of the same machine beside it."""
+"""`aerobee bench`: measures a broker, compared with baselines measured on the same machine."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   aerobee bench                                        a broker of its own, durable single sends, 64 at once
   aerobee bench --batch 500 --in-flight 16             many messages per request
-  aerobee bench --lane records --batch 4000 --baseline     bulk sends, compared with a server without storage
-  aerobee bench --direction receive --lane records     reading
+  aerobee bench --api records --batch 4000 --baseline      bulk sends, compared with a server without storage
+  aerobee bench --direction receive --api records      reading
   aerobee bench --endpoint broker.example:8081 --topic load --json
 """
 _DETAILS = (
     "Without --endpoint, the command starts a broker with a temporary store under --directory. The "
     "topic is created if the broker is Aerobee. With --endpoint, the messages stay in the topic."
 )
-_LANES = {
-    "v2": "SendMessage and ReceiveMessage, as the official SDKs",
-    "records": "RecordService, which only Aerobee has",
+_APIS = {
+    "v2": "SendMessage and ReceiveMessage, like the official SDKs",
+    "records": "RecordService, specific to Aerobee",
     "batch": "RecordService on a batch topic: many messages in one record",
 }
 _FILL_COUNT = 100_000
 _FSYNC_SECONDS = 1.0
-_YARDSTICKS: Mapping[str, Direction] = {"discarding": "send", "memory": "receive"}
-"""What a server without a store does: it throws requests away, or sends answers from memory."""
+_BASELINES: Mapping[str, Direction] = {"discarding": "send", "memory": "receive"}
+"""Servers without a store, and the direction for which each is the baseline."""
 
 
 def add_parser(commands: Commands) -> None:
     parser = new_command(commands, "bench", "measure a broker", run, details=_DETAILS, examples=_EXAMPLES)
     parser.add_argument("--direction", choices=("send", "receive"), default="send", help="(default: send)")
     parser.add_argument(
-        "--lane",
-        choices=tuple(_LANES),
+        "--api",
+        choices=tuple(_APIS),
         default="v2",
-        help="; ".join(f"{name}: {text}" for name, text in _LANES.items()),
+        help="; ".join(f"{name}: {text}" for name, text in _APIS.items()),
     )
     parser.add_argument(
         "--size", metavar="BYTES", type=options.count, default=256, help="size of a body (default: 256)"
@@ -72,8 +72,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--baseline",
         action="store_true",
-        help="measure as well: a server that throws the same bytes away, one that sends them from memory (each as long "
-        "as the broker), and the disk's fdatasync",
+        help="measure as well: a server that discards the same bytes, one that sends them from memory (each for the "
+        "same duration), and the disk's fdatasync",
     )
     options.add_endpoint(parser)
     parser.set_defaults(endpoint=None)
@@ -81,12 +81,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from aerobee_broker.bench import yardstick
+    from aerobee_broker.bench import baselines
     from aerobee_broker.bench.load import Load
     from aerobee_client.testing import run_broker
 
     load = Load(
-        arguments.topic, arguments.lane, arguments.size, arguments.batch, arguments.in_flight, arguments.duration
+        arguments.topic, arguments.api, arguments.size, arguments.batch, arguments.in_flight, arguments.duration
     )
     results: dict[str, Any] = {}
     directory = arguments.directory or Path(tempfile.gettempdir())
@@ -100,12 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.endpoint, pid = broker.endpoint, broker.pid
         results["broker"] = _measured(arguments, load, pid, "broker", arguments.direction)
         if arguments.baseline:
-            with yardstick.running(load.batch, load.size) as endpoint:
+            with baselines.running(load.batch, load.size) as endpoint:
                 beside = argparse.Namespace(**{**vars(arguments), "endpoint": endpoint})
-                for name, direction in _YARDSTICKS.items():
+                for name, direction in _BASELINES.items():
                     results[name] = _measured(beside, load, None, name, direction)
             size = min(load.batch * (load.size + 150), 4 << 20)
-            results["fdatasync"] = yardstick.fdatasync(directory, size, _FSYNC_SECONDS)
+            results["fdatasync"] = baselines.fdatasync(directory, size, _FSYNC_SECONDS)
     if not results["broker"].messages:
         raise CommandError(f"no message was stored: {results['broker'].first_error or 'no answer in time'}")
     if arguments.json:
@@ -140,13 +140,13 @@ def _measured(arguments: argparse.Namespace, load: Load, pid: int | None, name: 
 def _json(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "direction": arguments.direction,
-        "lane": load.lane,
+        "api": load.api,
         "size": load.size,
         "batch": load.batch,
         "inFlight": load.in_flight,
         "flush": arguments.flush,
     }
-    for name in ("broker", *_YARDSTICKS):
+    for name in ("broker", *_BASELINES):
         measured = results.get(name)
         if measured is None or not measured.messages:
             continue
@@ -168,8 +168,8 @@ def _json(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) ->
             "cpuSeconds": measured.cpu_seconds,
             "memoryBytes": measured.memory_bytes,
         }
-    if (yardstick := _yardstick(arguments, results)) is not None:
-        found["ofYardstick"] = results["broker"].rate / yardstick[1].rate
+    if (baseline := _baseline(arguments, results)) is not None:
+        found["ofBaseline"] = results["broker"].rate / baseline[1].rate
     if fsync := results.get("fdatasync"):
         found["fdatasync"] = {"p50Seconds": fsync.percentile(0.5), "p99Seconds": fsync.percentile(0.99)}
     return found
@@ -178,22 +178,22 @@ def _json(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) ->
 def _print(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -> None:
     broker = results["broker"]
     print(
-        f"{arguments.direction}, lane {load.lane}, {load.size} bytes, {load.batch} a request, "
+        f"{arguments.direction}, API {load.api}, {load.size} bytes, {load.batch} a request, "
         f"{load.in_flight} in flight, {broker.seconds:.1f} s"
     )
     rows = [_row("broker", broker)]
-    rows += [_row(name, results[name]) for name in _YARDSTICKS if name in results and results[name].messages]
+    rows += [_row(name, results[name]) for name in _BASELINES if name in results and results[name].messages]
     output.print_table(("", "messages/s", "p50", "p99", "p99.9", "max", "errors"), rows, empty="")
     if broker.first_error:
-        print(f"the first error: {broker.first_error}")
+        print(f"first error: {broker.first_error}")
     if broker.fsyncs:
         print(f"{broker.fsyncs:,} fsyncs, {broker.messages / broker.fsyncs:,.1f} messages each")
     if broker.cpu_seconds is not None and broker.messages:
         each = broker.cpu_seconds / broker.messages * 1e6
         print(f"broker: {broker.cpu_seconds / broker.seconds:.0%} of a core, {each:.2f} us a message", end="")
         print(f", {broker.memory_bytes / (1 << 20):.0f} MiB resident" if broker.memory_bytes else "")
-    if (yardstick := _yardstick(arguments, results)) is not None:
-        name, measured = yardstick
+    if (baseline := _baseline(arguments, results)) is not None:
+        name, measured = baseline
         print(f"{broker.rate / measured.rate:.2f} of {name}")
     if fsync := results.get("fdatasync"):
         print(f"the disk's fdatasync: p50 {_time(fsync.percentile(0.5))}, p99 {_time(fsync.percentile(0.99))}")
@@ -203,9 +203,9 @@ def _print(arguments: argparse.Namespace, load: Load, results: dict[str, Any]) -
         print(f"  up to {_time(bound):>8}  {'#' * round(count / most * 40):<40} {count:,}")
 
 
-def _yardstick(arguments: argparse.Namespace, results: Mapping[str, Any]) -> tuple[str, Measured] | None:
-    """The server without a store that did the same as the broker, by name; None if it was not measured."""
-    for name, direction in _YARDSTICKS.items():
+def _baseline(arguments: argparse.Namespace, results: Mapping[str, Any]) -> tuple[str, Measured] | None:
+    """The baseline for this direction and its name; None if it was not measured."""
+    for name, direction in _BASELINES.items():
         if direction == arguments.direction and name in results and results[name].messages:
             return name, results[name]
     return None

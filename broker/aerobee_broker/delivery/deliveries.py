@@ -65,7 +65,9 @@ from aerobee_store.clock import Clock, SteadyClock
 _log = logging.getLogger(__name__)
 
 _RECENT_COUNT_MAX: Final = 65_536  # acknowledged handles that are still answered with OK; about 10 MB at most
-_ROOM_SECONDS: Final = 2.0  # how long a receive that does not wait for messages waits for the memory of their bytes
+_MEMORY_WAIT_SECONDS: Final = (
+    2.0  # how long a receive that does not wait for messages waits for the memory of their bytes
+)
 _LITE_EXPIRY_SECONDS: Final = 60.0  # between checks; the precision of expiry is a minute
 _DELETED_PER_STEP_MAX: Final = 512  # topics deleted in one step of the event loop, and recorded in one save
 
@@ -191,8 +193,8 @@ class Deliveries:
         queue_set: QueueSet | None = None
         place: tuple[bool, int | None] | None = None
         while True:
-            if memory is not None and not memory.has_room():
-                await memory.room(max(0.0, deadline - loop.time()) + _ROOM_SECONDS)
+            if memory is not None and not memory.has_free():
+                await memory.wait_free(max(0.0, deadline - loop.time()) + _MEMORY_WAIT_SECONDS)
             topic = self._tables.topics.require(request.topic)
             plan = plan_of(request, topic, self._tables.groups.require(request.group))
             if has_waited and request.invisible_ms is None and not self._auto_renewals.is_connected(request.client_id):

@@ -121,14 +121,14 @@ class Receiving:
     def take(self, queues: Sequence[Queue], look: Look) -> Received:
         """Deliver the messages available now: redeliveries first, then new messages, in the order of `queues`."""
         in_flight_max = self._settings.current.delivery.in_flight_per_group_max
-        room = in_flight_max - self._subscriptions.in_flight_count(look.request.group)
-        if room <= 0:
+        available = in_flight_max - self._subscriptions.in_flight_count(look.request.group)
+        if available <= 0:
             raise TooManyRequestsError(
                 f"consumer group {look.request.group!r} has {in_flight_max} messages in flight, the "
                 "limit (delivery.in_flight_per_group_max); acknowledge some before receiving more"
             )
-        if look.count > room:
-            look = replace(look, count=room)
+        if look.count > available:
+            look = replace(look, count=available)
         if look.plan.order is MessageGroupOrder:
             return self._take_in_order(queues, look)
         if look.plan.order is Priorities:
@@ -348,10 +348,10 @@ class Receiving:
         """Read new messages up to the limit of waiting ones, to find the first to deliver; True if there are more."""
         budget = _SEEN_PER_STEP_MAX
         for _ in range(wanted.reads_per_step):
-            room = self._settings.current.delivery.priority_waiting_max - len(queue.delivery.ready)
-            if room <= 0:
+            available = self._settings.current.delivery.priority_waiting_max - len(queue.delivery.ready)
+            if available <= 0:
                 return False
-            looked = self._see_next(queue, Priorities, min(budget, room), wanted, seen)
+            looked = self._see_next(queue, Priorities, min(budget, available), wanted, seen)
             if looked is None:
                 return False
             budget -= looked

@@ -162,10 +162,10 @@ class Call:
             self._abort(CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text))
 
     async def _when_there_is_room(self, method: Unary | ServerStream, admission: Admission) -> Any:
-        """The handler of a request that comes in pieces: the rest is asked for when there is room for it."""
+        """The handler of a request that arrives in pieces. The rest is requested when the byte budget admits it."""
         core = self._connection.core
         core.hold(self._stream)
-        refusal = await admission.room(self)
+        refusal = await admission.wait_admitted(self)
         if refusal is not None:
             return _Refusal(refusal)
         core.release(self._stream)

@@ -100,10 +100,10 @@ class Admission(Protocol):
         Of the context only `metadata` and `caller` are used: a front may know no more at this time.
         """
 
-    def has_room_for_anybody(self) -> bool:
-        """Whether `room` would return None at once, whoever calls."""
+    def admits_at_once(self) -> bool:
+        """Whether `wait_admitted` would return None at once for every caller."""
 
-    async def room(self, context: Context) -> bytes | None:
+    async def wait_admitted(self, context: Context) -> bytes | None:
         """Wait until a request of this caller may be read. The answer if that takes too long; else None.
 
         The bytes of a request count from when the handler is called until it returns.

@@ -25,7 +25,7 @@ from aerobee_broker.front.config import FrontConfig
 from aerobee_broker.front.connection import TICK_SECONDS, Connection
 from aerobee_broker.front.counters import FrontCounters
 from aerobee_broker.front.deadlines import Deadlines
-from aerobee_broker.front.doors import TLS_HANDSHAKE, Door, FirstBytes
+from aerobee_broker.front.protocol_detection import TLS_HANDSHAKE, DetectedProtocol, ProtocolDetector
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
@@ -34,7 +34,7 @@ _NO_DESCRIPTORS_PAUSE: Final = 1.0  # seconds
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _FAREWELL_SECONDS: Final = 1.0  # until a client that does not answer has heard of the end all the same
 _TLS_FAREWELL_SECONDS: Final = 1.0  # for which the end of TLS waits for the client's; grpcio's clients send none
-_DESCRIPTORS_KEPT: Final = 32  # for probes over HTTP, and what the process opens for itself
+_DESCRIPTORS_KEPT: Final = 32  # for HTTP probes and other uses of the process
 Security = Literal["plain", "tls", "both"]
 TlsContext = Callable[[], Awaitable[ssl.SSLContext]]
 """The context for a connection that begins now: certificates may have changed since the last."""
@@ -44,17 +44,22 @@ class Front:
     """Serves methods on any number of addresses."""
 
     def __init__(
-        self, methods: Methods, config: FrontConfig, counters: FrontCounters, *, doors: Sequence[Door] = ()
+        self,
+        methods: Methods,
+        config: FrontConfig,
+        counters: FrontCounters,
+        *,
+        protocols: Sequence[DetectedProtocol] = (),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._methods = methods
         self._config = config
         self._counters = counters
-        self._doors = tuple(doors)
+        self._protocols = tuple(protocols)
         self._deadlines = Deadlines(self._loop)
         self._listeners: list[_Listener] = []
         self._connections: set[Connection] = set()
-        self._deciding: set[FirstBytes] = set()
+        self._deciding: set[ProtocolDetector] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._sockets: dict[Path, int] = {}  # Unix sockets of ours, and their inodes
         self._silent: dict[socket.socket, int] = {}  # accepted, without a byte yet: for how many ticks
@@ -156,16 +161,16 @@ class Front:
         task.add_done_callback(self._handshakes.discard)
 
     async def _handshake(self, accepted: socket.socket, tls: TlsContext | None) -> None:
-        def first_bytes() -> FirstBytes:
-            return FirstBytes(self._connection, self._doors, self._deciding)
+        def detector() -> ProtocolDetector:
+            return ProtocolDetector(self._connection, self._protocols, self._deciding)
 
         try:
             if tls is None:
-                await self._loop.connect_accepted_socket(first_bytes, accepted)
+                await self._loop.connect_accepted_socket(detector, accepted)
             else:
                 context = await tls()
                 await self._loop.connect_accepted_socket(
-                    first_bytes,
+                    detector,
                     accepted,
                     ssl=context,
                     ssl_handshake_timeout=self._config.handshake_seconds,

@@ -81,11 +81,11 @@ class GrpcioHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generi
             case BidirectionalStream(call_both):
                 return grpc.stream_stream_rpc_method_handler(partial(_both, call_both, admission, own))
             case Unary(call):
-                if admission is None or (not is_judged_later and admission.has_room_for_anybody()):
+                if admission is None or (not is_judged_later and admission.admits_at_once()):
                     return grpc.unary_unary_rpc_method_handler(partial(_unary, call, admission, own))
                 return grpc.stream_unary_rpc_method_handler(partial(_unary_when_there_is_room, call, admission, own))
             case ServerStream(call_stream):
-                if admission is None or (not is_judged_later and admission.has_room_for_anybody()):
+                if admission is None or (not is_judged_later and admission.admits_at_once()):
                     return grpc.unary_stream_rpc_method_handler(partial(_stream, call_stream, admission, own))
                 return grpc.stream_stream_rpc_method_handler(
                     partial(_stream_when_there_is_room, call_stream, admission, own)
@@ -164,7 +164,7 @@ async def _unary_when_there_is_room(
     call: CallUnary, admission: Admission, own: GrpcioContext, _: AsyncIterator[bytes], context: _GrpcioContext
 ) -> bytes:
     own.bind(context)
-    refusal = admission.refusal(own) or await admission.room(own)
+    refusal = admission.refusal(own) or await admission.wait_admitted(own)
     return await _unary(call, admission, own, await _read(context), context) if refusal is None else refusal
 
 
@@ -186,7 +186,7 @@ async def _stream_when_there_is_room(
     call: CallServerStream, admission: Admission, own: GrpcioContext, _: AsyncIterator[bytes], context: _GrpcioContext
 ) -> None:
     own.bind(context)
-    refusal = admission.refusal(own) or await admission.room(own)
+    refusal = admission.refusal(own) or await admission.wait_admitted(own)
     if refusal is None:
         await _stream(call, admission, own, await _read(context), context)
     else:

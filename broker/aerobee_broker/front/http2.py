@@ -796,12 +796,12 @@ class Http2Connection:
         output = self._output
         pending = stream.pending
         while stream.pending_size:
-            room = min(stream.send_window, self._send_window, self._frame_size_max)
-            if room <= 0:
+            sendable = min(stream.send_window, self._send_window, self._frame_size_max)
+            if sendable <= 0:
                 waiting = self._blocked if stream.send_window <= 0 else self._starved
                 waiting[stream.id] = stream
                 return
-            size = min(room, stream.pending_size)
+            size = min(sendable, stream.pending_size)
             if size < _TINY and size < stream.pending_size:
                 if self._free > 0:
                     self._free -= 1

@@ -200,7 +200,7 @@ class _BrokerCollector:
             "aerobee_answer_bytes", "Bytes of messages that clients have not taken yet.", self._answers.used
         )
         refused = CounterFamily(
-            "aerobee_byte_refusals", "Calls for whose bytes there was no room in time.", labels=(*_BROKER, "of")
+            "aerobee_byte_refusals", "Calls refused after waiting for memory.", labels=(*_BROKER, "of")
         )
         refused.add_metric((*self._base, "requests"), self._requests.refused)
         refused.add_metric((*self._base, "answers"), self._answers.refused)

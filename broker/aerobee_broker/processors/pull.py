@@ -29,7 +29,7 @@ from aerobee_broker.tables.topics import TopicConfig
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
 
-_ROOM_SECONDS: Final = 2.0  # how long a pull that does not wait for messages waits for the memory of their bytes
+_MEMORY_WAIT_SECONDS: Final = 2.0  # how long a pull that does not wait for messages waits for the memory of their bytes
 _OK: Final = v2.Status(code=v2.Code.OK, message="OK")
 _NOTHING: Final = v2.Status(code=v2.Code.MESSAGE_NOT_FOUND, message="no message came within the polling time")
 
@@ -124,8 +124,8 @@ class PullProcessor:
         loop = asyncio.get_running_loop()
         topic, queue_id = reading.topic, reading.queue_id
         while True:
-            if memory is not None and not memory.has_room():
-                await memory.room(max(0.0, reading.wait_until - loop.time()) + _ROOM_SECONDS)
+            if memory is not None and not memory.has_free():
+                await memory.wait_free(max(0.0, reading.wait_until - loop.time()) + _MEMORY_WAIT_SECONDS)
             self._tables.topics.require(topic)  # it may have been deleted in the meantime
             step = step_started()
             for _ in range(wanted.reads_per_step):

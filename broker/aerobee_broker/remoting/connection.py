@@ -27,7 +27,7 @@ IDLE_SECONDS: Final = 120.0  # RocketMQ's: a connection that is silent in both d
 RUNNING_MAX: Final = 8192  # concurrent requests of one connection; a consumer holds one pull for each of its queues
 _BACKLOG: Final = 1024
 _CLOSE_SECONDS: Final = 1.0  # time for peers to read the last answers
-_ROOM_SECONDS: Final = 5.0  # interval of checks for free bytes
+_MEMORY_CHECK_SECONDS: Final = 5.0  # interval of checks for free bytes
 _COMMAND_SIZE: Final = 512  # bytes of a request besides its body and fields
 _OPAQUE_MAX: Final = (1 << 31) - 1
 
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self.local = Address("127.0.0.1", 0)
         self.key = f"remoting {next(server.numbers)}"
         """Identifies the connection in place of a client id; no client id has a blank before a number."""
-        self._waits_for_room = False
+        self._waits_for_memory = False
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
         Raises TooManyRequestsError after `seconds` without space.
         """
         await self._writable.wait()
-        await self._server.answers.room((self.key,), seconds=seconds)
+        await self._server.answers.wait_free((self.key,), seconds=seconds)
 
     def notify(self, command: Command) -> bool:
         """Send a request without an answer; False if the peer is gone, or does not read."""
@@ -209,11 +209,11 @@ class Connection(asyncio.Protocol):
         return next(self._opaques) & _OPAQUE_MAX
 
     def _pause_or_resume(self) -> None:
-        has_room = self._server.requests.has_room(1, (self.key,))
-        if not has_room and not self._waits_for_room and self.is_open:
-            self._waits_for_room = True
+        has_free = self._server.requests.has_free(1, (self.key,))
+        if not has_free and not self._waits_for_memory and self.is_open:
+            self._waits_for_memory = True
             self._server.start(self._resume_with_room())
-        wanted = self._running >= RUNNING_MAX or not self._writable.is_set() or not has_room
+        wanted = self._running >= RUNNING_MAX or not self._writable.is_set() or not has_free
         if wanted == self._paused or not self.is_open:
             return
         assert self._transport is not None, "it is open"
@@ -228,9 +228,9 @@ class Connection(asyncio.Protocol):
         """Resume reading when requests in progress, of this connection or others, have been answered."""
         while self.is_open:
             with suppress(TooManyRequestsError):  # check whether it is still open
-                await self._server.requests.room((self.key,), seconds=_ROOM_SECONDS)
+                await self._server.requests.wait_free((self.key,), seconds=_MEMORY_CHECK_SECONDS)
                 break
-        self._waits_for_room = False
+        self._waits_for_memory = False
         self._pause_or_resume()
 
     def _watch_idleness(self) -> None:

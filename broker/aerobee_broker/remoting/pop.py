@@ -37,7 +37,7 @@ from aerobee_store.records.record import Message
 
 _COUNT_MAX: Final = 32  # RocketMQ's
 _HELD_SECONDS_MAX: Final = 120.0
-_ROOM_SECONDS: Final = 2.0
+_MEMORY_WAIT_SECONDS: Final = 2.0
 _POP_CK: Final = "POP_CK"
 _EXTRA_INFO_FIELDS: Final = 8
 _REVIVE_QUEUE: Final = 0
@@ -82,7 +82,7 @@ class PopRequests:
         if not self._tables.groups.require(group).consume_enabled:
             raise RemotingError(Answer.NO_PERMISSION, f"consumer group {group!r} may not consume")
         wait_seconds = min(wait_ms / 1000, _HELD_SECONDS_MAX)
-        await connection.writable(wait_seconds + _ROOM_SECONDS)
+        await connection.writable(wait_seconds + _MEMORY_WAIT_SECONDS)
         wanted = ReceiveRequest(
             topic=topic,
             group=group,

@@ -29,7 +29,7 @@ _COMMIT: Final = 1
 _MAY_BE_HELD: Final = 2
 _HAS_SUBSCRIPTION: Final = 4
 _ANSWER_SIZE_MAX: Final = 256 << 10  # bytes of records, but at least one record; RocketMQ's limit for records in memory
-_ROOM_SECONDS: Final = 2.0  # how long a pull that may not be held waits for the memory of its answer
+_MEMORY_WAIT_SECONDS: Final = 2.0  # how long a pull that may not be held waits for the memory of its answer
 _HELD_SECONDS_MAX: Final = 120.0
 # RocketMQ's names of a read status, in the remark of the answer.
 _NAMES: Final = {
@@ -82,7 +82,7 @@ class PullRequests:
         if sys_flag & _MAY_BE_HELD:
             seconds = min(max(integer(request, "suspendTimeoutMillis", 0), 0) / 1000, _HELD_SECONDS_MAX)
         size_max = min(integer(request, "maxMsgBytes", _ANSWER_SIZE_MAX, bits=32), _ANSWER_SIZE_MAX)
-        await connection.writable(seconds + _ROOM_SECONDS)
+        await connection.writable(seconds + _MEMORY_WAIT_SECONDS)
         held = _Held(self._deliveries, connection.key, f"{group} pull {next(self._waits)}", name, queue_id, seconds)
         return await self._read(group, held, offset, count, size_max, wanted)
 

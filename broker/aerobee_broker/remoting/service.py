@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from aerobee_broker.config import Address
-from aerobee_broker.front.doors import Door
+from aerobee_broker.front.protocol_detection import DetectedProtocol
 from aerobee_broker.metrics.broker_stats import BrokerStats
 from aerobee_broker.namesrv.registrar import own_topics
 from aerobee_broker.namesrv.requests import LOCAL, KvConfig, NameServerRequests
@@ -149,9 +149,9 @@ class RemotingService:
         """Bind; returns the bound address. Raises ListenError."""
         return await self.server.listen("listen.remoting", address)
 
-    def door(self) -> Door:
-        """How the port of gRPC tells a remoting client: by the first byte of the length of its first frame."""
-        return Door("remoting", is_frame, self.server.connection)
+    def protocol(self) -> DetectedProtocol:
+        """The remoting protocol on the gRPC port, detected by the first byte of the length of its first frame."""
+        return DetectedProtocol("remoting", is_frame, self.server.connection)
 
     async def run(self) -> None:
         """Remove silent clients, until cancelled."""

@@ -22,7 +22,7 @@ from aerobee_broker.processors.records.read import ReadProcessor
 from aerobee_broker.services.errors import status_of
 from aerobee_broker.services.requests import RequestLimits
 from aerobee_broker.services.rpc import (
-    ROOM_SECONDS,
+    MEMORY_WAIT_SECONDS,
     ClientIdentity,
     code_name,
     introduce,
@@ -139,7 +139,7 @@ class RecordService:
                 outcome: AppendedBatch | Exception
                 size = 0
                 try:
-                    await held.take(len(data), ROOM_SECONDS)
+                    await held.take(len(data), MEMORY_WAIT_SECONDS)
                     size = len(data)
                     request = read_append_request(data, self._read_request)
                     if client.account is not None:

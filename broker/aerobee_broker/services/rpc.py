@@ -46,7 +46,7 @@ ReadRequest = Callable[[bytes, Callable[[bytes], Any]], Any]
 _OK: Final = v2.Code.OK
 
 
-ROOM_SECONDS: Final = 5.0  # how long a request waits for the memory of its bytes
+MEMORY_WAIT_SECONDS: Final = 5.0  # how long a request waits for the memory of its bytes
 _TAKE_SECONDS: Final = 30.0  # the time for a client to read a large answer; after that, unread messages are returned
 _LARGE_SIZE: Final = 64 << 10
 _NOBODY: Final[Sequence[str]] = ()
@@ -115,12 +115,12 @@ class MethodAdmission:
             return self._refused(error)
         return None
 
-    async def room(self, context: Context) -> bytes | None:
+    async def wait_admitted(self, context: Context) -> bytes | None:
         owners = owners_of(self.caller(context), context)
-        if self.budget.has_room(1, owners):
+        if self.budget.has_free(1, owners):
             return None
         try:
-            await self.budget.room(owners, seconds=ROOM_SECONDS)
+            await self.budget.wait_free(owners, seconds=MEMORY_WAIT_SECONDS)
         except TooManyRequestsError as error:
             return self._refused(error)
         return None
@@ -128,8 +128,8 @@ class MethodAdmission:
     def too_large(self, size: int) -> bytes:
         return self._refused(self.reader.too_large(size))
 
-    def has_room_for_anybody(self) -> bool:
-        return self.budget.has_room_for_anybody()
+    def admits_at_once(self) -> bool:
+        return self.budget.has_free_for_all()
 
     def caller(self, context: Context) -> Client:
         """The client of a call, by its headers alone. Raises as `identify`."""
@@ -178,8 +178,8 @@ def _unary(method: MethodAdmission, call: UnaryCall) -> Callable[[bytes, Context
         try:
             client = method.introduced(context)
             owners = owners_of(client, context)
-            if not budget.take_if_room(len(data), owners):
-                await budget.take(len(data), owners, seconds=ROOM_SECONDS)
+            if not budget.try_take(len(data), owners):
+                await budget.take(len(data), owners, seconds=MEMORY_WAIT_SECONDS)
             size = len(data)
             request = method.read(data, client)
             del data
@@ -217,8 +217,8 @@ def _stream(method: MethodAdmission, call: StreamCall) -> Callable[[bytes, Conte
         try:
             client = method.introduced(context)
             owners = owners_of(client, context)
-            if not budget.take_if_room(len(data), owners):
-                await budget.take(len(data), owners, seconds=ROOM_SECONDS)
+            if not budget.try_take(len(data), owners):
+                await budget.take(len(data), owners, seconds=MEMORY_WAIT_SECONDS)
             size = len(data)
             request = method.read(data, client)
             del data

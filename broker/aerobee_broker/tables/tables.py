@@ -84,7 +84,7 @@ class SavedNames(SavedTable):
     def _write(self) -> Awaitable[object]:
         change = self._names.unsaved_change()
         line = self._file.encode(change.after, change.data_version, change.items)
-        if self._file.has_room(line):
+        if self._file.fits(line):
             return self._in_disk_thread(self._file.append, line)
         return self._write_all()
 

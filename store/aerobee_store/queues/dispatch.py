@@ -259,9 +259,9 @@ class IndexDispatcher:
 class Dispatch:
     """Single-threaded: used by the event loop, or by recovery before there is one."""
 
-    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, room: DispatchLimits) -> None:
+    def __init__(self, index: IndexService, clock: Clock, stats: StoreStats, limits: DispatchLimits) -> None:
         self._stats = stats
-        self._room = room
+        self._limits = limits
         self._queues = QueueDispatcher()
         self.dispatchers: list[Dispatcher] = [self._queues, IndexDispatcher(index, clock)]
         self.arrival_listeners: list[ArrivalListener] = []
@@ -287,12 +287,12 @@ class Dispatch:
         self._waiting.append((end, entries, items))
         self._waiting_items += items
 
-    def has_room(self, wrote: int, *, internal: bool) -> bool:
+    def has_capacity(self, wrote: int, *, internal: bool) -> bool:
         """Whether another append may wait here, with a log that ends at `wrote`. Internal writes get twice the
         limit."""
         factor = 2 if internal else 1
-        room = self._room
-        return self._waiting_items < factor * room.count and wrote - self.dispatched < factor * room.size
+        limits = self._limits
+        return self._waiting_items < factor * limits.count and wrote - self.dispatched < factor * limits.size
 
     @property
     def error_flag(self) -> RunningFlags:

@@ -169,11 +169,11 @@ def columns(body: bytes | memoryview, sys_flag: int = 0, *, size_max: int = BODY
         _split(bytes(view), 0)  # raises the detailed error
         raise CorruptRecordError("an inner batch without a message", physical_offset=0)
     body_size = items(view, _I32)[start + 16].astype(np.int64)
-    room = size - _ITEM_SIZE_MIN
-    ok = (body_size >= 0) & (body_size <= room)
+    payload_size = size - _ITEM_SIZE_MIN
+    ok = (body_size >= 0) & (body_size <= payload_size)
     body_end = start + _HEAD.size + np.where(ok, body_size, 0)
     properties_size = items(view, _I16)[body_end].astype(np.int64)
-    ok &= body_size + properties_size == room
+    ok &= body_size + properties_size == payload_size
     if not ok.all():
         _split(bytes(view), 0)
         raise AssertionError("columns and scalar check disagree")

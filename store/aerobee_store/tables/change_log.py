@@ -113,7 +113,7 @@ class ChangeLog:
         """Whether this process has appended lines since the log was last retired."""
         return self._file is not None
 
-    def has_room(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Whether a line of this many bytes fits after the lines of this process."""
         return self._file is None or self._position + size <= self._file.size
 

@@ -70,9 +70,9 @@ class LoggedTable:
                 self._stats.tables_changed += 1
         return value
 
-    def has_room(self, line: bytes) -> bool:
+    def fits(self, line: bytes) -> bool:
         """Whether `append` can save this line."""
-        return not self.needs_save and self._table.content_size > 0 and self._changes.has_room(len(line))
+        return not self.needs_save and self._table.content_size > 0 and self._changes.fits(len(line))
 
     def encode(self, after: int, data_version: Bean, items: Bean) -> bytes:
         """The line of a change: the new value of each item, None for a deleted one.
@@ -82,7 +82,7 @@ class LoggedTable:
         return encode_line(Bean({"after": after, "dataVersion": data_version, self._field: items}))
 
     def append(self, line: bytes) -> None:
-        """Save a change for which `has_room` is true; it is durable on return. After an OSError the next save is
+        """Save a change for which `fits` is true; it is durable on return. After an OSError the next save is
         complete."""
         self.needs_save = True
         self._changes.append(line, self._table.content_size)

@@ -67,8 +67,8 @@ class Findings:
             self.left_out += 1
 
     @property
-    def room(self) -> int:
-        """How many more are kept in full."""
+    def capacity(self) -> int:
+        """How many more findings can be kept in full."""
         return self._maximum - len(self.kept)
 
     def extend(self, others: Findings) -> None:

@@ -180,7 +180,7 @@ class _Verification:
             findings.add(problem)
         self._damage = Damage()
         self._log = log_scan(files)
-        self._log_findings = Findings(findings.room)
+        self._log_findings = Findings(findings.capacity)
         self._queues = QueueCheck(files, self._log, self._damage, self._log_findings)
         self._batch_queues = BatchQueueCheck(files, self._damage, self._log_findings)
         self._index = IndexCheck(files, self._log, counts, self._damage, self._log_findings)

@@ -67,9 +67,9 @@ async def test_a_size_above_all_limits_is_granted_when_nothing_is_taken() -> Non
     """Otherwise it would wait for ever."""
     bytes_ = budget()
     await bytes_.take(1000, ("a", "account"), seconds=0.01)
-    assert not bytes_.has_room(1, ("b",))
+    assert not bytes_.has_free(1, ("b",))
     bytes_.give(1000, ("a", "account"))
-    assert bytes_.has_room(1, ("b",))
+    assert bytes_.has_free(1, ("b",))
 
 
 async def test_nothing_is_lost_whatever_is_cancelled() -> None:
@@ -108,16 +108,16 @@ async def test_nothing_is_lost_whatever_is_cancelled() -> None:
 async def test_there_is_room_for_anybody_while_nobody_can_be_full() -> None:
     """As long as all together have less than one owner may have; then it depends on who asks."""
     bytes_ = budget(total=100, owner=50)
-    assert bytes_.has_room_for_anybody()
+    assert bytes_.has_free_for_all()
     bytes_.take_now(49, ("a",))
-    assert bytes_.has_room_for_anybody()
-    assert bytes_.has_room(1, ("a",))
+    assert bytes_.has_free_for_all()
+    assert bytes_.has_free(1, ("a",))
     bytes_.take_now(1, ("a",))
-    assert not bytes_.has_room_for_anybody()
-    assert not bytes_.has_room(1, ("a",))
-    assert bytes_.has_room(1, ("b",))
+    assert not bytes_.has_free_for_all()
+    assert not bytes_.has_free(1, ("a",))
+    assert bytes_.has_free(1, ("b",))
     bytes_.give(50, ("a",))
-    assert bytes_.has_room_for_anybody()
+    assert bytes_.has_free_for_all()
     small = budget(total=20, owner=50)
     small.take_now(20, ("a",))
-    assert not small.has_room_for_anybody()
+    assert not small.has_free_for_all()

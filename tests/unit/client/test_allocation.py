@@ -90,13 +90,13 @@ class TestFlowControl:
     def test_count_and_bytes(self) -> None:
         """Fetching stops at either bound, and goes on when something is finished."""
         flow = FlowControl(3, 100, 1000)
-        assert flow.room() == 3
+        assert flow.free_count() == 3
         flow.add("q", 0, 10)
-        assert flow.room() == 2
+        assert flow.free_count() == 2
         flow.add("q", 1, 90)
-        assert flow.room() == 0
+        assert flow.free_count() == 0
         flow.remove("q", 1, 90)
-        assert flow.room() == 2
+        assert flow.free_count() == 2
 
     def test_the_span(self) -> None:
         """An old message that does not get done holds up its queue, not the others; duplicates count once each."""
@@ -104,11 +104,11 @@ class TestFlowControl:
         for offset in (5, 5, 9, 14):
             flow.add("q", offset, 1)
         assert flow.span("q") == 10
-        assert (flow.room("q"), flow.room("other"), flow.room()) == (0, 96, 0)
+        assert (flow.free_count("q"), flow.free_count("other"), flow.free_count()) == (0, 96, 0)
         flow.remove("q", 5, 1)
-        assert flow.room("q") == 0
+        assert flow.free_count("q") == 0
         flow.remove("q", 5, 1)
-        assert (flow.span("q"), flow.room("q")) == (6, 98)
+        assert (flow.span("q"), flow.free_count("q")) == (6, 98)
         for offset in (9, 14):
             flow.remove("q", offset, 1)
         assert (flow.span("q"), flow.count, flow.size) == (0, 0, 0)
@@ -117,7 +117,7 @@ class TestFlowControl:
         """Freed space wakes a waiter."""
         flow = FlowControl(1, 100, 100)
         flow.add("q", 0, 1)
-        waiting = asyncio.create_task(flow.wait_room())
+        waiting = asyncio.create_task(flow.wait_free())
         await asyncio.sleep(0)
         assert not waiting.done()
         flow.remove("q", 0, 1)

@@ -1,13 +1,13 @@
-"""Which protocol a connection speaks, by its first bytes: several share a port.
+"""Detects the protocol of a connection by its first bytes: several protocols share a port.
 
-    0x16 ...                a TLS handshake; what is inside is looked at again (`front.py`)
+    0x16 ...                a TLS handshake; the decrypted bytes are examined again (`front.py`)
     "PRI * HTTP/2.0..."     HTTP/2, which gRPC uses
-    else                    the first registered `Door` that knows the bytes
+    else                    the first registered `DetectedProtocol` that matches
 
-A protocol gets a door of its own by being given to `Front`. Its `opens` sees the first bytes, at least one, and says
-True or False, or None while it cannot tell yet; at `DECIDED_BY` bytes it has to know. `protocol` then makes an
-`asyncio.Protocol` for the connection, which gets the bytes as if it had been there from the beginning. What nobody
-knows is taken for HTTP/2, whose answer says what is wrong.
+Protocols are registered with `Front`. `matches` is called with the first bytes, at least one. It returns True, False,
+or None while more bytes are needed; after `DECIDED_BY` bytes it must decide. `protocol` then creates an
+`asyncio.Protocol` for the connection, which gets all bytes from the first. Unknown bytes are handled as HTTP/2,
+whose error answer names the problem.
 """
 
 from __future__ import annotations
@@ -25,27 +25,32 @@ TLS_HANDSHAKE: Final = 0x16
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class DetectedProtocol:
     """A protocol that shares the port."""
 
     name: str
-    opens: Callable[[bytes], bool | None]
+    matches: Callable[[bytes], bool | None]
     protocol: Callable[[], asyncio.Protocol]
 
 
-class FirstBytes(asyncio.Protocol):
-    """Waits for the bytes that decide, and gives the connection to the protocol that they name."""
+class ProtocolDetector(asyncio.Protocol):
+    """Waits for enough bytes to detect the protocol, then passes the connection to it."""
 
-    def __init__(self, http2: Callable[[], asyncio.Protocol], doors: Sequence[Door], waiting: set[FirstBytes]) -> None:
+    def __init__(
+        self,
+        http2: Callable[[], asyncio.Protocol],
+        protocols: Sequence[DetectedProtocol],
+        waiting: set[ProtocolDetector],
+    ) -> None:
         self._http2 = http2
-        self._doors = doors
+        self._protocols = protocols
         self._waiting = waiting
         self._transport: asyncio.Transport | None = None
         self._data = b""
-        self.ticks = 0  # of whoever owns `waiting`
+        self.ticks = 0  # counted by the owner of `waiting`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # of uvloop, which is none by its class
+        transport = cast(asyncio.Transport, transport)  # uvloop's transports are not instances of asyncio.Transport
         self._transport = transport
         self._waiting.add(self)
 
@@ -67,18 +72,18 @@ class FirstBytes(asyncio.Protocol):
         self._waiting.discard(self)
 
     def abort(self) -> None:
-        """It takes too long, or the broker stops."""
+        """Close the connection: no protocol was detected in time, or the broker stops."""
         if self._transport is not None:
             self._transport.abort()
 
     def _choose(self) -> Callable[[], asyncio.Protocol] | None:
         data = self._data[:DECIDED_BY]
-        if PREFACE.startswith(data):  # also the first of its bytes: no other protocol may begin with them
+        if PREFACE.startswith(data):  # also for a prefix: no other protocol may begin with these bytes
             return self._http2
-        for door in self._doors:
-            answer = door.opens(data)
+        for protocol in self._protocols:
+            answer = protocol.matches(data)
             if answer:
-                return door.protocol
+                return protocol.protocol
             if answer is None and len(data) < DECIDED_BY:
                 return None
         return self._http2

@@ -1,7 +1,7 @@
-"""What the machine can do at most: a server that throws requests away, and sends answers from memory; and the disk.
+"""Upper bounds for a broker on this machine: a server without storage, and the disk's fdatasync.
 
-The server runs as a process of its own, as the broker does: `python -m aerobee_broker.bench.yardstick`. It does not
-look at requests, and all its answers are ready as bytes, so what remains is the cost of gRPC and of the client.
+The server runs in its own process, as the broker does: `python -m aerobee_broker.bench.baselines`. It ignores the
+contents of requests and sends prepared bytes, so its rate shows the cost of gRPC and of the client alone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _START_SECONDS = 30.0
 
 @contextmanager
 def running(batch: int, size: int) -> Iterator[str]:
-    """The endpoint of such a server, whose answers are for requests of `batch` messages with bodies of `size` bytes."""
-    command = [sys.executable, "-m", "aerobee_broker.bench.yardstick", str(batch), str(size)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  # ourselves
+    """Run the server; yields its endpoint. Its answers fit requests of `batch` messages with bodies of `size` bytes."""
+    command = [sys.executable, "-m", "aerobee_broker.bench.baselines", str(batch), str(size)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  # our own module
     assert process.stdin is not None, "started with a pipe"
     assert process.stdout is not None, "started with a pipe"
     try:
         if not select.select([process.stdout], [], [], _START_SECONDS)[0]:
-            raise RuntimeError(f"the yardstick did not start within {_START_SECONDS} s")
+            raise RuntimeError(f"the baseline server did not start within {_START_SECONDS} s")
         yield process.stdout.readline().decode().strip()
     finally:
         process.stdin.close()
@@ -49,19 +49,19 @@ def running(batch: int, size: int) -> Iterator[str]:
 
 
 def fdatasync(directory: Path, size: int, seconds: float) -> Histogram:
-    """How long the disk of `directory` takes to write `size` bytes and sync them, in blocks that exist already."""
+    """The times to write and sync `size` bytes on the disk of `directory`, in blocks allocated before."""
     latencies = Histogram()
     with tempfile.TemporaryFile(dir=directory) as file:
         descriptor, data = file.fileno(), os.urandom(size)
-        room = max(4 << 20, size)
-        os.pwrite(descriptor, bytes(room), 0)
+        file_size = max(4 << 20, size)
+        os.pwrite(descriptor, bytes(file_size), 0)
         os.fsync(descriptor)
         end, place = time.perf_counter() + seconds, 0
         while (began := time.perf_counter()) < end:
             os.pwrite(descriptor, data, place)
             os.fdatasync(descriptor)
             latencies.add(time.perf_counter() - began)
-            place = place + size if place + 2 * size <= room else 0
+            place = place + size if place + 2 * size <= file_size else 0
     return latencies
 
 
@@ -98,7 +98,7 @@ def _handlers(batch: int, size: int) -> list[grpc.GenericRpcHandler[Any, Any]]:
 
     async def route(request: bytes, context: Any) -> bytes:
         topic = v2.QueryRouteRequest.FromString(request).topic
-        broker, permission = v2.Broker(name="yardstick"), v2.Permission.READ_WRITE
+        broker, permission = v2.Broker(name="baseline"), v2.Permission.READ_WRITE
         queue = v2.MessageQueue(topic=topic, broker=broker, permission=permission)
         return v2.QueryRouteResponse(status=_OK, message_queues=[queue]).SerializeToString()
 
