@@ -560,6 +560,12 @@ def _comma_separated(text: str) -> object:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _delay_levels(text: str) -> object:
+    """RocketMQ's form: `1s 5s 10m 2h`."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    return [int(word[:-1]) * units[word[-1]] for word in text.split()]
+
+
 def _queue_file_size(text: str) -> object:
     return -(-int(text) // UNIT_SIZE) * UNIT_SIZE  # RocketMQ also rounds up
 
@@ -612,6 +618,7 @@ _ROCKETMQ_KEYS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "commitCommitLogLeastPages": ("store.commit_pages_min", int),
     "commitCommitLogThoroughInterval": ("store.commit_thorough_interval_seconds", _milliseconds),
     "enabledAppendPropCRC": ("store.property_crc", _same),
+    "messageDelayLevel": ("store.delay_levels_seconds", _delay_levels),
     "maxMessageSize": ("store.body_size_max", int),
     "fileReservedTime": ("store.retention_hours", int),
     "deleteWhen": ("store.delete_when_hours", _same),

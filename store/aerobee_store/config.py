@@ -14,6 +14,8 @@ from aerobee_store.errors import ConfigError
 PAGE_SIZE = 4096
 UNIT_SIZE = 20
 BATCH_UNIT_SIZE = 46
+DELAY_LEVELS_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+DELAY_SECONDS_MAX = 40 * 86_400
 EXTENSION_FILE_SIZE_MIN = 128
 
 FlushMode = Literal["sync", "async"]
@@ -27,6 +29,8 @@ SecondsOrZero = Annotated[float, Meta(ge=0, lt=1e9)]
 Hours = Seconds
 HoursOfDay = Annotated[tuple[Annotated[int, Meta(ge=0, le=23)], ...], Meta(min_length=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
+LevelSeconds = Annotated[int, Meta(ge=1, le=DELAY_SECONDS_MAX)]
+DelayLevelsSeconds = Annotated[tuple[LevelSeconds, ...], Meta(min_length=1, max_length=64)]
 UpTo16 = Annotated[int, Meta(ge=0, le=16)]
 AtLeast2 = Annotated[int, Meta(ge=2)]
 SegmentSize = Annotated[int, Meta(ge=4096, le=1 << 32)]
@@ -118,6 +122,8 @@ class StoreConfig(Section):
     light_queues: bool = True  # enableLmq: append messages to the light queues (%LMQ%...) that they name
     multi_dispatch: bool = False  # enableMultiDispatch: append messages to the queues of other topics that they name
     light_queue_count_max: Positive = 20_000  # maxLmqConsumeQueueNum
+    # messageDelayLevel: the delays of the levels 1, 2, ... of clients of RocketMQ 4
+    delay_levels_seconds: DelayLevelsSeconds = DELAY_LEVELS_SECONDS
     dispatch_waiting_count_max: Positive = 200_000  # messages that wait for dispatch; more are refused as busy
     dispatch_waiting_bytes_max: Positive = 256 << 20  # the same limit in bytes of the log
     property_crc: bool = True  # enabledAppendPropCRC: a checksum covers every byte of a record
@@ -143,6 +149,13 @@ class StoreConfig(Section):
         if paths.issubset(path.absolute() for path in self.read_only_commit_log_paths):
             raise ConfigError(
                 "store.commit_log_paths: every path is read-only; name at least one path for new segments"
+            )
+
+        longest = max(self.delay_levels_seconds)
+        if self.delay_levels_seconds != DELAY_LEVELS_SECONDS and longest > self.retention_hours * 3600:
+            raise ConfigError(
+                f"store.delay_levels_seconds: {longest} is longer than store.retention_hours; its messages would "
+                f"expire before their delivery. Use shorter delays, or a longer retention"
             )
 
     @property

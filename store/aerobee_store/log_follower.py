@@ -28,6 +28,7 @@ from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.records import record
+from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import StopReason
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.stats import StoreStats
@@ -54,6 +55,7 @@ class LogFollower:
         self._durability = durability
         self._stats = stats
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
+        self._levels = DelayLevels(config.delay_levels_seconds)
         self._rest = b""  # the beginning of an incomplete record
         self._in_blank = False  # the log ends within a blank whose remaining bytes are still to come
 
@@ -158,7 +160,7 @@ class LogFollower:
 
     def _derived(self, batch: RecordBatch) -> ReceivedRecords:
         units: list[ReceivedUnits] = []
-        for found in queue_units(batch, self._multi_dispatch):
+        for found in queue_units(batch, self._multi_dispatch, self._levels):
             queue = self._queues.simple_queue_unless_batch(found.topic, found.queue_id)
             if queue is None:
                 continue

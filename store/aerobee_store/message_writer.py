@@ -33,7 +33,7 @@ from aerobee_store.queues.multi_dispatch import (
 )
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.records import inner_batch, properties, record
-from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, DelayLevels
 from aerobee_store.records.properties import Host
 from aerobee_store.records.record import (
     SYS_FLAG_INNER_BATCH,
@@ -93,6 +93,7 @@ class MessageWriter:
         self._clock = clock
         self._store_host_v6 = len(properties.encode_host(config.store_host)) > 8
         self._multi_dispatch = MultiDispatch(config.light_queues, config.multi_dispatch)
+        self._levels = DelayLevels(config.delay_levels_seconds)
 
     def append(
         self,
@@ -152,7 +153,7 @@ class MessageWriter:
                 queue_offset = queue.next_offset
                 queue.next_offset = queue_offset + 1
             log.append(draft.encode(queue_offset, physical_offset, now))
-            entry = _entry(message, queue, queue_offset, physical_offset, size, now)
+            entry = _entry(self._levels, message, queue, queue_offset, physical_offset, size, now)
             if others and len(entries) in others:
                 entry = entry._replace(others=self._take_offsets(others[len(entries)]))
                 further += len(entry.others)
@@ -231,7 +232,7 @@ class MessageWriter:
         self._stats.messages_appended += count
         self._stats.bytes_appended += size
         self._stats.record_sizes[size.bit_length()] += 1
-        self._appended([_entry(message, queue, queue_offset, physical_offset, size, now, count)], now)
+        self._appended([_entry(self._levels, message, queue, queue_offset, physical_offset, size, now, count)], now)
         return [Appended(queue_offset, physical_offset, size, now)]
 
     def append_records(
@@ -331,7 +332,9 @@ class MessageWriter:
             part = batch.slice(row, row + 1)
             write_place(part, data, [queue_offset], physical_offset, now, self._config.store_host, born_host)
             self._log.append(data)
-            entries.append(_entry_of(topic, values, queue, queue_offset, physical_offset, size, now, count))
+            entries.append(
+                _entry_of(self._levels, topic, values, queue, queue_offset, physical_offset, size, now, count)
+            )
             queue_offset += count
         queue.next_offset = queue_offset
         self._stats.messages_appended += queue_offset - first_queue_offset
@@ -414,6 +417,7 @@ def _checked_batches(batch: RecordBatch) -> list[tuple[int, int, dict[str, str]]
 
 
 def _entry(
+    levels: DelayLevels,
     message: Message,
     queue: AnyQueue | None,
     queue_offset: int,
@@ -426,6 +430,7 @@ def _entry(
     values = message.properties if raw is None else properties.decode_properties(raw)
     rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION == SYS_FLAG_TRANSACTION
     return _entry_of(
+        levels,
         message.topic,
         values,
         queue,
@@ -439,6 +444,7 @@ def _entry(
 
 
 def _entry_of(
+    levels: DelayLevels,
     topic: str,
     values: Mapping[str, str],
     queue: AnyQueue | None,
@@ -453,7 +459,7 @@ def _entry_of(
     """`values`: the properties."""
     code = properties.tags_code(values.get(properties.TAGS))
     if topic == SCHEDULE_TOPIC:
-        code = unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
+        code = levels.unit_code(topic, values.get(properties.DELAY), store_timestamp, code)
     index_keys: tuple[str, ...] = ()
     if is_indexed:
         unique_key = values.get(properties.UNIQ_KEY)

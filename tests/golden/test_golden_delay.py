@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -16,10 +17,14 @@ import pytest
 from aerobee_broker.timer.config import TimerConfig
 from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.timer import Timer
-from aerobee_store import MessageStore
-from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, delivery_time
+from aerobee_store import MessageStore, StoreConfig
+from aerobee_store.queues.consume_queue import UNIT
+from aerobee_store.queues.record_units import ROCKETMQ_LEVELS
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
+from aerobee_store.records.record import Message
 from aerobee_store.tables.java_json import loads
 from aerobee_store.testing import ManualClock
+from aerobee_store.tools.verify import verify
 from tests.golden.test_golden_store import config_of
 from tests.support import golden
 from tests.support.golden import GoldenCase, GoldenMessage
@@ -95,7 +100,7 @@ async def test_every_level_is_delivered_in_its_time(case: GoldenCase) -> None:
     latest = dict.fromkeys(range(18), 0)  # a queue is in order: whoever is due earlier than the one in front waits
     for message in case.messages:
         if message.topic == SCHEDULE_TOPIC:
-            due_ms = delivery_time(int(message.properties["DELAY"]), message.store_timestamp)
+            due_ms = ROCKETMQ_LEVELS.delivery_time(int(message.properties["DELAY"]), message.store_timestamp)
             latest[message.queue_id] = max(latest[message.queue_id], due_ms)
             waiting.append((latest[message.queue_id], message))
     assert min(latest.values()) > 0, "every level has one"
@@ -119,6 +124,28 @@ async def test_every_level_is_delivered_in_its_time(case: GoldenCase) -> None:
     table = offsets_file(case)["offsetTable"]
     assert {int(level) for level in table} == set(range(1, 19))
     assert sum(table.values()) == count
+
+
+async def test_other_levels(tmp_path: Path) -> None:
+    """As many as the settings name; their units have the time, before and after a recovery, and `verify` accepts it."""
+    config = replace(StoreConfig.tiny(tmp_path), delay_levels_seconds=(3, 90_000))
+    clock = ManualClock(1_700_000_000_000)
+    with MessageStore.open(config, clock=clock) as store:
+        levels = LevelDelay(store, clock)
+        messages = [levels.delayed(Message("orders", 2, b"m"), level) for level in (1, 2, 9)]
+        assert [message.queue_id for message in messages] == [0, 1, 1]
+        store.append(messages)
+    wanted = [clock.now_ms() + 3000], [clock.now_ms() + 90_000_000] * 2
+    assert (_unit_codes(tmp_path, 0), _unit_codes(tmp_path, 1)) == wanted
+    assert not verify(tmp_path).findings
+    shutil.rmtree(tmp_path / "consumequeue")
+    MessageStore.open(config, clock=clock).close()
+    assert (_unit_codes(tmp_path, 0), _unit_codes(tmp_path, 1)) == wanted
+
+
+def _unit_codes(directory: Path, queue_id: int) -> list[int]:
+    data = (directory / "consumequeue" / SCHEDULE_TOPIC / str(queue_id) / f"{0:020}").read_bytes()
+    return [code for _, size, code in UNIT.iter_unpack(data) if size]
 
 
 async def test_what_the_offsets_name_as_delivered_does_not_come_again(case: GoldenCase) -> None:

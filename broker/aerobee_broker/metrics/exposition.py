@@ -17,7 +17,7 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.loop_share import LoopShare, step_started
 from aerobee_broker.metrics.counters import MESSAGE_SIZE_BOUNDS, ExecutionTimes
 from aerobee_broker.metrics.families import CounterFamily, Family, GaugeFamily, HistogramFamily, Pieces
-from aerobee_broker.metrics.timer_metrics import TimerCollector
+from aerobee_broker.metrics.timer_metrics import LevelDelayCollector, TimerCollector
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.tables.consumer_groups import is_system_group
 from aerobee_broker.tables.topics import (
@@ -95,6 +95,7 @@ class Exposition:
                 _BrokerCollector(self._config, sources),
                 _StoreCollector(self._config, sources.store, sources.clock),
                 TimerCollector(self._config, sources.timer),
+                LevelDelayCollector(self._config, sources.level_delay),
             )
 
     async def render(self) -> list[bytes]:

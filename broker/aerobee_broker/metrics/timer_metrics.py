@@ -1,4 +1,7 @@
-"""Metrics of delayed messages: RocketMQ's names, and `aerobee_timer_` for lateness and reliability."""
+"""Metrics of delayed messages: RocketMQ's names, and `aerobee_timer_` for lateness and reliability.
+
+Messages with a delay level have `aerobee_level_delay_`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Final
 
 from aerobee_broker.config import BrokerConfig
 from aerobee_broker.metrics.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
+from aerobee_broker.timer.level_delay import LevelDelay
 from aerobee_broker.timer.timer import Timer
 
 _LABELS: Final = ("cluster", "node_type", "node_id", "storage_type", "storage_medium")
@@ -75,6 +79,39 @@ class TimerCollector:
             ("aerobee_timer_recalled", "Delayed messages that were taken back.", stats.recalled),
             ("aerobee_timer_rolled", "Delayed messages that were stored again, being far ahead.", stats.rolled),
             ("aerobee_timer_lost", "Delayed messages that cannot be read or stored any more.", stats.lost),
+        ):
+            counter = CounterFamily(name, text, labels=_LABELS)
+            counter.add_metric(self._base, value)
+            yield counter
+
+
+class LevelDelayCollector:
+    """Reads the numbers of a LevelDelay on request."""
+
+    def __init__(self, config: BrokerConfig, level_delay: LevelDelay) -> None:
+        self._base = (config.cluster, "broker", config.name, "local", "disk")
+        self._level_delay = level_delay
+
+    def collect(self) -> Pieces:
+        waiting = GaugeFamily(
+            "aerobee_level_delay_waiting_messages",
+            "Messages with a delay level that wait for their time.",
+            labels=(*_LABELS, "level"),
+        )
+        for level, count in self._level_delay.waiting_by_level().items():
+            waiting.add_metric((*self._base, str(level)), count)
+        yield waiting
+        for name, text, value in (
+            (
+                "aerobee_level_delay_delivered",
+                "Messages with a delay level that were delivered to their topic.",
+                self._level_delay.delivered,
+            ),
+            (
+                "aerobee_level_delay_lost",
+                "Messages with a delay level that cannot be read or stored any more.",
+                self._level_delay.lost,
+            ),
         ):
             counter = CounterFamily(name, text, labels=_LABELS)
             counter.add_metric(self._base, value)

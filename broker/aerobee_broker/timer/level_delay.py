@@ -1,4 +1,4 @@
-"""Messages with one of RocketMQ's eighteen fixed delays, of clients of RocketMQ 4 and of stores that RocketMQ wrote.
+"""Messages with one of RocketMQ's fixed delays, of clients of RocketMQ 4 and of stores that RocketMQ wrote.
 
 Queue n of SCHEDULE_TOPIC_XXXX has the messages of level n + 1, in the order in which they are due; how far each queue
 is stands in `config/delayOffset.json`. Clients of RocketMQ 5 name a time instead, which is the timer's.
@@ -20,7 +20,7 @@ from aerobee_broker.tables.json_fields import INT64_MAX, JsonFields, checked_int
 from aerobee_store import InvalidMessageError, MessageStore, Record, StoreFullError, SyncTimeoutError
 from aerobee_store.clock import Clock
 from aerobee_store.records import properties as p
-from aerobee_store.records.delay_levels import DELAYS_MS, SCHEDULE_TOPIC, delivery_time
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, DelayLevels
 from aerobee_store.records.record import Message
 from aerobee_store.tables.java_json import Bean, IntegerMap
 from aerobee_store.tables.json_table import JsonTable
@@ -42,6 +42,7 @@ class LevelDelay:
     def __init__(self, store: MessageStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self._levels = DelayLevels(store.config.delay_levels_seconds)
         path = store.config.directory / "config" / "delayOffset.json"
         self._table = JsonTable(store.file_system, path, stats=store.stats)
         self._version = DataVersion()
@@ -69,7 +70,7 @@ class LevelDelay:
 
     def delayed(self, message: Message, level: int) -> Message:
         """The stored form of a message with the delay of a level, from 1; a level above the last counts as the last."""
-        level = min(level, len(DELAYS_MS))
+        level = min(level, self._levels.count)
         properties = {name: value for name, value in message.properties.items() if name not in _DROPPED}
         return replace(
             message,
@@ -103,14 +104,18 @@ class LevelDelay:
         """Check the clock again: for tests that move it."""
         self._wake.set()
 
-    @property
-    def waiting(self) -> int:
-        """Messages that are not due yet."""
-        count = 0
+    def waiting_by_level(self) -> dict[int, int]:
+        """Messages that are not delivered yet, of each level that was ever used."""
+        found = {}
         for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
             begin, end = self._store.queue_range(SCHEDULE_TOPIC, queue_id)
-            count += end - min(max(self._offsets.get(queue_id + 1, 0), begin), end)
-        return count
+            found[queue_id + 1] = end - min(max(self._offsets.get(queue_id + 1, 0), begin), end)
+        return found
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not delivered yet."""
+        return sum(self.waiting_by_level().values())
 
     def _arrived(self, topic: str, queue_id: int, end: int) -> None:
         if topic == SCHEDULE_TOPIC:
@@ -154,9 +159,9 @@ class LevelDelay:
     def _due_ms(self, record: Record, level: int, now_ms: int) -> int:
         text = record.properties.get(p.DELAY, "")
         own_level = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else level
-        due_ms = delivery_time(own_level, record.store_timestamp)
+        due_ms = self._levels.delivery_time(own_level, record.store_timestamp)
         # The clock was set back, or the levels have changed since.
-        longest_ms = DELAYS_MS[min(level, len(DELAYS_MS)) - 1]
+        longest_ms = self._levels.delay_ms(level)
         return now_ms if due_ms > now_ms + longest_ms else due_ms
 
     async def _append(self, messages: list[Message]) -> None:

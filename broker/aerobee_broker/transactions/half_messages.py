@@ -26,7 +26,7 @@ from typing import Final
 
 from aerobee_store import Record
 from aerobee_store.records import properties as p
-from aerobee_store.records.delay_levels import delivery_time
+from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import SYS_FLAG_TRANSACTION, Message, TransactionType
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -139,11 +139,11 @@ def committed_message(half: Record, topic: str, queue_id: int) -> Message:
     return message
 
 
-def due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
+def due_ms(properties: Mapping[str, str], now_ms: int, levels: DelayLevels) -> int | None:
     """The delivery time of a message that is committed now; None: at once.
 
     Clients of this broker send no such transactions, but a RocketMQ store may have their half messages, and delays them
-    from the commit on: at most two hours by level, 40 days otherwise.
+    from the commit on: at most 40 days.
     """
     for name, begin, factor in (
         (p.TIMER_DELAY_SEC, now_ms, 1000),
@@ -155,7 +155,7 @@ def due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
             break
     else:
         level = _number(properties.get(p.DELAY))
-        due = delivery_time(level, now_ms) if level else now_ms
+        due = levels.delivery_time(level, now_ms) if level else now_ms
     return min(due, now_ms + _DELAY_MS_MAX) if due > now_ms else None
 
 

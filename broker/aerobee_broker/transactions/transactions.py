@@ -69,6 +69,7 @@ from aerobee_store import (
 )
 from aerobee_store.clock import Clock, SteadyClock
 from aerobee_store.records import properties as p
+from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import Message
 from aerobee_store.stats import Histogram
 
@@ -385,7 +386,7 @@ class Transactions:
         if queue_id >= topic.read_queue_count:  # the number of queues of the topic was reduced in the meantime
             queue_id %= topic.read_queue_count
         message = committed_message(record, half.topic, queue_id)
-        due = due_ms(message.properties, self._clock.now_ms())
+        due = due_ms(message.properties, self._clock.now_ms(), DelayLevels(self._store.config.delay_levels_seconds))
         return message if due is None else self._delays.delayed(message, due)
 
     def _settled(self, half: _Half, outcome: Outcome, op: Appended) -> None:

@@ -33,6 +33,7 @@ from aerobee_store.queues.multi_dispatch import MultiDispatch
 from aerobee_store.queues.queue_table import QueueTable
 from aerobee_store.queues.record_units import batch_queue_units, queue_units
 from aerobee_store.queues.topic_removal import DeletedTopics
+from aerobee_store.records.delay_levels import DelayLevels
 from aerobee_store.records.record import ScanStop, StopReason
 from aerobee_store.records.record_batch import RecordBatch
 
@@ -114,6 +115,7 @@ class Recovery:
         self._deleted = parts.deleted
         self._clock = parts.clock
         self._multi_dispatch = MultiDispatch(parts.config.light_queues, parts.config.multi_dispatch)
+        self._levels = DelayLevels(parts.config.delay_levels_seconds)
         self._clean = clean
         self._writes_may_be_lost = writes_may_be_lost
         self._whole_log = whole_log
@@ -391,7 +393,7 @@ class Recovery:
             self._index.put(hashes[new], offsets[new], batch.store_timestamp[rows[new]], self._clock.now_ms())
 
     def _take_units(self, batch: RecordBatch) -> None:
-        for found in queue_units(batch, self._multi_dispatch):
+        for found in queue_units(batch, self._multi_dispatch, self._levels):
             counts = found.units["physical_offset"] >= self._deleted.end_of(found.topic)
             if not counts.all():
                 self._meet(Found.DELETED_TOPIC)

@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_store.config import DELAY_LEVELS_SECONDS
 from aerobee_store.queues.batch_consume_queue import BATCH_UNIT_DTYPE, NOT_COMPACTED, BatchUnits
 from aerobee_store.queues.consume_queue import UNIT_DTYPE, Units
 from aerobee_store.queues.multi_dispatch import MultiDispatch, QueueKey
 from aerobee_store.records import properties
-from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, unit_code
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC, DelayLevels
 from aerobee_store.records.inner_batch import place_of
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, SYS_FLAG_PREPARED
 from aerobee_store.records.record_batch import RecordBatch
+
+ROCKETMQ_LEVELS: Final = DelayLevels(DELAY_LEVELS_SECONDS)
+"""Those of a store whose settings are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,11 @@ class QueueUnits:
     units: Units
 
 
-def queue_units(batch: RecordBatch, rule: MultiDispatch) -> Iterator[QueueUnits]:
+def queue_units(batch: RecordBatch, rule: MultiDispatch, levels: DelayLevels = ROCKETMQ_LEVELS) -> Iterator[QueueUnits]:
     """The units of a batch, queue by queue. Prepared, rolled-back and inner-batch records are in no consume queue.
 
-    `rule` says which of the queues that records name besides their own count.
+    `rule` says which of the queues that records name besides their own count. `levels`: the delays of records in
+    SCHEDULE_TOPIC_XXXX.
     """
     units = np.zeros(len(batch), UNIT_DTYPE)
     units["physical_offset"] = batch.physical_offset
@@ -53,7 +59,7 @@ def queue_units(batch: RecordBatch, rule: MultiDispatch) -> Iterator[QueueUnits]
             for row in of_queue.tolist():
                 delay = batch.record(row).properties.get(properties.DELAY)
                 stored, code = int(batch.store_timestamp[row]), int(units["tags_code"][row])
-                units["tags_code"][row] = unit_code(SCHEDULE_TOPIC, delay, stored, code)
+                units["tags_code"][row] = levels.unit_code(SCHEDULE_TOPIC, delay, stored, code)
         offsets = batch.queue_offset[of_queue]
         if (topic, queue_id) in others:
             of_queue, offsets = _merged(of_queue, offsets, others.pop((topic, queue_id)))

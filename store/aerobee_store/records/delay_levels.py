@@ -1,31 +1,42 @@
-"""RocketMQ's fixed delays: level 1 to 18 of `SCHEDULE_TOPIC_XXXX`, whose queue units hold a delivery time."""
+"""RocketMQ's fixed delays: the levels, from 1, of `SCHEDULE_TOPIC_XXXX`, whose queue units hold a delivery time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
-DELAYS_MS: Final = tuple(
-    seconds * 1000
-    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-)
 _UNKNOWN_LEVEL_MS: Final = 1000
 
 
-def delivery_time(level: int, store_timestamp: int) -> int:
-    """When a message of this level is due, in Unix ms; a level above the last counts as the last."""
-    if level <= 0:
-        return store_timestamp + _UNKNOWN_LEVEL_MS
-    return store_timestamp + DELAYS_MS[min(level, len(DELAYS_MS)) - 1]
+class DelayLevels:
+    """The delays of the levels 1, 2, ... in seconds. A level above the last counts as the last."""
 
+    __slots__ = ("_delays_ms",)
 
-def unit_code(topic: str, delay_property: str | None, store_timestamp: int, tags_code: int) -> int:
-    """The tags code of a unit: the delivery time of a delayed message, otherwise the tag's hash."""
-    if topic != SCHEDULE_TOPIC or delay_property is None:
-        return tags_code
-    try:
-        level = int(delay_property)
-    except ValueError:
-        return tags_code
-    return delivery_time(level, store_timestamp) if level > 0 else tags_code
+    def __init__(self, delays_seconds: Sequence[int]) -> None:
+        self._delays_ms = tuple(seconds * 1000 for seconds in delays_seconds)
+
+    @property
+    def count(self) -> int:
+        """The last level."""
+        return len(self._delays_ms)
+
+    def delay_ms(self, level: int) -> int:
+        """The delay of a level in ms, as of RocketMQ also for a level below 1."""
+        return self._delays_ms[min(level, self.count) - 1] if level > 0 else _UNKNOWN_LEVEL_MS
+
+    def delivery_time(self, level: int, store_timestamp: int) -> int:
+        """When a message of this level is due, in Unix ms."""
+        return store_timestamp + self.delay_ms(level)
+
+    def unit_code(self, topic: str, delay_property: str | None, store_timestamp: int, tags_code: int) -> int:
+        """The tags code of a unit: the delivery time of a delayed message, otherwise the tag's hash."""
+        if topic != SCHEDULE_TOPIC or delay_property is None:
+            return tags_code
+        try:
+            level = int(delay_property)
+        except ValueError:
+            return tags_code
+        return self.delivery_time(level, store_timestamp) if level > 0 else tags_code

@@ -10,14 +10,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aerobee_store.config import DELAY_SECONDS_MAX
 from aerobee_store.errors import StoreError
 from aerobee_store.log.log_scan import LogScan
 from aerobee_store.queues.consume_queue import FILLER_SIZE, Units
 from aerobee_store.queues.consume_queue_ext import ADDRESS_MAX, ConsumeQueueExt, ExtensionUnit
 from aerobee_store.queues.multi_dispatch import AS_RECORDED
-from aerobee_store.queues.record_units import QueueUnits, queue_units, rows_by_queue
+from aerobee_store.queues.record_units import ROCKETMQ_LEVELS, QueueUnits, queue_units, rows_by_queue
 from aerobee_store.queues.topic_removal import DeletedTopics
 from aerobee_store.records import properties
+from aerobee_store.records.delay_levels import SCHEDULE_TOPIC
 from aerobee_store.records.record import SYS_FLAG_INNER_BATCH, RecordHeader, ScanStop, read
 from aerobee_store.records.record_batch import RecordBatch
 from aerobee_store.tools.checkpoint_check import load_checkpoint
@@ -124,6 +126,8 @@ class QueueCheck:
         there = queue.files.read(offset, count)
         same = there == units
         if not same.all():
+            if key[0] == SCHEDULE_TOPIC:
+                same |= _differ_in_level(there, units)
             extension = self._extension(key)
             if extension is not None:
                 extended = (
@@ -482,6 +486,19 @@ def _number(text: str | None) -> int | None:
 
 def _text(unit: Any) -> str:
     return f"({int(unit['physical_offset'])}, {int(unit['size'])}, {int(unit['tags_code'])})"
+
+
+def _differ_in_level(there: Units, units: Units) -> npt.NDArray[np.bool_]:
+    """Which units have the delivery time of other delay levels, which the store's files do not record."""
+    codes = there["tags_code"]
+    stored = units["tags_code"] - ROCKETMQ_LEVELS.delay_ms(ROCKETMQ_LEVELS.count)  # or later
+    found: npt.NDArray[np.bool_] = (
+        (there["physical_offset"] == units["physical_offset"])
+        & (there["size"] == units["size"])
+        & (codes > stored)
+        & (codes <= units["tags_code"] + DELAY_SECONDS_MAX * 1000)
+    )
+    return found
 
 
 def _add_missing(queue: _Queue, offset: int, count: int, physical_offset: int, *, filler: bool) -> None:

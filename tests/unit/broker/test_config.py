@@ -136,6 +136,25 @@ def test_a_broker_conf_of_rocketmq(tmp_path: Path) -> None:
     assert config.ignored_rocketmq_keys == ("namesrvAddr", "listenPort")
 
 
+def test_delay_levels(tmp_path: Path) -> None:
+    """RocketMQ's text with units, a list of seconds in TOML, text in the environment; bad ones are refused by name."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text("messageDelayLevel=1s 2m 3h  1d\n")
+    assert BrokerConfig.load(rocketmq_conf=conf).store.delay_levels_seconds == (1, 120, 10_800, 86_400)
+    toml = tmp_path / "x.toml"
+    toml.write_text("[store]\ndelay_levels_seconds = [2, 4]\n")
+    assert BrokerConfig.load(config_file=toml).store.delay_levels_seconds == (2, 4)
+    environment = {"AEROBEE_STORE_DELAY_LEVELS_SECONDS": "7"}
+    assert BrokerConfig.load(environment=environment).store.delay_levels_seconds == (7,)
+    for text in ("1s 2x", "1s 0s", "s", ""):
+        conf.write_text(f"messageDelayLevel={text}\n")
+        with pytest.raises(ConfigError, match="messageDelayLevel"):
+            BrokerConfig.load(rocketmq_conf=conf)
+    conf.write_text("messageDelayLevel=4d\n")
+    with pytest.raises(ConfigError, match=r"store\.delay_levels_seconds: 345600 is longer than store\.retention_hours"):
+        BrokerConfig.load(rocketmq_conf=conf)
+
+
 def test_the_paths_of_the_log(tmp_path: Path) -> None:
     """RocketMQ's comma-separated lists, a list in TOML, text in the environment."""
     conf = tmp_path / "broker.conf"

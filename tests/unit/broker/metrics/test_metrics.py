@@ -15,9 +15,12 @@ from aerobee_broker.config import BrokerConfig
 from aerobee_broker.metrics import exposition as exposition_module
 from aerobee_broker.metrics import families as families_module
 from aerobee_broker.metrics.families import CounterFamily, GaugeFamily, HistogramFamily, Pieces
+from aerobee_broker.remoting.codes import Request
 from aerobee_proto import admin_v1, v2
 from aerobee_store import StoreConfig
+from aerobee_store.travelling_clock import TravellingClock
 from tests.support.in_process_broker import METADATA, InProcessBroker, in_process_broker, message
+from tests.support.remoting_client import remoting_broker, send_fields
 
 BASE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "aerobee"}
 
@@ -157,6 +160,24 @@ async def test_delayed_messages_are_shown(tmp_path: Path) -> None:
     assert shown["aerobee_timer_lateness_seconds_count", labels(**store)] == 1
     assert shown["aerobee_timer_lost_total", labels(**store)] == 0
     assert shown["rocketmq_messages_in_total", labels(topic="later", message_type="delay", is_system="false")] == 2
+
+
+async def test_messages_with_a_delay_level_are_shown(tmp_path: Path) -> None:
+    """One of two is delivered, the other one waits in the queue of its level."""
+    clock = TravellingClock()
+    async with remoting_broker(tmp_path, clock=clock) as (broker, client):
+        for level in (1, 4):
+            properties = f"DELAY\x01{level}\x02"
+            fields = send_fields("later", properties=properties)
+            assert (await client.call(Request.SEND_MESSAGE_V2, fields, b"x")).code == 0
+        await clock.advance(2.0)
+        store = {"storage_type": "local", "storage_medium": "disk"}
+        async with asyncio.timeout(60):
+            while (shown := await scrape(broker)).get(("aerobee_level_delay_delivered_total", labels(**store))) != 1:
+                pass
+    assert shown["aerobee_level_delay_waiting_messages", labels(level="1", **store)] == 0
+    assert shown["aerobee_level_delay_waiting_messages", labels(level="4", **store)] == 1
+    assert shown["aerobee_level_delay_lost_total", labels(**store)] == 0
 
 
 async def test_every_disk_of_the_log_is_shown(tmp_path: Path) -> None:
