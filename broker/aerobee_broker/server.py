@@ -23,6 +23,7 @@ from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.metrics.http_endpoint import HttpEndpoint
 from aerobee_broker.metrics.loop_delay import LoopDelay
 from aerobee_broker.metrics.metrics import Metrics
+from aerobee_broker.namesrv.cluster_routes import ClusterRoutes
 from aerobee_broker.namesrv.registrar import Registrar
 from aerobee_broker.parts import BrokerParts
 from aerobee_broker.processors.acknowledge import AcknowledgeProcessor
@@ -349,7 +350,8 @@ async def _serve(
                 from aerobee_broker.replication import master_broker
 
                 master = await master_broker.MasterBroker.open(config, store, leadership)
-            server, draining, listening = await _listen(parts, runtime_settings, remoting)
+            cluster = ClusterRoutes(lambda: registrar.connections, remoting.routes)
+            server, draining, listening = await _listen(parts, runtime_settings, remoting, cluster)
             keeping: asyncio.Task[None] | None = None
             collector: MasterCollector | None = None
             stopping = tasks.create_task(process.stop.wait())
@@ -363,7 +365,7 @@ async def _serve(
                     metrics.collectors.append(collector)
                 if config.name_servers:
                     assert listening.remoting is not None, "the configuration says so"
-                    registrar.listening(listening.remoting)
+                    registrar.listening(listening.remoting, listening)
                     services.append(tasks.create_task(registrar.run(), name=registrar.name))
                 ready.reason = None
                 announce(listening, process.metrics_address)
@@ -406,7 +408,7 @@ async def _serve(
 
 
 async def _listen(
-    parts: BrokerParts, runtime_settings: RuntimeSettings, remoting: RemotingService
+    parts: BrokerParts, runtime_settings: RuntimeSettings, remoting: RemotingService, cluster: ClusterRoutes
 ) -> tuple[Server, asyncio.Event, Listening]:
     """Bind the gRPC ports and serve every service on them. Setting the event ends streams of health and reflection.
 
@@ -431,7 +433,7 @@ async def _listen(
 
         server, listening = listen_grpcio(methods, config, request_size_max=limits.request_size_max)
     listening = replace(listening, remoting=remoting_address)
-    route = RouteProcessor(settings, tables, listening)
+    route = RouteProcessor(settings, tables, listening, cluster)
     send = SendProcessor(settings, store, tables, counters, clock, parts.transactions, parts.timer)
     processors = MessagingProcessors(
         route=route,

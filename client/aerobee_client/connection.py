@@ -1,7 +1,8 @@
 """The channels to the endpoints of a client: headers, deadlines, retries, and errors that name the next step.
 
-Calls go to the given endpoints, never to an address from a route, so a wrongly advertised address does no harm. One
-endpoint is in use at a time. When it does not answer, the next one is used for all calls.
+Calls go to the given endpoints, so a wrongly advertised address of a single broker does no harm; `towards` is for
+routes that name several brokers (lanes.py). One endpoint is in use at a time. When it does not answer, the next one is
+used for all calls.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ class Connection:
         self.retry = retry
         self.namespace = namespace
         self._credentials = credentials
+        self._tls = tls
         self.peers = [_dial(name, tls) for name in names]
+        self._others: dict[str, Connection] = {}
         self._current = 0
         self._aerobee: bool | None = None
         self._outage = False  # whether the missing server was logged
@@ -161,6 +164,21 @@ class Connection:
     def endpoint(self) -> str:
         """The current endpoint, as given."""
         return self.peer.endpoint
+
+    def towards(self, endpoint: str) -> Connection:
+        """A connection to this endpoint alone, with the same options; closed with this one. Raises
+        InvalidEndpointError."""
+        found = self._others.get(endpoint)
+        if found is None:
+            found = self._others[endpoint] = Connection(
+                endpoint,
+                request_timeout_seconds=self.request_timeout_seconds,
+                retry=self.retry,
+                credentials=self._credentials,
+                tls=self._tls,
+                namespace=self.namespace,
+            )
+        return found
 
     @property
     def dials_ipv6(self) -> bool:
@@ -299,7 +317,9 @@ class Connection:
 
     async def close(self) -> None:
         """Close the channels; running calls are cancelled."""
-        await asyncio.gather(*(peer.channel.close(None) for peer in self.peers))
+        await asyncio.gather(
+            *(peer.channel.close(None) for peer in self.peers), *(other.close() for other in self._others.values())
+        )
 
 
 def may_help(error: ClientError) -> bool:

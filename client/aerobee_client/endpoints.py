@@ -29,6 +29,14 @@ def parse_endpoint(endpoint: str) -> v2.Endpoints:
     return v2.Endpoints(scheme=scheme, addresses=[v2.Address(host=host, port=int(match["port"]))])
 
 
+def endpoint_text(endpoints: v2.Endpoints) -> str:
+    """The first address of a route, as users write it; empty if there is none."""
+    if not endpoints.addresses:
+        return ""
+    first = endpoints.addresses[0]
+    return f"[{first.host}]:{first.port}" if ":" in first.host else f"{first.host}:{first.port}"
+
+
 def split_endpoints(endpoints: str | Sequence[str]) -> list[str]:
     """One endpoint, several joined by `;` or `,`, or a sequence of them, as a list without duplicates.
 

@@ -96,6 +96,8 @@ class ReceivedMessage(StoredMessage):
 
     receipt_handle: str
     delivery_attempt: int  # 1 for the first delivery
+    endpoint: str = ""
+    """The broker that delivered it, if the topic has several."""
 
 
 def new_message_id() -> str:
@@ -254,13 +256,14 @@ def message_of_record(record: Record, topic: str) -> StoredMessage:
     )
 
 
-def received_message(wire: v2.Message) -> ReceivedMessage:
+def received_message(wire: v2.Message, endpoint: str = "") -> ReceivedMessage:
     """As `stored_message`, for a delivery."""
     stored = stored_message(wire)
     return ReceivedMessage(
         **{name: getattr(stored, name) for name in StoredMessage.__dataclass_fields__},
         receipt_handle=wire.system_properties.receipt_handle,
         delivery_attempt=wire.system_properties.delivery_attempt,
+        endpoint=endpoint,
     )
 
 

@@ -201,6 +201,7 @@ class Producer:
             await self._gathering.flush()
         finally:
             await self._gathering.close()
+            await self._sending.close()
             await self._telemetry.close()
 
     async def __aenter__(self) -> Self:

@@ -24,6 +24,7 @@ from aerobee_client.errors import (
 )
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
+from aerobee_client.lanes import HOME, broker_endpoints
 from aerobee_client.message import StoredMessage, stored_message
 from aerobee_client.records import Records
 from aerobee_client.routes import Routes, queue_of
@@ -215,7 +216,7 @@ class PullConsumer:
     async def queues(self, topic: str) -> list[Queue]:
         """All queues of a topic."""
         await self._telemetry.ready()
-        return sorted(queue_of(wire) for wire in await self._routes.readable(topic))
+        return sorted(queue_of(wire) for wire in await self._readable(topic))
 
     async def assign(self, queues: Iterable[Queue]) -> None:
         """Read exactly these queues from now on, whatever others of the group read. ValueError for a topic that is not
@@ -569,10 +570,19 @@ class PullConsumer:
         )
         return answer.offset
 
+    async def _readable(self, topic: str) -> list[v2.MessageQueue]:
+        """The queues of the broker that is in use: that of the endpoint."""
+        readable = await self._routes.readable(topic)
+        endpoints = broker_endpoints(readable)
+        here = (HOME, self._connection.endpoint)
+        # A broker lists itself first, so it is the first one if its address has another form.
+        home = next((name for name, endpoint in endpoints.items() if endpoint in here), readable[0].broker.name)
+        return [wire for wire in readable if endpoints[wire.broker.name] == HOME or wire.broker.name == home]
+
     async def _wire(self, queue: Queue) -> v2.MessageQueue:
         if reading := self._readings.get(queue):
             return reading.wire
-        for wire in await self._routes.readable(queue.topic):
+        for wire in await self._readable(queue.topic):
             if queue_of(wire) == queue:
                 return wire
         raise NotFoundError(v2.Code.NOT_FOUND, f"{queue} does not exist; see queues({queue.topic!r})")

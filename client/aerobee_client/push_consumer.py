@@ -12,16 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-from aerobee_client.acknowledgement import Acknowledgement
 from aerobee_client.connection import Connection
 from aerobee_client.errors import BadRequestError, ClientError, TooManyRequestsError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
 from aerobee_client.flow import FlowControl
 from aerobee_client.hooks import Hooks
+from aerobee_client.lanes import Lanes, broker_endpoints
 from aerobee_client.message import ReceivedMessage, received_message
-from aerobee_client.receiving import Receiving, new_attempt_id
-from aerobee_client.routes import Routes
-from aerobee_client.telemetry import Telemetry
+from aerobee_client.receiving import new_attempt_id
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
@@ -87,9 +85,8 @@ class PushConsumer:
         settings = v2.Settings(
             client_type=v2.ClientType.PUSH_CONSUMER, subscription=wire_subscription(group, self._filters)
         )
-        self._telemetry = Telemetry(connection, settings, group, on_command=self._obey)
-        self._acknowledgement = Acknowledgement(connection, self._telemetry, group)
-        self._receiving = Receiving(connection, self._telemetry, Routes(connection, self._telemetry.metadata))
+        self._lanes = Lanes(connection, settings, group, self._obey)
+        self._telemetry = self._lanes.home.telemetry
         self._flow = FlowControl(waiting_count_max, waiting_size_max, span_max)
         self._threads: ThreadPoolExecutor | None = None
         self._coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -98,7 +95,7 @@ class PushConsumer:
         self._ready: asyncio.Queue[_Sequence] = asyncio.Queue()
         self._sequences: dict[object, _Sequence] = {}
         self._running: asyncio.Task[None] | None = None
-        self._receivers: dict[tuple[str, str, int], asyncio.Task[None]] = {}
+        self._receivers: dict[tuple[str, str, int, str], asyncio.Task[None]] = {}
         self._draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -151,7 +148,7 @@ class PushConsumer:
             await asyncio.gather(self._running, return_exceptions=True)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._telemetry.close()
+        await self._lanes.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -176,6 +173,7 @@ class PushConsumer:
                         self._receive_from(topic, await self._assignment(topic))
                     except ClientError as error:
                         _log.warning("assignment refresh failed topic=%s error=%s", topic, error)
+                self._lanes.keep({endpoint for *_, endpoint in self._receivers})
 
     async def _assignment(self, topic: str) -> list[v2.MessageQueue]:
         """The queues to receive from; of masters only."""
@@ -193,7 +191,8 @@ class PushConsumer:
         """Start and end receivers, so that each of `queues` has one."""
         if self._draining.is_set():
             return
-        wanted = {(topic, queue.broker.name, queue.id): queue for queue in queues}
+        endpoints = broker_endpoints(queues)
+        wanted = {(topic, queue.broker.name, queue.id, endpoints[queue.broker.name]): queue for queue in queues}
         for key in [
             key for key, task in self._receivers.items() if key[0] == topic and (key not in wanted or task.done())
         ]:
@@ -201,9 +200,9 @@ class PushConsumer:
         for key, queue in wanted.items():
             if key not in self._receivers:
                 name = f"receive {topic} {queue.broker.name} {queue.id}"
-                self._receivers[key] = asyncio.create_task(self._receive(topic, queue), name=name)
+                self._receivers[key] = asyncio.create_task(self._receive(topic, queue, key[-1]), name=name)
 
-    async def _receive(self, topic: str, queue: v2.MessageQueue) -> None:
+    async def _receive(self, topic: str, queue: v2.MessageQueue, endpoint: str) -> None:
         """Receive from one assignment without end."""
         subscription = self._telemetry.settings.subscription
         batch = subscription.receive_batch_size or _BATCH_COUNT
@@ -219,7 +218,7 @@ class PushConsumer:
         while True:
             request.batch_size = min(batch, await self._flow.wait_free())
             try:
-                received = await self._receiving.receive(request)
+                received = await self._lanes.towards(endpoint).receiving.receive(request)
             except ClientError as error:
                 busy = isinstance(error, TooManyRequestsError)
                 _log.log(logging.DEBUG if busy else logging.WARNING, "receive failed topic=%s error=%s", topic, error)
@@ -231,13 +230,13 @@ class PushConsumer:
 
     def _accept(self, message: ReceivedMessage) -> None:
         """Put a message into its sequence: those of an ordered group that must follow one another share one."""
-        self._flow.add((message.topic, message.queue_id), message.queue_offset, len(message.body))
+        self._flow.add(_place(message), message.queue_offset, len(message.body))
         self._busy += 1
         self._idle.clear()
         if not self.ordered:
             self._ready.put_nowait(_Sequence(deque([message])))
             return
-        key = (message.topic, message.message_group or message.queue_id)
+        key = (message.topic, message.message_group or _place(message))
         sequence = self._sequences.get(key)
         if sequence is None:
             sequence = self._sequences[key] = _Sequence(deque(), key)
@@ -255,7 +254,7 @@ class PushConsumer:
                 if not self._draining.is_set():
                     await (self._in_order(message) if self.ordered else self._once(message))
             finally:
-                self._flow.remove((message.topic, message.queue_id), message.queue_offset, len(message.body))
+                self._flow.remove(_place(message), message.queue_offset, len(message.body))
                 self._busy -= 1
                 if not self._busy:
                     self._idle.set()
@@ -272,7 +271,7 @@ class PushConsumer:
             return
         delay = error.delay_seconds if isinstance(error, RetryLater) else self._delay_seconds(message.delivery_attempt)
         try:
-            await self._acknowledgement.change_invisible(message, delay)
+            await self._lanes.of(message).acknowledgement.change_invisible(message, delay)
         except ClientError as failed:  # it is delivered again anyway when it is not renewed
             _log.warning(
                 "message not returned to the broker topic=%s id=%s: %s", message.topic, message.message_id, failed
@@ -286,7 +285,7 @@ class PushConsumer:
             if attempt >= attempts_max:
                 _log.error("message becomes a dead letter topic=%s id=%s", message.topic, message.message_id)
                 try:
-                    await self._acknowledgement.give_up(message, attempts_max)
+                    await self._lanes.of(message).acknowledgement.give_up(message, attempts_max)
                 except ClientError as failed:
                     _log.warning("dead letter refused topic=%s id=%s: %s", message.topic, message.message_id, failed)
                 return
@@ -300,7 +299,7 @@ class PushConsumer:
         await self._acknowledge(message)
 
     async def _acknowledge(self, message: ReceivedMessage) -> None:
-        if error := await self._acknowledgement.ack_one(message):
+        if error := await self._lanes.of(message).acknowledgement.ack_one(message):
             level = logging.WARNING if isinstance(error, BadRequestError) else logging.ERROR
             _log.log(
                 level,
@@ -362,6 +361,11 @@ class PushConsumer:
         else:
             status = v2.Status(code=v2.Code.FAILED_TO_CONSUME_MESSAGE, message=f"{type(error).__name__}: {error}")
         return v2.TelemetryCommand(status=status, verify_message_result=v2.VerifyMessageResult(nonce=verify.nonce))
+
+
+def _place(message: ReceivedMessage) -> tuple[str, str, int]:
+    """The queue of a message."""
+    return message.topic, message.endpoint, message.queue_id
 
 
 class _Sequence:

@@ -22,18 +22,20 @@ def new_attempt_id() -> str:
 
 
 class Receiving:
-    """The receives of one consumer."""
+    """The receives of one consumer from one broker; `endpoint` is noted in the messages."""
 
-    def __init__(self, connection: Connection, telemetry: Telemetry, routes: Routes) -> None:
+    def __init__(self, connection: Connection, telemetry: Telemetry, routes: Routes, endpoint: str = "") -> None:
         self._connection = connection
         self._telemetry = telemetry
         self._routes = routes
+        self._endpoint = endpoint
 
     async def receive(self, request: v2.ReceiveMessageRequest) -> list[tuple[float, ReceivedMessage]]:
         """The messages of a receive, each with the loop time of its arrival; retried as any call.
 
         A broken attempt is repeated with its attempt id, unless messages arrived before.
         """
+        await self._telemetry.ready()
         wait_seconds = request.long_polling_timeout.ToMilliseconds() / 1000
         deadline = max(wait_seconds, _ROCKETMQ_WAIT_SECONDS_MIN) + self._connection.request_timeout_seconds
         loop = asyncio.get_running_loop()
@@ -52,7 +54,7 @@ class Receiving:
                 async with aclosing(stream) as items:
                     async for item in items:
                         if item.HasField("message"):
-                            received.append((loop.time(), received_message(item.message)))
+                            received.append((loop.time(), received_message(item.message, self._endpoint)))
                         elif item.HasField("status"):
                             status = item.status
             except ClientError:

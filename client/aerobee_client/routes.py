@@ -6,15 +6,15 @@ import asyncio
 import logging
 
 from aerobee_client.allocation import Queue
-from aerobee_client.connection import Connection, Metadata
+from aerobee_client.connection import Connection, Metadata, Retry
 from aerobee_client.errors import ClientError, ForbiddenError, NotFoundError
 from aerobee_proto import v2
 
 _log = logging.getLogger(__name__)
 
 ROUTE_SECONDS = 30.0  # lifetime of a route, as in the official clients
-_READABLE = (v2.Permission.READ, v2.Permission.READ_WRITE)
-_WRITABLE = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
+READABLE = (v2.Permission.READ, v2.Permission.READ_WRITE)
+WRITABLE = (v2.Permission.WRITE, v2.Permission.READ_WRITE)
 
 
 def queue_of(wire: v2.MessageQueue) -> Queue:
@@ -30,7 +30,7 @@ class Routes:
         self._metadata = metadata
         self._known: dict[str, tuple[float, list[v2.MessageQueue]]] = {}
 
-    async def queues(self, topic: str) -> list[v2.MessageQueue]:
+    async def queues(self, topic: str, *, retry: Retry | None = None) -> list[v2.MessageQueue]:
         """All queues of `topic`, of masters only. NotFoundError if the topic does not exist."""
         now = asyncio.get_running_loop().time()
         known = self._known.get(topic)
@@ -38,7 +38,9 @@ class Routes:
             return known[1]
         request = v2.QueryRouteRequest(topic=v2.Resource(name=topic), endpoints=self._connection.peer.endpoints)
         try:
-            answer = await self._connection.call(lambda stubs: stubs.messaging.QueryRoute, request, self._metadata)
+            answer = await self._connection.call(
+                lambda stubs: stubs.messaging.QueryRoute, request, self._metadata, retry=retry
+            )
         except ClientError as error:
             if known is None or isinstance(error, NotFoundError):
                 self._known.pop(topic, None)
@@ -49,9 +51,19 @@ class Routes:
         self._known[topic] = (now + ROUTE_SECONDS, queues)
         return queues
 
+    def known(self, topic: str) -> list[v2.MessageQueue]:
+        """The queues of the cached route, however old; none without one."""
+        known = self._known.get(topic)
+        return [] if known is None else known[1]
+
+    def is_fresh(self, topic: str) -> bool:
+        """Whether `queues` would answer without a call."""
+        known = self._known.get(topic)
+        return known is not None and asyncio.get_running_loop().time() < known[0]
+
     async def readable(self, topic: str) -> list[v2.MessageQueue]:
         """The queues that consumers may read. ForbiddenError if there are none."""
-        queues = [queue for queue in await self.queues(topic) if queue.permission in _READABLE]
+        queues = [queue for queue in await self.queues(topic) if queue.permission in READABLE]
         if not queues:
             self.forget(topic)
             raise ForbiddenError(v2.Code.FORBIDDEN, f"topic {topic!r} has no readable queue; check its permission")
@@ -59,7 +71,7 @@ class Routes:
 
     async def writable(self, topic: str) -> list[v2.MessageQueue]:
         """The queues that producers may write. ForbiddenError if there are none."""
-        queues = [queue for queue in await self.queues(topic) if queue.permission in _WRITABLE]
+        queues = [queue for queue in await self.queues(topic) if queue.permission in WRITABLE]
         if not queues:
             self.forget(topic)
             raise ForbiddenError(v2.Code.FORBIDDEN, f"topic {topic!r} has no writable queue; check its permission")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from zlib import crc32
 
 from aerobee_client import packing
 from aerobee_client.allocation import Queue
-from aerobee_client.connection import Connection, Metadata, Peer
-from aerobee_client.errors import BadRequestError, ClientError, status_error
+from aerobee_client.connection import Connection, Metadata, Peer, Retry
+from aerobee_client.errors import BadRequestError, ClientError, NotFoundError, status_error
+from aerobee_client.lanes import HOME, broker_endpoints
 from aerobee_client.latency import LatencyAvoidance
 from aerobee_client.message import Message, Outgoing, SendResult
 from aerobee_client.records import Records
-from aerobee_client.routes import Routes, queue_of
+from aerobee_client.routes import WRITABLE, Routes, queue_of
 from aerobee_proto import records_v1, v2
 
 QueueSelector = Callable[[Message, Sequence[Queue]], Queue]
 """Chooses the queue of a message among the writable queues of its topic."""
 
 Outcome = SendResult | ClientError
+_ONE_ATTEMPT = Retry(seconds=0)
 
 
 class Sending:
@@ -33,6 +37,7 @@ class Sending:
         self._metadata = metadata
         self._avoidance = avoidance
         self._routes = Routes(connection, metadata)
+        self._looking: dict[str, asyncio.Task[None]] = {}  # routes that are asked for, by topic
         self._turn = random.randrange(1 << 16)  # noqa: S311  # so that producers do not begin with the same queue
 
     async def send_message(self, messages: Sequence[Outgoing]) -> list[Outcome]:
@@ -41,7 +46,8 @@ class Sending:
         A request that failed as a whole is retried; single messages of it are not.
         """
         request = v2.SendMessageRequest(messages=[message.to_wire() for message in messages])
-        choice = self._choice()
+        topic = messages[0].message.topic
+        choice = self._choice(topic, await self._peers_for(messages[0]))
         try:
             answer = await self._connection.call(
                 lambda stubs: stubs.messaging.SendMessage,
@@ -51,6 +57,8 @@ class Sending:
                 choose=choice,
             )
         except ClientError as error:
+            if isinstance(error, NotFoundError):  # possibly because the broker has it no longer
+                self._routes.forget(topic)
             return [error] * len(messages)
         if choice is not None:
             choice.succeeded()
@@ -68,7 +76,6 @@ class Sending:
 
         All messages are of one topic and `packing.is_packable`.
         """
-        choice = self._choice()
         topic = messages[0].message.topic
         stored_name, hosts = self._connection.stored_name(topic), self._records.hosts
         resource = v2.Resource(name=topic)
@@ -76,20 +83,27 @@ class Sending:
 
         def request(attempt: int) -> records_v1.AppendRecordsRequest:
             nonlocal chosen
-            chosen = queue_ids[(first + attempt) % len(queue_ids)]
+            chosen = queues[(first + attempt) % len(queues)].queue_id
             records = packing.pack_outgoing(stored_name, chosen, messages, hosts=hosts)
             return records_v1.AppendRecordsRequest(topic=resource, queue_id=chosen, records=records)
 
+        choice: _Turns | _Choice | None = None
         try:
-            writable = [wire.id for wire in await self._routes.writable(topic)]
-            queue_ids = writable if queue is None else [queue.queue_id]
+            writable = await self._routes.writable(topic)
+            endpoints = broker_endpoints(writable)
+            queues = [queue_of(wire) for wire in writable] if queue is None else [queue]
             self._turn = first = self._turn + 1
+            if any(endpoints.values()):
+                of_queues = [self._peer(endpoints.get(each.broker, HOME)) for each in queues]
+                choice = _Turns(of_queues, first, lambda: self._routes.forget(topic))
+            else:
+                choice = self._choice(topic, self._connection.peers)
             answer = await self._connection.call(
                 lambda stubs: stubs.records.AppendRecords,
                 request(1),
                 self._metadata,
                 choose=choice,
-                renew=request if len(queue_ids) > 1 else None,
+                renew=request if len(queues) > 1 else None,
             )
         except ClientError as error:
             if isinstance(error, BadRequestError):  # possibly because the route is outdated
@@ -113,8 +127,72 @@ class Sending:
             )
         return chosen
 
-    def _choice(self) -> _Choice | None:
-        return None if self._avoidance is None else _Choice(self._avoidance, self._connection.peers)
+    async def close(self) -> None:
+        """End what is under way beside the requests."""
+        for task in self._looking.values():
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+
+    async def _peers_for(self, message: Outgoing) -> list[Peer]:
+        """The brokers that may take a message by SendMessage: the endpoints that were given, if no route names several
+        brokers, or nobody answers.
+
+        Messages of one group go to one broker. What has to be found again by its handle goes to the given endpoints.
+        """
+        topic, given = message.message.topic, self._connection.peers
+        if message.kind not in (v2.MessageType.NORMAL, v2.MessageType.FIFO, v2.MessageType.PRIORITY):
+            return given
+        if not self._routes.is_fresh(topic):
+            looking = self._looking.get(topic)
+            if looking is None:
+                looking = self._looking[topic] = asyncio.create_task(self._look(topic), name=f"route of {topic}")
+                looking.add_done_callback(lambda _: self._looking.pop(topic, None))
+            if not self._routes.known(topic):
+                await asyncio.wait((looking,))
+        writable = [wire for wire in self._routes.known(topic) if wire.permission in WRITABLE]
+        endpoints = sorted({endpoint for endpoint in broker_endpoints(writable).values() if endpoint != HOME})
+        if not endpoints:
+            return given
+        if message.kind == v2.MessageType.FIFO:
+            group = message.message.message_group or ""
+            endpoints = [endpoints[crc32(group.encode()) % len(endpoints)]]
+        return [self._peer(endpoint) for endpoint in endpoints]
+
+    async def _look(self, topic: str) -> None:
+        with suppress(ClientError):  # the send itself reports what is wrong with the topic
+            await self._routes.queues(topic, retry=_ONE_ATTEMPT)
+
+    def _peer(self, endpoint: str) -> Peer:
+        known = {peer.endpoint: peer for peer in self._connection.peers}
+        if endpoint == HOME:
+            return self._connection.peer
+        return known.get(endpoint) or self._connection.towards(endpoint).peer
+
+    def _choice(self, topic: str, peers: Sequence[Peer]) -> _Turns | _Choice | None:
+        if self._avoidance is not None:
+            return _Choice(self._avoidance, peers)
+        if peers is self._connection.peers:
+            return None
+        self._turn += 1
+        return _Turns(peers, self._turn, lambda: self._routes.forget(topic))
+
+
+class _Turns:
+    """The peers for the attempts of one request: the next one for each attempt."""
+
+    def __init__(self, peers: Sequence[Peer], first: int, failed: Callable[[], None]) -> None:
+        """`failed` is called before each attempt but the first."""
+        self._peers = peers
+        self._first = first
+        self._failed = failed
+
+    def __call__(self, attempt: int) -> Peer:
+        if attempt > 1:
+            self._failed()
+        return self._peers[(self._first + attempt) % len(self._peers)]
+
+    def succeeded(self) -> None:
+        """Nothing is recorded."""
 
 
 class _Choice:

@@ -11,17 +11,17 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from aerobee_client.acknowledgement import Acknowledgement
 from aerobee_client.connection import Connection, Retry
 from aerobee_client.errors import BatchError, ClientError
 from aerobee_client.filters import Subscriptions, wire_filters, wire_subscription
+from aerobee_client.lanes import HOME, Lanes, broker_endpoints
 from aerobee_client.message import ReceivedMessage
-from aerobee_client.receiving import Receiving, new_attempt_id
-from aerobee_client.routes import Routes
-from aerobee_client.telemetry import Telemetry
+from aerobee_client.receiving import new_attempt_id
+from aerobee_client.routes import READABLE
 from aerobee_proto import v2
 
 _ONE_ATTEMPT = Retry(seconds=0)
+_Source = tuple[str, str]  # a topic, and the address of a broker
 
 
 class SimpleConsumer:
@@ -38,19 +38,18 @@ class SimpleConsumer:
         settings = v2.Settings(
             client_type=v2.ClientType.SIMPLE_CONSUMER, subscription=wire_subscription(group, self._filters)
         )
-        self._telemetry = Telemetry(connection, settings, group)
-        self._acknowledgement = Acknowledgement(connection, self._telemetry, group)
-        self._routes = Routes(connection, self._telemetry.metadata)
-        self._receiving = Receiving(connection, self._telemetry, self._routes)
+        self._lanes = Lanes(connection, settings, group)
+        self._telemetry, self._routes = self._lanes.home.telemetry, self._lanes.home.routes
         self._turns = itertools.count()
-        self._attempt_ids = {topic: new_attempt_id() for topic in self._filters}
-        self._polls: dict[str, asyncio.Task[list[tuple[float, ReceivedMessage]]]] = {}
+        self._attempt_ids: dict[_Source, str] = {}
+        self._polls: dict[_Source, asyncio.Task[list[tuple[float, ReceivedMessage]]]] = {}
         self._waiting: deque[tuple[float, ReceivedMessage]] = deque()  # end of their invisible time, in loop time
 
     async def receive(
         self, max_count: int = 16, *, invisible_seconds: float = 30.0, wait_seconds: float = 10.0
     ) -> list[ReceivedMessage]:
-        """Up to `max_count` (1 to 32) messages of the subscribed topics, all of which are polled at once.
+        """Up to `max_count` (1 to 32) messages of the subscribed topics, all of which are polled at once, on all of
+        their brokers.
 
         Returns as soon as there is a message; empty if there was none within `wait_seconds` (0 to 20, limited by the
         server). Messages of other topics that arrive at the same time are kept for the next call, while they are hidden
@@ -61,19 +60,20 @@ class SimpleConsumer:
         """
         await self._telemetry.ready()
         loop = asyncio.get_running_loop()
-        topics = list(self._filters)
-        first = next(self._turns) % len(topics)
+        sources = [(topic, endpoint) for topic in self._filters for endpoint in await self._endpoints(topic)]
+        self._lanes.keep({endpoint for _, endpoint in (*sources, *self._polls)})
+        first = next(self._turns) % len(sources)
         until = loop.time() + wait_seconds
         new = []
-        for topic in topics[first:] + topics[:first]:
-            if topic not in self._polls:
-                poll = self._poll(topic, max_count, invisible_seconds, wait_seconds)
-                self._polls[topic] = asyncio.create_task(poll, name=f"receive {topic}")
-                new.append(topic)
+        for source in sources[first:] + sources[:first]:
+            if source not in self._polls:
+                poll = self._poll(source, max_count, invisible_seconds, wait_seconds)
+                self._polls[source] = asyncio.create_task(poll, name=f"receive {' '.join(source)}")
+                new.append(source)
         try:
             while not (received := self._taken(max_count)):
                 # Polls of earlier calls may wait longer than this call; its own end by themselves.
-                own = [self._polls[topic] for topic in new if topic in self._polls]
+                own = [self._polls[source] for source in new if source in self._polls]
                 if (not own and loop.time() >= until) or not self._polls:
                     return []
                 timeout = None if own else until - loop.time()
@@ -91,7 +91,7 @@ class SimpleConsumer:
         failed: its `outcomes` are in the order of `messages`, None for acknowledged ones.
         """
         batch = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
-        outcomes = await self._acknowledgement.ack(batch)
+        outcomes = await self._acked(batch)
         if len(outcomes) == 1 and outcomes[0] is not None:
             raise outcomes[0]
         if any(outcomes):
@@ -103,12 +103,12 @@ class SimpleConsumer:
         Returns the message with its new receipt handle; the old one becomes invalid. Raises BadRequestError if the
         invisible time is over.
         """
-        return await self._acknowledgement.change_invisible(message, invisible_seconds)
+        return await self._lanes.of(message).acknowledgement.change_invisible(message, invisible_seconds)
 
     async def nack(self, message: ReceivedMessage, delay_seconds: float = 0.0) -> None:
         """Return a message to the group, which receives it again after `delay_seconds`, with the next attempt
         number."""
-        await self._acknowledgement.change_invisible(message, delay_seconds)
+        await self._lanes.of(message).acknowledgement.change_invisible(message, delay_seconds)
 
     @asynccontextmanager
     async def keep_invisible(
@@ -129,7 +129,8 @@ class SimpleConsumer:
             nonlocal held
             while True:
                 with contextlib.suppress(ClientError):
-                    held = await self._acknowledgement.change_invisible(held, invisible_seconds, retry=_ONE_ATTEMPT)
+                    hide = self._lanes.of(held).acknowledgement.change_invisible
+                    held = await hide(held, invisible_seconds, retry=_ONE_ATTEMPT)
                 await asyncio.sleep(invisible_seconds / 3)
 
         renewal = asyncio.create_task(renew(), name=f"keep invisible {message.message_id}")
@@ -165,9 +166,11 @@ class SimpleConsumer:
         waiting = [message for _, message in self._waiting]
         self._waiting.clear()
         if waiting and not self._telemetry.closed:
-            backs = (self._acknowledgement.change_invisible(each, 0, retry=_ONE_ATTEMPT) for each in waiting)
+            backs = (
+                self._lanes.of(each).acknowledgement.change_invisible(each, 0, retry=_ONE_ATTEMPT) for each in waiting
+            )
             await asyncio.gather(*backs, return_exceptions=True)
-        await self._telemetry.close()
+        await self._lanes.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,8 +193,8 @@ class SimpleConsumer:
     async def _collect(self, done: set[asyncio.Task[list[tuple[float, ReceivedMessage]]]]) -> None:
         """Collect the results of these polls. An error is raised unless another poll brought messages."""
         errors = []
-        for topic in [topic for topic, poll in self._polls.items() if poll in done]:
-            poll = self._polls.pop(topic)
+        for source in [source for source, poll in self._polls.items() if poll in done]:
+            poll = self._polls.pop(source)
             if error := poll.exception():
                 errors.append(error)
             else:
@@ -204,26 +207,63 @@ class SimpleConsumer:
         self._polls.clear()
         await _cancelled(*polls)
 
+    async def _endpoints(self, topic: str) -> list[str]:
+        """Where to receive a topic. A route is asked for in the poll, whose errors are collected."""
+        if len(set(broker_endpoints(self._routes.known(topic)).values())) < 2:
+            return [HOME]
+        if not self._routes.is_fresh(topic):
+            with contextlib.suppress(ClientError):
+                await self._routes.queues(topic)
+        return sorted(set(broker_endpoints(_readable(self._routes.known(topic))).values())) or [HOME]
+
+    async def _acked(self, batch: list[ReceivedMessage]) -> list[ClientError | None]:
+        """One outcome per message; those of one broker in as few requests as possible."""
+        by_endpoint: dict[str, list[int]] = {}
+        for index, message in enumerate(batch):
+            by_endpoint.setdefault(message.endpoint, []).append(index)
+        answers = await asyncio.gather(
+            *(
+                self._lanes.towards(endpoint).acknowledgement.ack([batch[index] for index in indices])
+                for endpoint, indices in by_endpoint.items()
+            )
+        )
+        outcomes: list[ClientError | None] = [None] * len(batch)
+        for indices, answer in zip(by_endpoint.values(), answers, strict=True):
+            for index, error in zip(indices, answer, strict=True):
+                outcomes[index] = error
+        return outcomes
+
     async def _poll(
-        self, topic: str, max_count: int, invisible_seconds: float, wait_seconds: float
+        self, source: _Source, max_count: int, invisible_seconds: float, wait_seconds: float
     ) -> list[tuple[float, ReceivedMessage]]:
-        """One receive of one topic."""
-        brokers = {queue.broker.name: queue for queue in await self._routes.readable(topic)}
+        """One receive of one topic from one broker."""
+        topic, endpoint = source
+        readable = await self._routes.readable(topic)
+        found = broker_endpoints(readable)
+        brokers = {each.broker.name: each for each in readable if endpoint in (HOME, found[each.broker.name])}
+        if not brokers:
+            return []  # it is gone
+        wire = list(brokers.values())[next(self._turns) % len(brokers)]
+        lane = self._lanes.towards(found[wire.broker.name])
         queue = v2.MessageQueue()
-        queue.CopyFrom(list(brokers.values())[next(self._turns) % len(brokers)])
+        queue.CopyFrom(wire)
         queue.id = -1  # any queue of the broker
         request = v2.ReceiveMessageRequest(
             group=v2.Resource(name=self.group),
             message_queue=queue,
             filter_expression=self._filters[topic],
             batch_size=max_count,
-            attempt_id=self._attempt_ids[topic],
+            attempt_id=self._attempt_ids.setdefault(source, new_attempt_id()),
         )
         request.invisible_duration.FromMilliseconds(int(invisible_seconds * 1000))
         request.long_polling_timeout.FromMilliseconds(int(wait_seconds * 1000))
-        received = await self._receiving.receive(request)
-        self._attempt_ids[topic] = new_attempt_id()
+        received = await lane.receiving.receive(request)
+        self._attempt_ids.pop(source, None)
         return [(arrived + invisible_seconds, message) for arrived, message in received]
+
+
+def _readable(queues: Sequence[v2.MessageQueue]) -> list[v2.MessageQueue]:
+    return [queue for queue in queues if queue.permission in READABLE]
 
 
 async def _cancelled(*tasks: asyncio.Task[object]) -> None:

@@ -16,7 +16,8 @@ from aerobee_broker.config import Address
 from aerobee_broker.remoting.codes import Request
 from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release, java_server, prepare_servers
-from tests.cluster.test_java_servers import free_port, our_name_server
+from tests.cluster.test_java_servers import free_port
+from tests.support.name_server import our_name_server
 from tests.support.remoting_client import RemotingClient, heartbeat_body, json_body, pull_fields, send
 
 pytestmark = MARKS

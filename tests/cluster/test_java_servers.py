@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +11,7 @@ import pytest
 
 from tests.cluster.conftest import MARKS, serve
 from tests.cluster.java_program import Release, java_server, prepare_servers
+from tests.support.name_server import our_name_server
 
 pytestmark = MARKS
 
@@ -45,19 +41,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-@contextmanager
-def our_name_server(directory: Path) -> Iterator[str]:
-    """`aerobee namesrv` on a free port; its address."""
-    command = [sys.executable, "-m", "aerobee_broker", "namesrv", "--listen", "127.0.0.1:0", "--store", str(directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split("remoting=")[1].strip()
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
 
 
 def _admin(release: Release, home: Path, address: str, *lines: str) -> str:

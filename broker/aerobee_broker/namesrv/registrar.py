@@ -16,12 +16,13 @@ from zlib_ng.zlib_ng import crc32
 
 from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.errors import BrokerError
+from aerobee_broker.listeners import Listening
 from aerobee_broker.namesrv.route_tables import MASTER_ID, QueueData
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, RemotingServer
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.tables.tables import Tables
-from aerobee_broker.tables.topics import Permission
+from aerobee_broker.tables.topics import MESSAGE_TYPE, Permission
 from aerobee_store.tables import java_json
 from aerobee_store.tables.java_json import Bean
 
@@ -42,7 +43,13 @@ _CRC_MASK: Final = 0x7FFFFFFF
 def own_topics(config: BrokerConfig, tables: Tables) -> dict[str, QueueData]:
     """The topics to register: the broker's own, and the template where topics are created on first use."""
     topics = {
-        topic.name: QueueData(topic.read_queue_count, topic.write_queue_count, int(topic.permission), topic.sys_flag)
+        topic.name: QueueData(
+            topic.read_queue_count,
+            topic.write_queue_count,
+            int(topic.permission),
+            topic.sys_flag,
+            topic.attributes.get(MESSAGE_TYPE, ""),
+        )
         for topic in tables.topics
     }
     if config.auto_create_topics:
@@ -69,13 +76,19 @@ class Registrar:
         self._tables = tables
         self._servers: Sequence[Address] = settings.current.name_servers
         self._bound: Address | None = None
+        self._grpc: Listening | None = None
         self._connections: dict[Address, Connection] = {}
         self._leaving = False
         self._outgoing = RemotingServer(self._ignore)  # refuses all requests of the name server
 
-    def listening(self, bound: Address) -> None:
-        """Set the address of the broker, before `run` registers it."""
-        self._bound = bound
+    def listening(self, bound: Address, grpc: Listening | None = None) -> None:
+        """Set the addresses of the broker, before `run` registers it; without `grpc` it serves no gRPC."""
+        self._bound, self._grpc = bound, grpc
+
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """To the name servers with which this broker is registered."""
+        return tuple(self._connections.values())
 
     async def run(self) -> None:
         """Keep the broker registered, until cancelled."""
@@ -131,6 +144,7 @@ class Registrar:
             "haServerAddr": str(self.ha_address or self._address(connection)),
             "compressed": "false",
             "bodyCrc32": str(crc32(body) & _CRC_MASK),
+            **self._grpc_addresses(connection),
         }
         answer = await connection.ask(Command(Request.REGISTER_BROKER, fields=fields, body=body), _ANSWER_SECONDS)
         if answer.code != Answer.SUCCESS:
@@ -161,13 +175,27 @@ class Registrar:
             return str(advertised)
         return str(Address(connection.local.host, self._bound.port) if self._bound.is_wildcard else self._bound)
 
+    def _grpc_addresses(self, connection: Connection) -> dict[str, str]:
+        """Fields of ours, which name servers of RocketMQ leave out: where gRPC clients are served."""
+        if self._grpc is None:
+            return {}
+        listen = self._settings.current.listen
+        found = {"grpcAddr": (self._grpc.grpc, listen.advertise), "grpcTlsAddr": (self._grpc.tls, listen.advertise_tls)}
+        addresses = {}
+        for name, (bound, advertised) in found.items():
+            if advertised is not None:
+                addresses[name] = str(advertised)
+            elif bound is not None and bound.unix_path is None:
+                addresses[name] = str(Address(connection.local.host, bound.port) if bound.is_wildcard else bound)
+        return addresses
+
     def _body(self) -> bytes:
         topics = own_topics(self._settings.current, self._tables)
         for name in _ALWAYS_THERE:
             topics.setdefault(name, QueueData(1, 1, 0))
         table = {
             name: Bean(
-                attributes={},
+                attributes={MESSAGE_TYPE: queues.message_type} if queues.message_type else {},
                 order=False,
                 perm=queues.permission,
                 readQueueNums=queues.read_queue_count,

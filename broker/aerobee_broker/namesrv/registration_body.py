@@ -22,10 +22,12 @@ from aerobee_broker.remoting.codes import Answer
 from aerobee_broker.remoting.errors import RemotingError
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_broker.tables.topics import MESSAGE_TYPE
 from aerobee_store.tables import java_json
 
 _BODY_SIZE_MAX: Final = 64 << 20  # decompressed: some 500,000 topics
 _ZLIB: Final = 0x78
+_TYPE_LENGTH_MAX: Final = 32
 _I32: Final = struct.Struct(">i")
 
 
@@ -56,6 +58,7 @@ def _queues(name: str, value: object) -> QueueData:
         fields.integer("writeQueueNums", 16),
         fields.integer("perm", 6),
         fields.integer("topicSysFlag", 0),
+        fields.texts("attributes").get(MESSAGE_TYPE, "")[:_TYPE_LENGTH_MAX],
     )
 
 

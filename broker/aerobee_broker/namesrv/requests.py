@@ -11,8 +11,17 @@ from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
+from aerobee_broker.config import Address
 from aerobee_broker.namesrv.registration_body import read_body
-from aerobee_broker.namesrv.route_tables import Broker, QueueData, Registration, RegistrationRefusedError, RouteTables
+from aerobee_broker.namesrv.route_tables import (
+    MASTER_ID,
+    Broker,
+    GrpcAddresses,
+    QueueData,
+    Registration,
+    RegistrationRefusedError,
+    RouteTables,
+)
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, Handler
 from aerobee_broker.remoting.errors import RemotingError
@@ -118,6 +127,7 @@ class NameServerRequests:
             topics=topics,
             connection=connection.key,
             ha_address=text(request, "haServerAddr", ""),
+            grpc=GrpcAddresses(_address(request, "grpcAddr"), _address(request, "grpcTlsAddr")),
             zone=text(request, "__ZONE_NAME", ""),
             acting_master=None if acting is None else acting.lower() == "true",
             timeout_seconds=min(max(timeout_ms, 1000), 3_600_000) / 1000,
@@ -171,7 +181,18 @@ class NameServerRequests:
         order = self._values.get(ORDER_NAMESPACE, topic)
         if order is not None:
             route["orderTopicConf"] = order
+        if boolean(request, "grpc"):
+            self._add_grpc(route, found)
         return answer(body=route)
+
+    def _add_grpc(self, route: Bean, found: list[tuple[Broker, QueueData]]) -> None:
+        """What gRPC clients need, and only our brokers ask for."""
+        grpc = {broker.name: self._tables.grpc(broker).get(MASTER_ID, GrpcAddresses()) for broker, _ in found}
+        route["grpc"] = [
+            Bean(brokerName=broker.name, messageType=queues.message_type, plain=addresses.plain, tls=addresses.tls)
+            for broker, queues in found
+            for addresses in (grpc[broker.name],)
+        ]
 
     async def cluster_info(self, _request: Command, connection: Connection) -> Command:
         clusters: dict[str, list[object]] = {}
@@ -262,6 +283,17 @@ def broker_to_json(broker: Broker, connection: Connection, *, quoted: bool) -> B
     if broker.zone:
         value["zoneName"] = broker.zone
     return value
+
+
+def _address(request: Command, name: str) -> str:
+    """An address with a port, or nothing."""
+    found = text(request, name, "")
+    try:
+        if found and not Address.parse(found).port:
+            raise ValueError("the port is missing")
+    except ValueError as error:
+        raise RemotingError(Answer.INVALID_PARAMETER, f"{name} is {found[:80]!r}: {error}") from None
+    return found
 
 
 def _addresses(broker: Broker, connection: Connection) -> dict[int, object]:

@@ -20,10 +20,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from aerobee_broker.config import Address
 from aerobee_broker.errors import BrokerError, TableFormatError
 from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.json_fields import INT32_MAX, INT64_MAX, JsonFields, checked_integer
-from aerobee_broker.tables.topics import Permission
+from aerobee_broker.tables.topics import Permission, TopicConfig
 from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean
 
@@ -49,6 +50,26 @@ class QueueData:
     write_queue_count: int
     permission: int
     sys_flag: int = 0
+    message_type: str = ""
+    """As in topic attributes of RocketMQ 5; empty if the broker did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAddresses:
+    """Where a broker serves gRPC clients, as host:port; empty: it does not, or did not say."""
+
+    plain: str = ""
+    tls: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerQueues:
+    """The queues of a topic on one broker, and where its master serves gRPC clients; None: not there."""
+
+    broker: str
+    topic: TopicConfig
+    plain: Address | None
+    tls: Address | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +84,7 @@ class Registration:
     topics: Mapping[str, QueueData]
     connection: str
     ha_address: str = ""
+    grpc: GrpcAddresses = GrpcAddresses()
     zone: str = ""
     acting_master: bool | None = None  # None: a broker of RocketMQ 4
     timeout_seconds: float = TIMEOUT_SECONDS
@@ -96,6 +118,7 @@ class _Live:
     version: DataVersion
     connection: str
     ha_address: str
+    grpc: GrpcAddresses = GrpcAddresses()
 
 
 class RouteTables:
@@ -145,7 +168,7 @@ class RouteTables:
                 f"the first registration of broker {wanted.broker!r} has only one topic; register all topics first"
             )
         known = self._live.get(key)
-        if is_new_id or known is None or known.version != wanted.version:
+        if is_new_id or known is None or known.version != wanted.version or known.grpc != wanted.grpc:
             self.revision += 1
         if broker is None:
             broker = self._brokers[wanted.broker] = Broker(wanted.cluster, wanted.broker)
@@ -161,6 +184,7 @@ class RouteTables:
             version=wanted.version,
             connection=wanted.connection,
             ha_address=wanted.ha_address,
+            grpc=wanted.grpc,
         )
         is_lowest = wanted.broker_id == min(broker.addresses)
         if wanted.broker_id == MASTER_ID or (wanted.acting_master is not None and is_lowest):
@@ -285,7 +309,13 @@ class RouteTables:
                 name=broker.name,
                 zone=broker.zone,
                 addresses=[
-                    Bean(id=broker_id, address=address, ha=live.ha_address if live is not None else "")
+                    Bean(
+                        id=broker_id,
+                        address=address,
+                        ha=live.ha_address if live is not None else "",
+                        grpc=live.grpc.plain if live is not None else "",
+                        grpcTls=live.grpc.tls if live is not None else "",
+                    )
                     for broker_id, address in broker.addresses.items()
                     for live in (self._live.get((broker.cluster, address)),)
                 ],
@@ -318,12 +348,14 @@ class RouteTables:
                     version=DataVersion(),
                     connection=_RESTORED,
                     ha_address=place.text("ha", ""),
+                    grpc=GrpcAddresses(place.text("grpc", ""), place.text("grpcTls", "")),
                 )
             for topic, numbers in entry.mapping("topics").items():
                 name = f"routes.json.brokers.topics.{topic}"
                 if not isinstance(numbers, list) or len(numbers) != 4:
                     raise TableFormatError(name, "expected four numbers")
-                queues = QueueData(*(checked_integer(name, number, 0, INT32_MAX) for number in numbers))
+                read, write, permission, flag = (checked_integer(name, number, 0, INT32_MAX) for number in numbers)
+                queues = QueueData(read, write, permission, flag)
                 self._topics.setdefault(topic, {})[broker.name] = queues
                 self._topics_of.setdefault(broker.name, {})[topic] = None
         self._wiped = set(fields.names("wiped"))
@@ -342,6 +374,11 @@ class RouteTables:
     def _queues(self, topic: str, broker: str) -> QueueData:
         queues = self._topics[topic][broker]
         return replace(queues, permission=queues.permission & ~_WRITE) if broker in self._wiped else queues
+
+    def grpc(self, broker: Broker) -> dict[int, GrpcAddresses]:
+        """Where the addresses of a broker serve gRPC clients, by id; those that do not are left out."""
+        live = {i: self._live.get((broker.cluster, address)) for i, address in broker.addresses.items()}
+        return {i: found.grpc for i, found in live.items() if found is not None and found.grpc != GrpcAddresses()}
 
     def brokers(self) -> list[Broker]:
         return list(self._brokers.values())

@@ -1,22 +1,25 @@
 """The queues of a topic: QueryRoute for producers and simple consumers, QueryAssignment for push consumers.
 
-Clients connect to exactly the address in the answer. It is the address to which they sent the request, so that mapped
-ports, container names and IPv6 work; or the one that the operator configured.
+Clients connect to exactly the address in the answer. For this broker it is the address to which they sent the request,
+so that mapped ports, container names and IPv6 work; or the one that the operator configured. Other brokers have the
+address that they registered with the name server.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import Final
+from dataclasses import replace
+from typing import Final, Protocol
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.clients.naming import group_name, subscribed_topics, topic_name
 from aerobee_broker.config import Address, Settings
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.listeners import Listening
+from aerobee_broker.namesrv.route_tables import BrokerQueues
 from aerobee_broker.tables.tables import Tables
-from aerobee_broker.tables.topics import TopicConfig, TopicMessageType
+from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.validation import address_scheme, check_endpoints
 from aerobee_proto import v2
 
@@ -25,6 +28,7 @@ _NONE: Final = v2.Permission.NONE
 _READ: Final = v2.Permission.READ
 _WRITE: Final = v2.Permission.WRITE
 _READ_WRITE: Final = v2.Permission.READ_WRITE
+_READABLE: Final = (_READ, _READ_WRITE)
 _DOMAIN_NAME: Final = v2.AddressScheme.DOMAIN_NAME
 ANY_QUEUE: Final = -1
 
@@ -41,24 +45,34 @@ ACCEPTED_TYPES: Final[dict[TopicMessageType, tuple[v2.MessageType.ValueType, ...
 }
 
 
-class RouteProcessor:
-    """Answers QueryRoute and QueryAssignment; `listening` are the bound addresses."""
+class Cluster(Protocol):
+    """What is known of the other brokers."""
 
-    def __init__(self, settings: Settings, tables: Tables, listening: Listening) -> None:
+    async def brokers(self, topic: str) -> list[BrokerQueues]:
+        """Those that have a topic, perhaps this one too."""
+
+
+class RouteProcessor:
+    """Answers QueryRoute and QueryAssignment; `listening` are the bound addresses, `cluster` the other brokers."""
+
+    def __init__(self, settings: Settings, tables: Tables, listening: Listening, cluster: Cluster) -> None:
         self._settings = settings
         self._tables = tables
         self._listening = listening
+        self._cluster = cluster
 
     async def query_route(self, request: v2.QueryRouteRequest, client: Client) -> v2.QueryRouteResponse:
         check_endpoints(request.endpoints)
         stored = topic_name(request.topic, client)
-        topic = self._tables.topics.get(stored) or await self._tables.topic_in_use(stored)
-        broker = self._broker(request.endpoints, client)
-        accepted = ACCEPTED_TYPES[topic.message_type]
         queues = [
             v2.MessageQueue(
-                topic=request.topic, id=queue_id, permission=permission, broker=broker, accept_message_types=accepted
+                topic=request.topic,
+                id=queue_id,
+                permission=permission,
+                broker=broker,
+                accept_message_types=ACCEPTED_TYPES[topic.message_type],
             )
+            for broker, topic in await self._brokers(stored, request.endpoints, client)
             for queue_id, permission in queue_permissions(topic)
         ]
         return v2.QueryRouteResponse(status=_OK, message_queues=queues)
@@ -67,17 +81,34 @@ class RouteProcessor:
         check_endpoints(request.endpoints)
         stored = topic_name(request.topic, client)
         name = group_name(request.group, client)
-        topic = self._tables.topics.get(stored) or await self._tables.topic_in_use(stored)
-        readable = [(i, permission) for i, permission in queue_permissions(topic) if permission in (_READ, _READ_WRITE)]
-        if not readable:
-            raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {topic.name!r} has no readable queue")
-        if not self._tables.group_or_first_use(name, [stored, *subscribed_topics(client)]).consume_orderly:
-            # Any consumer of a group may receive from any queue, so one loop of the client serves all queues.
-            readable = [(ANY_QUEUE, readable[0][1])]
-        broker = self._broker(request.endpoints, client)
-        queues = (v2.MessageQueue(topic=request.topic, id=i, permission=p, broker=broker) for i, p in readable)
+        brokers = await self._brokers(stored, request.endpoints, client)
+        orderly = self._tables.group_or_first_use(name, [stored, *subscribed_topics(client)]).consume_orderly
+        queues: list[v2.MessageQueue] = []
+        for broker, topic in brokers:
+            readable = [(i, permission) for i, permission in queue_permissions(topic) if permission in _READABLE]
+            if not orderly:
+                # Any consumer of a group may receive from any queue, so one loop of the client serves all of a broker.
+                readable = [(ANY_QUEUE, permission) for _, permission in readable[:1]]
+            queues += (v2.MessageQueue(topic=request.topic, id=i, permission=p, broker=broker) for i, p in readable)
+        if not queues:
+            raise InvalidRequestError(v2.Code.FORBIDDEN, f"topic {stored!r} has no readable queue")
         assignments = [v2.Assignment(message_queue=queue) for queue in queues]
         return v2.QueryAssignmentResponse(status=_OK, assignments=assignments)
+
+    async def _brokers(self, stored: str, dialled: v2.Endpoints, client: Client) -> list[tuple[v2.Broker, TopicConfig]]:
+        """The brokers that have a topic, with its queues there; this one first."""
+        topic = self._tables.topics.get(stored)
+        known = await self._cluster.brokers(stored)
+        own_name = self._settings.current.name
+        others = [
+            (v2.Broker(name=other.broker, id=0, endpoints=_endpoints_of([address])), _of_type(other, topic))
+            for other in known
+            if other.broker != own_name and (address := other.tls if client.secure else other.plain) is not None
+        ]
+        if topic is None:
+            return others or [(self._broker(dialled, client), await self._tables.topic_in_use(stored))]
+        is_wiped = any(other.broker == own_name and not other.topic.writable for other in known)
+        return [(self._broker(dialled, client), _read_only(topic) if is_wiped else topic), *others]
 
     def _broker(self, dialled: v2.Endpoints, client: Client) -> v2.Broker:
         # Clients keep only queues of brokers with id 0, RocketMQ's number for a master.
@@ -96,6 +127,16 @@ class RouteProcessor:
             return _endpoints_of([bound])
         local = ipaddress.ip_address(client.peer[0]).is_loopback
         return _endpoints_of([Address(client.peer[0] if local else socket.gethostname(), bound.port)])
+
+
+def _read_only(topic: TopicConfig) -> TopicConfig:
+    """As the name server says of a broker whose write permission was wiped."""
+    return replace(topic, permission=topic.permission & ~Permission.WRITE)
+
+
+def _of_type(other: BrokerQueues, own: TopicConfig | None) -> TopicConfig:
+    """Another broker's queues; a topic has one message type in all of them, if the name server does not know it."""
+    return other.topic if other.topic.attributes or own is None else replace(other.topic, attributes=own.attributes)
 
 
 def queue_permissions(topic: TopicConfig) -> list[tuple[int, v2.Permission.ValueType]]:

@@ -57,7 +57,7 @@ class RemotingService:
         self._transactions = transactions
         self._deliveries = deliveries
         self.clients = RemotingClients(settings, tables, clock)
-        self._routes = RouteTables(clock)
+        self.routes = RouteTables(clock)
         self._registered_revision = -1
         self._permissions = Permissions(parts.accounts, store)
         self.server = RemotingServer(self.handle, requests=parts.requests, answers=parts.answers)
@@ -72,7 +72,7 @@ class RemotingService:
         queries = QueryRequests(store, tables, deliveries.loop_share)
         replies = ReplyRequests(settings.current, self.clients, send, clock)
         name_server = NameServerRequests(
-            self._routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
+            self.routes, KvConfig(), lambda: {"serverMode": "broker", "brokerName": settings.current.name}
         )
         clients = self.clients
         parts.producers.ask_by_group = decisions.ask
@@ -158,7 +158,7 @@ class RemotingService:
         while True:
             await asyncio.sleep(_SCAN_SECONDS)
             self.clients.expire()
-            self._routes.expire()
+            self.routes.expire()
 
     async def handle(self, request: Command, connection: Connection) -> Command | None:
         """Answer one request. Raises errors that `errors.refusal` turns into an answer."""
@@ -182,8 +182,8 @@ class RemotingService:
         config, table = self._settings.current, self._tables.topics
         self._registered_revision = table.revision
         topics = own_topics(config, self._tables)
-        if self._routes.broker(config.name) is None:
-            self._routes.register(
+        if self.routes.broker(config.name) is None:
+            self.routes.register(
                 Registration(
                     cluster=config.cluster,
                     broker=config.name,
@@ -195,11 +195,11 @@ class RemotingService:
                     timeout_seconds=float("inf"),
                 )
             )
-        self._routes.replace_topics(config.name, topics)
+        self.routes.replace_topics(config.name, topics)
 
     def _closed(self, connection: Connection) -> None:
         self.clients.connection_closed(connection)
-        self._routes.connection_closed(connection.key)
+        self.routes.connection_closed(connection.key)
         self._deliveries.long_polling.end_client(connection.key)
 
 

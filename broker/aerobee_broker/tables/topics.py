@@ -46,7 +46,7 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     }
 )
-_MESSAGE_TYPE: Final = "message.type"
+MESSAGE_TYPE: Final = "message.type"
 _QUEUE_TYPE: Final = "queue.type"
 _LITE_EXPIRATION: Final = "lite.topic.expiration"  # RocketMQ's: minutes after the last message, -1 for never
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -205,14 +205,14 @@ class TopicConfig:
             name=name,
             read_queue_count=queue_count,
             write_queue_count=queue_count,
-            attributes={_MESSAGE_TYPE: message_type.value},
+            attributes={MESSAGE_TYPE: message_type.value},
         )
 
     @property
     def message_type(self) -> TopicMessageType:
         """NORMAL without the attribute; UNSPECIFIED for a type that we do not know."""
         try:
-            return TopicMessageType(self.attributes.get(_MESSAGE_TYPE, TopicMessageType.NORMAL))
+            return TopicMessageType(self.attributes.get(MESSAGE_TYPE, TopicMessageType.NORMAL))
         except ValueError:
             return TopicMessageType.UNSPECIFIED
 

@@ -9,14 +9,24 @@ import pytest
 
 from aerobee_broker.clients.clients import Client
 from aerobee_broker.config import Address, BrokerConfig, ListenConfig, Settings, TopicsConfig
-from aerobee_broker.errors import IllegalGroupError, IllegalTopicError, InvalidRequestError, TopicNotFoundError
+from aerobee_broker.errors import (
+    IllegalGroupError,
+    IllegalTopicError,
+    InvalidRequestError,
+    TableFormatError,
+    TopicNotFoundError,
+)
 from aerobee_broker.listeners import Listening
+from aerobee_broker.namesrv.cluster_routes import ClusterRoutes, read_route
+from aerobee_broker.namesrv.route_tables import GrpcAddresses, QueueData, Registration, RouteTables
 from aerobee_broker.processors.route import RouteProcessor
 from aerobee_broker.tables.consumer_groups import GroupConfig
+from aerobee_broker.tables.data_version import DataVersion
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_proto import v2
 from aerobee_store.disk.file_system import DiskFileSystem
+from aerobee_store.tables.java_json import JsonFormatError
 from aerobee_store.testing import ManualClock
 
 CLIENT = Client("a")
@@ -44,7 +54,9 @@ class Routes:
             TopicConfig(name="write-only", read_queue_count=1, write_queue_count=1, permission=Permission.WRITE),
         ):
             self.tables.topics.create(topic)
-        self.processor = RouteProcessor(Settings(config), self.tables, Listening(Address.parse(listening)))
+        self.name_server = RouteTables(ManualClock())
+        cluster = ClusterRoutes(lambda: (), self.name_server)
+        self.processor = RouteProcessor(Settings(config), self.tables, Listening(Address.parse(listening)), cluster)
 
     async def queues(self, topic: str, *dialled: tuple[str, int]) -> list[v2.MessageQueue]:
         request = v2.QueryRouteRequest(topic=v2.Resource(name=topic))
@@ -165,3 +177,77 @@ async def test_impossible_endpoints(routes: Routes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await routes.queues("orders", ("", 0))
     assert caught.value.code == v2.Code.ILLEGAL_ACCESS_POINT
+
+
+def _register(routes: Routes, broker: str, *, broker_id: int = 0, grpc: GrpcAddresses, **topics: QueueData) -> None:
+    topics.setdefault("SELF_TEST_TOPIC", QueueData(1, 1, 0))  # a first registration has more than one topic
+    routes.name_server.register(
+        Registration(
+            cluster="c",
+            broker=broker,
+            address=f"{broker}:{10911 + broker_id}",
+            broker_id=broker_id,
+            version=DataVersion(),
+            topics=topics,
+            connection=f"{broker} {broker_id}",
+            grpc=grpc,
+        )
+    )
+
+
+async def test_queues_of_other_brokers(routes: Routes) -> None:
+    """With their own address and message type; a replica, and a broker that serves no gRPC, is not there."""
+    there = GrpcAddresses("10.0.0.2:8081", "two.example:8443")
+    orders, fifo = QueueData(3, 1, 6), QueueData(1, 1, 6, 0, "FIFO")
+    _register(routes, "aerobee", grpc=GrpcAddresses("10.9.9.9:1"), orders=QueueData(4, 4, 6))
+    _register(routes, "two", grpc=there, orders=orders, absent=fifo)
+    _register(routes, "two", broker_id=1, grpc=GrpcAddresses("10.0.0.3:8081"), orders=orders, absent=fifo)
+    _register(routes, "silent", grpc=GrpcAddresses(), orders=orders, absent=fifo)
+    _register(routes, "headless", broker_id=1, grpc=GrpcAddresses("10.0.0.4:8081"), orders=orders, absent=fifo)
+    queues = await routes.queues("orders", ("127.0.0.1", 18081))
+    assert [(queue.broker.name, queue.id) for queue in queues] == [
+        *(("aerobee", number) for number in range(4)),
+        *(("two", number) for number in range(3)),
+    ]
+    assert [queue.permission for queue in queues[4:]] == [v2.Permission.READ_WRITE, *[v2.Permission.READ] * 2]
+    assert queues[0].broker.endpoints.addresses[0].port == 18081
+    assert (queues[4].broker.id, queues[4].broker.endpoints.addresses[0].host) == (0, "10.0.0.2")
+    assert list(queues[4].accept_message_types) == [v2.MessageType.NORMAL]
+    # No topic is created here when another broker has it.
+    (queue,) = await routes.queues("absent")
+    assert (queue.broker.name, list(queue.accept_message_types)) == ("two", [v2.MessageType.FIFO])
+    assert [(queue.broker.name, queue.id) for queue in await routes.assigned("orders", "billing")] == [
+        ("aerobee", -1),
+        ("two", -1),
+    ]
+    secure = Client("secure")
+    secure.secure = True
+    request = v2.QueryRouteRequest(topic=v2.Resource(name="absent"))
+    (queue,) = (await routes.processor.query_route(request, secure)).message_queues
+    assert queue.broker.endpoints.addresses[0].host == "two.example"
+
+
+async def test_a_broker_without_write_permission_is_read_only(routes: Routes) -> None:
+    """Wiped at the name server, as before the broker is replaced."""
+    _register(routes, "aerobee", grpc=GrpcAddresses(), orders=QueueData(4, 4, 6))
+    _register(routes, "two", grpc=GrpcAddresses("10.0.0.2:8081"), orders=QueueData(1, 1, 6))
+    routes.name_server.wipe_write_permission("aerobee")
+    permissions = [queue.permission for queue in await routes.queues("orders")]
+    assert permissions == [*[v2.Permission.READ] * 4, v2.Permission.READ_WRITE]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"queueDatas":3}',
+        b'{"grpc":[{"brokerName":"a","plain":"nowhere"}],"queueDatas":[]}',
+        b'{"grpc":[{"brokerName":"a","tls":"a:0"}],"queueDatas":[]}',
+        b'{"brokerDatas":[],"queueDatas":[{"readQueueNums":9999999}]}',
+    ],
+)
+def test_an_answer_of_a_name_server_is_checked(body: bytes) -> None:
+    """The route of another broker is left out then, whatever the name server says."""
+    with pytest.raises((TableFormatError, JsonFormatError)):
+        read_route(body)

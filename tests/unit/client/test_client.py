@@ -120,7 +120,7 @@ class TestProducer:
         """RocketMQ refuses clients that it does not know, so the settings are answered before anything is sent."""
         producer = client.producer()
         await asyncio.gather(*(producer.send(MESSAGE) for _ in range(5)))
-        assert [name for name, _ in broker.calls] == ["Telemetry", "SendMessage"]
+        assert [name for name, _ in broker.calls] == ["Telemetry", "QueryRoute", "SendMessage"]
         assert len(broker.requests("SendMessage")[0].messages) == 5  # what is sent at once travels together
         assert broker.requests("Telemetry")[0].settings.client_type == v2.ClientType.PRODUCER
         assert broker.metadata["x-mq-client-id"]

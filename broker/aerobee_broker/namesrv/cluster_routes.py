@@ -1,0 +1,137 @@
+"""The brokers of a cluster that gRPC clients can reach, as the name servers know them.
+
+The broker asks the name servers with which it is registered, one after the other, and those that have registered with
+this broker's own one. An answer is valid for a second; clients ask every 30 seconds. If no name server answers, the
+last answer stays valid.
+
+Only masters are listed: replicas serve no gRPC. Brokers of RocketMQ and name servers of RocketMQ give no addresses for
+gRPC, so such brokers are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aerobee_broker.config import Address
+from aerobee_broker.errors import BrokerError, TableFormatError
+from aerobee_broker.namesrv.route_tables import MASTER_ID, BrokerQueues, GrpcAddresses, RouteTables
+from aerobee_broker.remoting.codes import Answer, Request
+from aerobee_broker.remoting.connection import Connection
+from aerobee_broker.remoting.frame import Command
+from aerobee_broker.tables.json_fields import JsonFields
+from aerobee_broker.tables.topics import MESSAGE_TYPE, Permission, TopicConfig
+from aerobee_store.errors import StoreError
+from aerobee_store.tables import java_json
+
+_log = logging.getLogger(__name__)
+
+_VALID_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 1.0
+_TOPICS_MAX: Final = 10_000
+_QUEUES_MAX: Final = 1 << 16
+_PERMISSIONS: Final = int(Permission.READ_WRITE | Permission.INHERIT)
+
+
+class ClusterRoutes:
+    """Event loop only. `name_servers` are the connections to ask; `own` is the name server inside of this broker."""
+
+    def __init__(self, name_servers: Callable[[], Sequence[Connection]], own: RouteTables) -> None:
+        self._name_servers = name_servers
+        self._own = own
+        self._known: dict[str, tuple[float, asyncio.Task[list[BrokerQueues]]]] = {}
+
+    async def brokers(self, topic: str) -> list[BrokerQueues]:
+        """The brokers that have registered this topic, perhaps this one too. Empty without a cluster."""
+        own = _registered(self._own, topic) if len(self._own.brokers()) > 1 else []
+        if not self._name_servers() and topic not in self._known:
+            return own
+        names = {found.broker for found in own}
+        return own + [found for found in await self._asked(topic) if found.broker not in names]
+
+    async def _asked(self, topic: str) -> list[BrokerQueues]:
+        now = asyncio.get_running_loop().time()
+        known = self._known.pop(topic, None)
+        if known is None or now >= known[0]:
+            last = known[1].result() if known is not None and known[1].done() else []
+            if len(self._known) >= _TOPICS_MAX:
+                del self._known[next(iter(self._known))]  # the one that was asked for the longest time ago
+            known = (now + _VALID_SECONDS, asyncio.create_task(self._ask(topic, last), name=f"route of {topic}"))
+        self._known[topic] = known
+        return await asyncio.shield(known[1])
+
+    async def _ask(self, topic: str, last: list[BrokerQueues]) -> list[BrokerQueues]:
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true", "grpc": "true"}
+        for connection in self._name_servers():
+            try:
+                command = Command(Request.GET_ROUTE_INFO_BY_TOPIC, fields=dict(fields))
+                answered = await connection.ask(command, _ANSWER_SECONDS)
+                if answered.code == Answer.TOPIC_NOT_EXIST:
+                    return []
+                if answered.code == Answer.SUCCESS:
+                    return read_route(answered.body)
+                cause: object = f"code {answered.code}: {answered.remark}"
+            except (BrokerError, StoreError, TimeoutError) as error:
+                cause = str(error) or "timeout"
+            _log.warning("no route from a name server topic=%s cause=%s", topic, cause)
+        return last
+
+
+def read_route(body: bytes) -> list[BrokerQueues]:
+    """The brokers in a name server's answer. TableFormatError, JsonFormatError."""
+    route = JsonFields("route", java_json.loads(body))
+    grpc: dict[str, tuple[str, Address | None, Address | None]] = {}
+    for value in route.objects("grpc"):
+        broker = JsonFields("grpc", value)
+        plain, tls = (_address(broker.text(name, ""), f"grpc.{name}") for name in ("plain", "tls"))
+        grpc[broker.text("brokerName", "")] = (broker.text("messageType", ""), plain, tls)
+    found = []
+    for value in route.objects("queueDatas"):
+        queues = JsonFields("queueDatas", value)
+        name = queues.text("brokerName", "")
+        message_type, plain, tls = grpc.get(name, ("", None, None))
+        topic = TopicConfig(
+            name="route",
+            read_queue_count=queues.integer("readQueueNums", 0, maximum=_QUEUES_MAX),
+            write_queue_count=queues.integer("writeQueueNums", 0, maximum=_QUEUES_MAX),
+            permission=Permission(queues.integer("perm", 0) & _PERMISSIONS),
+            attributes={MESSAGE_TYPE: message_type} if message_type else {},
+        )
+        found.append(BrokerQueues(name, topic, plain, tls))
+    return found
+
+
+def _address(text: str, name: str) -> Address | None:
+    if not text:
+        return None
+    try:
+        address = Address.parse(text)
+    except ValueError as error:
+        raise TableFormatError(name, f"{text:.60}: {error}") from None
+    if not address.port:
+        raise TableFormatError(name, f"{text:.60}: the port is missing")
+    return address
+
+
+def _registered(tables: RouteTables, topic: str) -> list[BrokerQueues]:
+    """What `read_route` would find in the answer of these tables."""
+    found = []
+    for broker, queues in tables.route(topic):
+        addresses = tables.grpc(broker).get(MASTER_ID, GrpcAddresses())
+        found.append(
+            BrokerQueues(
+                broker.name,
+                TopicConfig(
+                    name=topic,
+                    read_queue_count=min(queues.read_queue_count, _QUEUES_MAX),
+                    write_queue_count=min(queues.write_queue_count, _QUEUES_MAX),
+                    permission=Permission(queues.permission & _PERMISSIONS),
+                    attributes={MESSAGE_TYPE: queues.message_type} if queues.message_type else {},
+                ),
+                _address(addresses.plain, "grpcAddr"),
+                _address(addresses.tls, "grpcTlsAddr"),
+            )
+        )
+    return found
