@@ -27,7 +27,14 @@ from aerobee_broker.message_mapping import (
 from aerobee_broker.metrics.counters import BrokerCounters, SentCounters
 from aerobee_broker.processors.route import ACCEPTED_TYPES
 from aerobee_broker.processors.send_batch import packed_batch
-from aerobee_broker.processors.send_columns import SendColumns, send_answer, send_answer_of_one
+from aerobee_broker.processors.send_columns import (
+    AnySendRequest,
+    SendColumns,
+    SendShapes,
+    send_answer,
+    send_answer_of_one,
+)
+from aerobee_broker.processors.send_shapes import pack_shapes
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, TopicConfig, light_topic_name
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -94,10 +101,13 @@ class SendProcessor:
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._topics_revision = -1
 
-    async def answer(
-        self, request: v2.SendMessageRequest | SendColumns, client: Client
-    ) -> v2.SendMessageResponse | bytes:
+    async def answer(self, request: AnySendRequest, client: Client) -> v2.SendMessageResponse | bytes:
         """As `process`, for a request that may have been read as columns; the answer may then be encoded bytes."""
+        if isinstance(request, SendShapes):
+            answer = await self._process_batch(request, client)
+            if answer is not None:
+                return answer
+            request = request.otherwise()
         if isinstance(request, SendColumns):
             answer = await self._process_batch(request, client)
             if answer is not None:
@@ -191,11 +201,11 @@ class SendProcessor:
             self._topics_revision = self._tables.topics.revision
         return self._destinations.get(key)
 
-    async def _process_batch(self, columns: SendColumns, client: Client) -> bytes | None:
+    async def _process_batch(self, request: SendShapes | SendColumns, client: Client) -> bytes | None:
         """Store normal messages as one batch in one queue. None, with nothing stored, if these messages do not allow
         that."""
         started = perf_counter()
-        resource = columns.topic
+        resource = request.topic
         key = (resource.resource_namespace or client.namespace, resource.name)
         destination = self._destination(key)
         if destination is None:
@@ -211,15 +221,12 @@ class SendProcessor:
             return None
         revision = self._tables.topics.revision
         queue_id = destination.take_queue()
-        packed = await packed_batch(
-            columns,
-            destination.topic,
-            queue_id,
-            client.peer,
-            self._clock.now_ms(),
-            self._settings.current.limits,
-            self._store.config,
-        )
+        now_ms, limits = self._clock.now_ms(), self._settings.current.limits
+        place = destination.topic, queue_id, client.peer, now_ms, limits, self._store.config
+        if isinstance(request, SendShapes):
+            packed = pack_shapes(request.shapes, *place)
+        else:
+            packed = await packed_batch(request, *place)
         if packed is None or revision != self._tables.topics.revision:
             return None
         batch, message_ids = packed

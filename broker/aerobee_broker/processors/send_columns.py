@@ -1,7 +1,8 @@
 """SendMessage with many messages: the request as columns instead of messages, and the answer without objects.
 
-The request is read from its bytes on the wire (wire_columns.py). Protobuf reads single messages that are not usual, and
-the whole request if it is not a list of messages of one topic.
+The request is read from its bytes on the wire. Messages of few shapes are packed from them (send_shapes.py). The
+fields of others are read as columns (wire_columns.py). Protobuf reads single messages that are not usual, and the
+whole request if it is not a list of messages of one topic.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from aerobee_broker.processors.send_shapes import Shape, shapes_of
 from aerobee_broker.processors.wire_columns import Field, Wire, read_varint, varint, varints_of_run
 from aerobee_proto import v2
 from aerobee_store.records.message_fields import LAST_MS, RESERVED_NAMES
@@ -36,6 +38,7 @@ _OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTIES, _SYSTEM, _BODY})
 _OF_SYSTEM: Final = frozenset({_TAG, _KEYS, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST})
 _OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
 _OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
+_RUN_MIN: Final = 4  # messages of one size that are found by one comparison
 _ALIKE_SIZE_MAX: Final = 64  # bytes of strings compared to find out whether all are equal
 _INT32_MAX: Final = (1 << 31) - 1
 _RESERVED: Final = frozenset(name.encode() for name in RESERVED_NAMES)
@@ -76,18 +79,33 @@ class SendColumns:
         return len(self.unusual)
 
 
-def read_send_request(
-    data: bytes, read: Callable[[bytes], v2.SendMessageRequest]
-) -> SendColumns | v2.SendMessageRequest:
-    """Parse a request, as columns if it has many usual messages. `read`: parses with protobuf."""
-    return _read_columns(data, read) or read(data)
+@dataclass(slots=True, eq=False)
+class SendShapes:
+    """A SendMessage request whose messages have few shapes."""
+
+    topic: v2.Resource
+    shapes: list[Shape]
+    otherwise: Callable[[], SendColumns | v2.SendMessageRequest]
+    """Reads the request without use of the shapes. InvalidRequestError, MemoryError."""
 
 
-def _read_columns(data: bytes, read: Callable[[bytes], v2.SendMessageRequest]) -> SendColumns | None:
+AnySendRequest = SendShapes | SendColumns | v2.SendMessageRequest
+
+
+def read_send_request(data: bytes, read: Callable[[bytes], v2.SendMessageRequest]) -> AnySendRequest:
+    """Parse a request, as columns of bytes or of fields if it has many usual messages. `read`: parses with protobuf."""
     places = _places(data)
     if places is None:
-        return None
-    begin, end = places
+        return read(data)
+    shapes = shapes_of(data, *places)
+    if shapes is not None:
+        return SendShapes(*shapes, otherwise=lambda: _read_columns(data, *places, read) or read(data))
+    return _read_columns(data, *places, read) or read(data)
+
+
+def _read_columns(
+    data: bytes, begin: Integers, end: Integers, read: Callable[[bytes], v2.SendMessageRequest]
+) -> SendColumns | None:
     wire = Wire(data)
     found, unusual = wire.fields(begin, end, _OF_MESSAGE, steps_max=_STEPS_MAX)
     if unusual[0] or (np.count_nonzero(unusual) and len(data) >= _COUNTED_FROM):
@@ -137,14 +155,11 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
         return None
     if begin + length >= size:
         return None  # one message, as the SDKs send
-    begins: list[int] = []
-    ends: list[int] = []
-    position = 0
+    runs: list[tuple[int, int, int, int]] = []  # place, count, the sizes of a head and a message
+    count = position = 0
     known: dict[bytes, tuple[int, int]] = {}  # messages have few sizes, so there are few heads
     try:
-        for _ in range(COUNT_MAX):
-            if position >= size:
-                break
+        while position < size and count < COUNT_MAX:
             head = data[position : position + _HEAD_SIZE]
             found = known.get(head)
             if found is None:
@@ -154,15 +169,35 @@ def _places(data: bytes) -> tuple[Integers, Integers] | None:
                 found = begin - position, length
                 if found[0] <= _HEAD_SIZE:
                     known[head] = found
-            position += found[0]
-            begins.append(position)
-            position += found[1]
-            ends.append(position)
+            run = _run(data, position, *found, COUNT_MAX - count)
+            runs.append((position, run, *found))
+            position += run * sum(found)
+            count += run
     except IndexError:
         return None
-    if position != size or len(ends) < COUNT_MIN:
+    if position != size or count < COUNT_MIN:
         return None
-    return np.array(begins, np.int64), np.array(ends, np.int64)
+    first, counts, heads, lengths = (np.array(column, np.int64) for column in zip(*runs, strict=True))
+    if len(runs) == 1:
+        begins = first + heads + (heads + lengths) * np.arange(count)
+        return begins, begins + lengths
+    of_run = np.repeat(np.arange(len(runs)), counts)
+    number = np.arange(count) - (np.cumsum(counts) - counts)[of_run]  # within its run
+    begins = (first + heads)[of_run] + (heads + lengths)[of_run] * number
+    return begins, begins + lengths[of_run]
+
+
+def _run(data: bytes, position: int, head_size: int, length: int, count_max: int) -> int:
+    """How many messages of this size follow one another from `position` on: 1 unless there are a few."""
+    step = head_size + length
+    head = data[position : position + head_size]
+    probe = position + _RUN_MIN * step
+    if data[probe : probe + head_size] != head:
+        return 1
+    count = min((len(data) - position) // step, count_max)
+    heads = np.ndarray((count, head_size), np.uint8, data, position, (step, 1))
+    alike = (heads == np.frombuffer(head, np.uint8)).all(axis=1)
+    return count if all_true(alike) else int(alike.argmin())
 
 
 class _Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from aerobee_broker.errors import IllegalTopicError, InvalidRequestError, TopicN
 from aerobee_broker.metrics.counters import BrokerCounters
 from aerobee_broker.processors import send, send_batch
 from aerobee_broker.processors.send import SendProcessor
-from aerobee_broker.processors.send_columns import SendColumns, read_send_request
+from aerobee_broker.processors.send_columns import SendColumns, SendShapes, read_send_request
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, TopicMessageType
 from aerobee_broker.timer.recall_handle import RecallHandle
@@ -27,7 +28,7 @@ from aerobee_broker.transactions.producers import Producers
 from aerobee_broker.transactions.transactions import Transactions
 from aerobee_proto import v2
 from aerobee_store import MessageStore, Record
-from aerobee_store.records.properties import INNER_MULTI_QUEUE_OFFSET, jump_hash
+from aerobee_store.records.properties import CRC32, INNER_MULTI_QUEUE_OFFSET, jump_hash
 from aerobee_store.testing import ManualClock
 from tests.support.in_process_broker import message
 
@@ -51,12 +52,13 @@ class Sender:
         async with asyncio.timeout(60):
             return await self._processor.process(v2.SendMessageRequest(messages=messages), self.client)
 
-    async def send_columns(self, *messages: v2.Message) -> v2.SendMessageResponse | bytes:
+    async def send_columns(self, *messages: v2.Message, kind: type = SendColumns) -> v2.SendMessageResponse | bytes:
+        """`kind`: how the request is expected to be read."""
         data = v2.SendMessageRequest(messages=messages).SerializeToString()
-        columns = read_send_request(data, v2.SendMessageRequest.FromString)
-        assert isinstance(columns, SendColumns)
+        request = read_send_request(data, v2.SendMessageRequest.FromString)
+        assert isinstance(request, kind)
         async with asyncio.timeout(60):
-            return await self._processor.answer(columns, self.client)
+            return await self._processor.answer(request, self.client)
 
     async def refused(self, *messages: v2.Message) -> int:
         """The code; nothing may be stored."""
@@ -335,6 +337,35 @@ class TestColumns:
         assert [record.properties["UNIQ_KEY"] for record in stored] == [entry.message_id for entry in entries]
         assert {record.queue_id for record in stored} == {stored[0].queue_id}
 
+    async def test_messages_of_one_shape(self, sender: Sender) -> None:
+        """They are stored as one batch, like those that were sent one by one before them."""
+        made = [message("orders", message_id=f"id{number}") for number in range(100, 140)]
+        for each in made:
+            await sender.send(each)
+        one_by_one = [_content(record) for record in sender.stored("orders")]
+        answer = await sender.send_columns(*made, kind=SendShapes)
+        assert isinstance(answer, bytes), "stored as one batch"
+        entries = v2.SendMessageResponse.FromString(answer).entries
+        queue_id = Counter(record.queue_id for record in sender.stored("orders")).most_common(1)[0][0]
+        stored = sender.store.read("orders", queue_id, entries[0].offset, max_count=100).records
+        assert [entry.message_id for entry in entries] == [each.system_properties.message_id for each in made]
+        assert [entry.offset for entry in entries] == [record.queue_offset for record in stored]
+        assert sorted(map(_content, stored)) == sorted(one_by_one)
+
+    @pytest.mark.parametrize(
+        ("field", "code"), [("message_id", v2.Code.ILLEGAL_MESSAGE_ID), ("tag", v2.Code.ILLEGAL_MESSAGE_TAG)]
+    )
+    async def test_refusals_of_one_shape_are_those_of_single_messages(
+        self, sender: Sender, field: str, code: int
+    ) -> None:
+        made = [message("orders", message_id=f"id{number}", tag="tag") for number in range(100, 140)]
+        setattr(made[7].system_properties, field, "a\x02b" if field == "tag" else "id\x02\x02\x02")
+        before = sender.store.positions[0]
+        with pytest.raises(InvalidRequestError) as caught:
+            await sender.send_columns(*made, kind=SendShapes)
+        assert caught.value.code == code
+        assert sender.store.positions[0] == before
+
     async def test_other_kinds_are_stored_one_by_one(self, sender: Sender) -> None:
         made = [message("ordered", message_id=f"id{number}") for number in range(10)]
         for number, each in enumerate(made):
@@ -356,3 +387,8 @@ class TestColumns:
     async def test_a_topic_that_is_not_there(self, sender: Sender) -> None:
         with pytest.raises(TopicNotFoundError):
             await sender.send_columns(*(message("nowhere", message_id=f"id{number}") for number in range(10)))
+
+
+def _content(record: Record) -> tuple[str, bytes, list[tuple[str, str]], int]:
+    properties = [pair for pair in sorted(record.properties.items()) if pair[0] != CRC32]
+    return record.topic, bytes(record.body), properties, record.sys_flag

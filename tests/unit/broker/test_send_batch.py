@@ -13,7 +13,7 @@ from aerobee_broker.config import LimitsConfig
 from aerobee_broker.errors import InvalidRequestError
 from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
 from aerobee_broker.processors.send_batch import packed_batch
-from aerobee_broker.processors.send_columns import COUNT_MAX, COUNT_MIN, SendColumns, read_send_request
+from aerobee_broker.processors.send_columns import COUNT_MAX, COUNT_MIN, SendColumns, SendShapes, read_send_request
 from aerobee_broker.processors.wire_columns import varint
 from aerobee_broker.validation import check_message
 from aerobee_proto import v2
@@ -43,6 +43,8 @@ def messages(count: int = 10) -> list[v2.Message]:
 
 def columns_of(data: bytes) -> SendColumns | None:
     found = read_send_request(data, v2.SendMessageRequest.FromString)
+    if isinstance(found, SendShapes):
+        found = found.otherwise()
     return found if isinstance(found, SendColumns) else None
 
 

@@ -1,0 +1,353 @@
+"""SendMessage with many messages of few shapes: packed into records by copying columns of bytes.
+
+The messages that a producer puts into one request mostly differ in their bodies, ids, keys and times of birth, and in
+nothing else. Messages of equal size have one *shape* if all bytes outside of such fields are equal. These bytes include
+every tag and every size on the wire, so the fields of these messages lie at the same places, and all other fields have
+the same content. The first message of a shape is parsed, checked and encoded like a single one; its record is the
+template of all of them. Each field is then copied from its place in the messages to its place in the records, one copy
+for all messages.
+
+What is copied is checked as well: printable ASCII, and no separators within ids, tags and keys. A request that has
+another shape than these, or breaks a rule, is not packed here; its fields are then read as columns (send_columns.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from aerobee_broker.config import LimitsConfig
+from aerobee_broker.errors import InvalidRequestError
+from aerobee_broker.message_mapping import NORMAL, message_type, to_store_message
+from aerobee_broker.processors.wire_columns import read_varint
+from aerobee_broker.validation import check_message
+from aerobee_proto import v2
+from aerobee_store.config import StoreConfig
+from aerobee_store.errors import InvalidMessageError
+from aerobee_store.records import properties as p
+from aerobee_store.records.message_fields import LAST_MS
+from aerobee_store.records.properties import Host
+from aerobee_store.records.record import (
+    BODY_CRC_POSITION,
+    BORN_TIMESTAMP_POSITION,
+    PROPERTY_CRC_SIZE,
+    Draft,
+    Message,
+    ScanStop,
+    peek,
+)
+from aerobee_store.records.record_batch import RecordBatch
+from aerobee_store.records.record_columns import I64, Bytes, Integers, are_alike, crcs_of, put_items, windows
+
+_SIZE_MAX: Final = 1 << 20  # bytes of a request that are copied in one step of the event loop
+_SHAPES_MAX: Final = 16
+_MESSAGES_MIN: Final = 32  # per shape: a shape costs as much as reading so many messages as columns of fields
+_FIELDS_MAX: Final = 64  # of a message
+# Fields on the wire: number times 8, plus 2 for bytes or 0 for a varint.
+_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY = 0x0A, 0x12, 0x1A, 0x22
+_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST = 0x0A, 0x12, 0x1A, 0x28, 0x30, 0x3A, 0x42
+_SECONDS, _NANOS = 0x08, 0x10
+_NAME, _VALUE = 0x0A, 0x12
+_OF_MESSAGE: Final = frozenset({_TOPIC, _USER_PROPERTY, _SYSTEM, _BODY})
+_OF_SYSTEM: Final = frozenset({_TAG, _KEY, _ID, _ENCODING, _TYPE, _BORN_TIMESTAMP, _BORN_HOST})
+_OF_TIMESTAMP: Final = frozenset({_SECONDS, _NANOS})
+_OF_PROPERTY: Final = frozenset({_NAME, _VALUE})
+_REPEATED: Final = frozenset({_USER_PROPERTY, _KEY})  # the tags of other repeated fields do not occur
+_WIRE_TYPE: Final = 7
+_VARINT: Final = 0
+_VARINT_SIZE_MAX: Final = 5  # bytes; of seconds until the year 3058
+_WEIGHTS: Final = 128.0 ** np.arange(_VARINT_SIZE_MAX)  # as floats: exact, and numpy multiplies them faster
+_INT32_MAX: Final = (1 << 31) - 1
+_SPACE, _BAR, _LAST_PRINTABLE = 0x20, 0x7C, 0x7E
+_U32: Final = np.dtype(">u4")
+
+Span = tuple[int, int]
+"""Begin and end of a field's content within a message."""
+
+
+class Fields(NamedTuple):
+    """Where a message has the fields that may differ between messages of its shape."""
+
+    topic: Span
+    body: Span
+    message_id: Span
+    tag: Span | None
+    keys: tuple[Span, ...]
+    user_properties: tuple[tuple[Span, Span], ...]
+    """Name and value of each."""
+    seconds: Span | None
+    nanos: Span | None
+
+    def varying(self) -> list[Span]:
+        """All of them, in the order in which they lie. Names of user properties and the topic do not differ."""
+        found = [self.body, self.message_id, *self.keys, *(value for _, value in self.user_properties)]
+        found += [span for span in (self.tag, self.seconds, self.nanos) if span is not None]
+        return sorted(found)
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """The messages of one shape in a request."""
+
+    rows: Integers
+    """Their numbers in the request."""
+    data: Bytes
+    """Their bytes, a row each."""
+    fields: Fields
+
+
+def shapes_of(data: bytes, begin: Integers, end: Integers) -> tuple[v2.Resource, list[Shape]] | None:
+    """The topic and the shapes of the messages at these places of a request. None if they have too many shapes, other
+    fields than usual, or several topics."""
+    if len(data) > _SIZE_MAX:
+        return None
+    size_of = end - begin
+    sizes = np.unique(size_of) if np.count_nonzero(size_of != size_of[0]) else size_of[:1]
+    if len(sizes) > _SHAPES_MAX or len(sizes) * _MESSAGES_MIN > len(begin) or not sizes[0]:
+        return None
+    shapes: list[Shape] = []
+    topics: set[bytes] = set()
+    for size in sizes.tolist():
+        rows = (size_of == size).nonzero()[0]
+        first = int(begin[rows[0]])
+        message = data[first : first + size]
+        fields = _fields_of(message)
+        if fields is None:
+            return None
+        messages = windows(data, size)[begin[rows]].view(np.uint8).reshape(-1, size)
+        if not _are_constant(messages, fields.varying()):
+            return None
+        topics.add(message[slice(*fields.topic)])
+        shapes.append(Shape(rows, messages, fields))
+    try:
+        return (v2.Resource.FromString(topics.pop()), shapes) if len(topics) == 1 else None
+    except DecodeError:
+        return None
+
+
+def pack_shapes(
+    shapes: list[Shape],
+    stored_topic: str,
+    queue_id: int,
+    peer: Host,
+    now_ms: int,
+    limits: LimitsConfig,
+    store: StoreConfig,
+) -> tuple[RecordBatch, list[bytes]] | None:
+    """The records of normal messages, and their ids; None if a message is of another kind or breaks a rule."""
+    count = sum(len(shape.rows) for shape in shapes)
+    message_ids = [b""] * count
+    size_of = np.zeros(count, np.int64)
+    packed: list[Bytes] = []
+    for shape in shapes:
+        try:
+            first = v2.Message.FromString(shape.data[0].tobytes())
+            if message_type(first.system_properties) != NORMAL:
+                return None
+            check_message(first, limits, store.body_size_max, now_ms)
+            stored = to_store_message(first, stored_topic, queue_id, peer, now_ms)
+            draft = Draft(stored, store_host=store.store_host, property_crc=store.property_crc)
+        except (DecodeError, InvalidRequestError, InvalidMessageError):
+            return None
+        records = _records(shape, stored, draft.encode_unplaced(), now_ms, property_crc=store.property_crc)
+        if records is None:
+            return None
+        packed.append(records)
+        size_of[shape.rows] = records.shape[1]
+        ids = _column(shape.data, shape.fields.message_id)
+        if len(shapes) == 1:
+            message_ids = ids
+        else:
+            for row, message_id in zip(shape.rows.tolist(), ids, strict=True):
+                message_ids[row] = message_id
+    if len(shapes) == 1:
+        data = packed[0].reshape(-1)
+    else:
+        start = np.cumsum(size_of) - size_of
+        data = np.empty(int(size_of.sum()), np.uint8)
+        for shape, records in zip(shapes, packed, strict=True):
+            size = records.shape[1]
+            windows(data, size)[start[shape.rows]] = records.view(f"V{size}")[:, 0]
+    # The checksums of the bodies were computed just now.
+    batch = RecordBatch.parse(data.data, base_physical_offset=None, placed=False, check_crc=False, sizes=size_of)
+    return (batch, message_ids) if batch.end == len(data) else None
+
+
+# --- A shape ------------------------------------------------------------------------------------------------
+
+
+def _fields_of(message: bytes) -> Fields | None:
+    """None for a message that has other fields, one of its fields twice, or an empty field."""
+    outer = _spans(message, (0, len(message)), _OF_MESSAGE)
+    if outer is None or not {_TOPIC, _SYSTEM, _BODY} <= outer.keys():
+        return None
+    system = _spans(message, outer[_SYSTEM][0], _OF_SYSTEM)
+    if system is None or _ID not in system:
+        return None
+    properties: list[tuple[Span, Span]] = []
+    for pair in outer.get(_USER_PROPERTY, ()):
+        parts = _spans(message, pair, _OF_PROPERTY)
+        if parts is None or len(parts) != len(_OF_PROPERTY):
+            return None
+        properties.append((parts[_NAME][0], parts[_VALUE][0]))
+    if len({message[slice(*name)] for name, _ in properties}) < len(properties):
+        return None
+    time = _spans(message, system[_BORN_TIMESTAMP][0], _OF_TIMESTAMP) if _BORN_TIMESTAMP in system else {}
+    if time is None:
+        return None
+    return Fields(
+        topic=outer[_TOPIC][0],
+        body=outer[_BODY][0],
+        message_id=system[_ID][0],
+        tag=system[_TAG][0] if _TAG in system else None,
+        keys=tuple(system.get(_KEY, ())),
+        user_properties=tuple(properties),
+        seconds=time[_SECONDS][0] if _SECONDS in time else None,
+        nanos=time[_NANOS][0] if _NANOS in time else None,
+    )
+
+
+def _spans(data: bytes, within: Span, tags: frozenset[int]) -> dict[int, list[Span]] | None:
+    """The places of the fields; for a varint, those of its bytes. None if there are others than these, too many, or one
+    twice that is not repeated, or if one is empty."""
+    found: dict[int, list[Span]] = {}
+    position, end = within
+    for _ in range(_FIELDS_MAX):
+        if position >= end:
+            return found if position == end else None
+        tag = data[position]
+        if tag not in tags or (tag in found and tag not in _REPEATED):
+            return None
+        try:
+            value, behind = read_varint(data, position + 1)
+        except IndexError:
+            return None
+        if tag & _WIRE_TYPE == _VARINT:
+            span = position + 1, behind
+            if behind - span[0] > _VARINT_SIZE_MAX:
+                return None
+        else:
+            span = behind, behind + value
+            if not value:
+                return None
+        found.setdefault(tag, []).append(span)
+        position = span[1]
+    return None
+
+
+def _are_constant(messages: Bytes, varying: list[Span]) -> bool:
+    """Whether all bytes outside of these places are the same in all rows."""
+    messages = np.ascontiguousarray(messages)
+    count, size = messages.shape
+    edges = [0, *(edge for span in varying for edge in span), size]
+    return all(
+        are_alike(messages.data.cast("B"), begin, end - begin, size, count)
+        for begin, end in zip(edges[::2], edges[1::2], strict=True)
+        if end > begin
+    )
+
+
+# --- The records of a shape ---------------------------------------------------------------------------------
+
+
+def _records(shape: Shape, stored: Message, template: bytes, now_ms: int, *, property_crc: bool) -> Bytes | None:
+    """The records of the messages, a row each. `stored`, `template`: the first message, and its record. None if a field
+    contains something that has to be checked one by one."""
+    messages, fields = shape.data, shape.fields
+    if not _are_plain(messages, fields):
+        return None
+    count, size = len(messages), len(template)
+    text_end = size - (PROPERTY_CRC_SIZE if property_crc else 0)
+    header = peek(template, 0, size, check_crc=False, placed=False)
+    if isinstance(header, ScanStop):
+        return None
+    copies = _copies(shape, stored, header.properties_start, text_end)
+    born = _born(messages, fields, now_ms)
+    if copies is None or born is None:
+        return None
+    records = np.empty((count, size), np.uint8)
+    records[:] = np.frombuffer(template, np.uint8)
+    for (begin, end), position in (*copies, (fields.body, header.body_start)):
+        records[:, position : position + end - begin] = messages[:, begin:end]
+    # What differs is plain in the template, so the others have as many odd bytes as it only if theirs is plain too.
+    odd = records[:, header.properties_start : text_end] - np.uint8(_SPACE) > _LAST_PRINTABLE - _SPACE  # wraps around
+    if np.count_nonzero(odd) != count * np.count_nonzero(odd[0]):
+        return None
+    view = records.data.cast("B")
+    start = np.arange(0, count * size, size, dtype=np.int64)
+    body_start = start + header.body_start
+    crcs = crcs_of(view, body_start, body_start + header.body_size, None, size)
+    put_items(view, _U32, start, BODY_CRC_POSITION, size, crcs)
+    put_items(view, I64, start, BORN_TIMESTAMP_POSITION, size, born)
+    return records
+
+
+def _are_plain(messages: Bytes, fields: Fields) -> bool:
+    """Whether no id or key contains a space, and no tag that differs from the first one a space or a bar: text cannot
+    be blank then, and keys need no further property."""
+    if any(np.count_nonzero(messages[:, slice(*span)] == _SPACE) for span in (fields.message_id, *fields.keys)):
+        return False
+    if fields.tag is None:
+        return True
+    tags = messages[:, slice(*fields.tag)]
+    if not np.count_nonzero(tags != tags[0]):
+        return True
+    return not np.count_nonzero((tags == _SPACE) | (tags == _BAR))
+
+
+def _copies(shape: Shape, stored: Message, start: int, end: int) -> list[tuple[Span, int]] | None:
+    """Where each property is copied from, and to. `start`, `end`: the place of the property string in the record. None
+    if a property does not come from a field, or has something else than printable ASCII that differs between messages.
+    """
+    fields = shape.fields
+    first = shape.data[0].tobytes()
+    sources: dict[str, tuple[Span, ...]] = {p.UNIQ_KEY: (fields.message_id,), p.KEYS: fields.keys, p.BORN_HOST: ()}
+    if fields.tag is not None:
+        sources[p.TAGS] = (fields.tag,)
+    for of_name, of_value in fields.user_properties:
+        sources[first[slice(*of_name)].decode()] = (of_value,)
+    copies: list[tuple[Span, int]] = []
+    position = start
+    for name, text in stored.properties.items():
+        if name not in sources:
+            return None
+        position += len(name.encode()) + 1
+        at = position
+        for span in sources[name]:
+            odd = not (first[slice(*span)].isascii() and text.isprintable())
+            if odd and not _are_constant(shape.data[:, slice(*span)], []):
+                return None
+            copies.append((span, at))
+            at += span[1] - span[0] + 1  # a space between keys
+        position += len(text.encode()) + 1
+    return copies if position == end else None
+
+
+def _born(messages: Bytes, fields: Fields, now_ms: int) -> Integers | None:
+    """The times of birth in Unix milliseconds, as `to_store_message` computes them. None if a number has another size
+    than that of the first message, or is too large."""
+    parts: list[Integers] = []
+    for span in (fields.seconds, fields.nanos):
+        if span is None:
+            parts.append(np.zeros(len(messages), np.int64))
+            continue
+        digits = np.ascontiguousarray(messages[:, slice(*span)].T)  # numpy is slow with many short rows
+        if np.count_nonzero((digits ^ digits[:, :1]) & 0x80):
+            return None
+        values = _WEIGHTS[: len(digits)] @ (digits & 0x7F)
+        parts.append(values.astype(np.int64))
+    seconds, nanos = parts
+    if np.count_nonzero(nanos > _INT32_MAX):
+        return None
+    born = seconds * 1000 + nanos // 1_000_000
+    return np.where((born > 0) & (born <= LAST_MS), born, now_ms)
+
+
+def _column(data: Bytes, span: Span) -> list[bytes]:
+    """The bytes at this place of each row."""
+    begin, end = span
+    found: list[bytes] = np.ascontiguousarray(data[:, begin:end]).view(f"V{end - begin}")[:, 0].tolist()
+    return found

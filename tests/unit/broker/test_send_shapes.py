@@ -1,0 +1,180 @@
+"""Messages of few shapes: which requests are packed as columns of bytes, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aerobee_broker.processors.send_columns import COUNT_MAX, SendShapes, read_send_request
+from aerobee_broker.processors.send_shapes import pack_shapes
+from aerobee_proto import v2
+from aerobee_store import StoreConfig
+from tests.unit.broker.test_send_batch import LIMITS, NOW, PEER, one_by_one, request_of
+
+COUNT = 40  # a shape needs some messages to be worth it
+
+
+def alike(count: int = COUNT) -> list[v2.Message]:
+    """Of one shape, as SDKs send them."""
+    made = []
+    for number in range(count):
+        message = v2.Message(topic=v2.Resource(name="orders"), body=bytes([number % 256]) * 20)
+        message.user_properties["region"] = f"r {number:04}"
+        message.user_properties["näme"] = "same é"
+        system = message.system_properties
+        system.message_id = f"01{number:030X}"
+        system.tag = f"t{number % 10}"
+        system.keys.extend([f"k{number:04}", "all"])
+        system.message_type = v2.MessageType.NORMAL
+        system.born_host = "10.9.9.9"
+        system.born_timestamp.FromMilliseconds(NOW + 600 - number)
+        made.append(message)
+    return made
+
+
+def shapes_of_request(data: bytes) -> SendShapes | None:
+    found = read_send_request(data, v2.SendMessageRequest.FromString)
+    return found if isinstance(found, SendShapes) else None
+
+
+def shaped(data: bytes, *, property_crc: bool = True) -> tuple[list[bytes], list[str]] | None:
+    """The records and message ids of a request."""
+    request = shapes_of_request(data)
+    if request is None:
+        return None
+    store = StoreConfig(directory=Path("unused"), body_size_max=1000, property_crc=property_crc)
+    found = pack_shapes(request.shapes, "orders", 3, PEER, NOW, LIMITS, store)
+    if found is None:
+        return None
+    batch, message_ids = found
+    return [bytes(batch.raw(row)) for row in range(len(batch))], [each.decode() for each in message_ids]
+
+
+def _all(change: Callable[[v2.Message], object]) -> list[v2.Message]:
+    made = alike()
+    for message in made:
+        change(message)
+    return made
+
+
+STAYS: dict[str, Callable[[v2.Message], object]] = {
+    "as it is": lambda message: None,
+    "no tag": lambda message: message.system_properties.ClearField("tag"),
+    "the same tag of words": lambda message: setattr(message.system_properties, "tag", "a b"),
+    "no keys": lambda message: message.system_properties.ClearField("keys"),
+    "no type": lambda message: message.system_properties.ClearField("message_type"),
+    "no time": lambda message: message.system_properties.ClearField("born_timestamp"),
+    "late": lambda message: setattr(message.system_properties.born_timestamp, "seconds", 1 << 34),
+    "own host": lambda message: setattr(message.system_properties, "born_host", PEER[0]),
+    "host beyond ASCII": lambda message: setattr(message.system_properties, "born_host", "höst"),
+    "no host": lambda message: message.system_properties.ClearField("born_host"),
+    "no user properties": lambda message: message.ClearField("user_properties"),
+    "compressed": lambda message: setattr(message.system_properties, "body_encoding", v2.Encoding.GZIP),
+}
+
+
+@pytest.mark.parametrize("property_crc", [True, False])
+@pytest.mark.parametrize("change", STAYS)
+def test_records_are_those_of_single_messages(change: str, property_crc: bool) -> None:
+    data = request_of(_all(STAYS[change]))
+    found = shaped(data, property_crc=property_crc)
+    assert found is not None
+    assert found == one_by_one(data, property_crc=property_crc)
+
+
+def test_several_shapes_in_any_order() -> None:
+    """The records keep the order of the messages, whichever shapes they have."""
+    made = alike(4 * COUNT)
+    for number, message in enumerate(made):
+        message.user_properties.clear()
+        message.body = b"b" * (10 + number % 3)
+        if number % 3 == 1:
+            message.system_properties.message_id = f"{number:020}"
+    data = request_of(made)
+    found = shaped(data)
+    assert found is not None
+    assert found == one_by_one(data)
+
+
+ODD: dict[str, Callable[[v2.Message], object]] = {
+    "control character in an id": lambda message: setattr(message.system_properties, "message_id", "i" * 31 + "\x7f"),
+    "separator in an id": lambda message: setattr(message.system_properties, "message_id", "i" * 31 + "\x02"),
+    "id beyond ASCII": lambda message: setattr(message.system_properties, "message_id", "i" * 30 + "é"),
+    "blank id": lambda message: setattr(message.system_properties, "message_id", " " * 32),
+    "bar in a tag": lambda message: setattr(message.system_properties, "tag", "|b"),
+    "blank tag": lambda message: setattr(message.system_properties, "tag", "  "),
+    "tag beyond ASCII": lambda message: setattr(message.system_properties, "tag", "é"),
+    "key of words": lambda message: message.system_properties.keys.__setitem__(0, "k w 1"),
+    "separator in a key": lambda message: message.system_properties.keys.__setitem__(0, "k\x01\x0201"),
+    "separator in a value": lambda message: message.user_properties.update({"region": "r \x01\x02ab"}),
+    "value beyond ASCII": lambda message: message.user_properties.update({"region": "r éab12"[:6]}),
+    "another topic": lambda message: setattr(message.topic, "name", "orderz"),
+    "another type": lambda message: setattr(message.system_properties, "message_type", v2.MessageType.TRANSACTION),
+    "another encoding": lambda message: setattr(message.system_properties, "body_encoding", v2.Encoding.GZIP),
+    "another host": lambda message: setattr(message.system_properties, "born_host", "10.9.9.8"),
+    "another name": lambda message: message.user_properties.update({"regiox": message.user_properties.pop("region")}),
+    "group": lambda message: setattr(message.system_properties, "message_group", "g"),
+    "digest": lambda message: message.system_properties.body_digest.SetInParent(),
+    "large body": lambda message: setattr(message, "body", bytes(1001)),
+    "no body": lambda message: message.ClearField("body"),
+    "empty value": lambda message: message.user_properties.update({"region": ""}),
+    "empty key": lambda message: message.system_properties.keys.append(""),
+    "ancient": lambda message: message.system_properties.born_timestamp.FromMilliseconds(-5),
+}
+
+
+@pytest.mark.parametrize("change", ODD)
+def test_what_must_be_looked_at_more_closely(change: str) -> None:
+    """It is not packed, or as a single message would be; whichever message it is, or all of them."""
+    for rows in ([0], [7], [COUNT - 1], range(COUNT)):
+        made = alike()
+        for message in made:
+            message.user_properties.pop("näme")
+            message.system_properties.body_encoding = v2.Encoding.IDENTITY
+        for row in rows:
+            ODD[change](made[row])
+        data = request_of(made)
+        found = shaped(data)
+        assert found is None or found == one_by_one(data)
+        assert found is None or len(rows) == COUNT
+
+
+def test_odd_bytes_of_the_first_message_do_not_hide_those_of_another() -> None:
+    """As many control characters in the second message as the first has bytes beyond ASCII."""
+    made = alike()
+    made[0].user_properties["region"] = "r éé1"
+    made[1].user_properties["region"] = "r \x02\x02\x01\x011"
+    assert shaped(request_of(made)) is None
+
+
+def test_numbers_of_another_size() -> None:
+    """Fields lie elsewhere in a message whose size is the same."""
+    made = alike()
+    for message in made:
+        message.system_properties.born_timestamp.nanos = 1 << 28
+    made[5].system_properties.born_timestamp.nanos -= 1
+    made[5].body += b"b"
+    assert len(made[5].SerializeToString()) == len(made[4].SerializeToString())
+    assert shaped(request_of(made)) is None
+    made[5] = alike()[5]
+    made[5].system_properties.born_timestamp.seconds = 1 << 28  # a byte less, with the same size of its message
+    made[5].system_properties.born_timestamp.nanos = (1 << 28) - 1
+    data = request_of(made)
+    assert shaped(data) is None
+
+
+def test_limits() -> None:
+    """Requests that are too large, too small or too mixed are read in another way."""
+    assert shapes_of_request(request_of(alike())) is not None
+    assert shapes_of_request(request_of(alike(20))) is None
+    mixed = alike()
+    for number, message in enumerate(mixed):
+        message.body = b"b" * (number + 1)
+    assert shapes_of_request(request_of(mixed)) is None
+    large = alike(COUNT_MAX)
+    for message in large:
+        message.body = bytes(1000)
+    assert shapes_of_request(request_of(large)) is None
+    assert shapes_of_request(request_of(large[: COUNT_MAX // 2])) is not None
