@@ -526,6 +526,22 @@ class Deliveries:
         queue = self._subscriptions.queue(topic, group, queue_id)
         return None if queue is None else queue.delivery
 
+    def handle_of(self, topic: str, group: str, queue_id: int, offset: int, until_ms: int) -> str | None:
+        """The receipt handle of a delivery that is in flight, by what a POP client of RocketMQ has of it: it stays
+        invisible until `until_ms` or a little less. None if there is none, or only a later delivery."""
+        queue = self._subscriptions.queue(topic, group, queue_id)
+        entry = None if queue is None else queue.delivery.in_flight.get(offset)
+        if queue is None or entry is None or entry.invisible_until_ms > until_ms:
+            return None
+        return handle_of(queue, offset, entry.nonce, self._run_number)
+
+    def next_of(self, topic: str, group: str, queue_id: int) -> tuple[int, bool]:
+        """The offset of the first message of a queue that the group has not seen, and whether one is ready again."""
+        delivery = self.queue_delivery(topic, group, queue_id)
+        if delivery is None:
+            return self.committed_offset(topic, group, queue_id) or 0, False
+        return delivery.cursor, bool(delivery.ready)
+
     def status(self, group: str) -> list[QueueStatus]:
         """Every queue in which the group has a position."""
         return self._subscriptions.status(group)

@@ -20,9 +20,12 @@ from aerobee_broker.tables.consumer_groups import GroupConfig
 from aerobee_broker.tables.tables import Tables
 from aerobee_broker.tables.topics import Permission, TopicConfig, is_system_topic
 from aerobee_broker.timer.level_delay import LevelDelay
+from aerobee_broker.timer.timer import Timer
 from aerobee_proto import admin_v1
 from aerobee_store import ConfigError, MessageStore
+from aerobee_store.clock import Clock
 from aerobee_store.tables.java_json import Bean, ObjectMap
+from aerobee_store.timer.checkpoint import TimerCheckpoint
 
 _PROPERTIES_SIZE_MAX: Final = 1 << 20
 
@@ -38,6 +41,8 @@ class AdministrationRequests:
         tables: Tables,
         offsets: OffsetRequests,
         level_delay: LevelDelay,
+        timer: Timer,
+        clock: Clock,
         topics: TopicAdministration,
         groups: GroupAdministration,
         runtime_settings: RuntimeSettings,
@@ -47,6 +52,8 @@ class AdministrationRequests:
         self._tables = tables
         self._offsets = offsets
         self._level_delay = level_delay
+        self._timer = timer
+        self._clock = clock
         self._topics = topics
         self._groups = groups
         self._runtime_settings = runtime_settings
@@ -62,6 +69,8 @@ class AdministrationRequests:
             Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self.all_groups,
             Request.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
             Request.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            Request.GET_TIMER_CHECK_POINT: self.timer_checkpoint,
+            Request.GET_TIMER_METRICS: self.timer_metrics,
             Request.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offsets,
             Request.GET_BROKER_CONFIG: self.configuration,
             Request.UPDATE_BROKER_CONFIG: self.update_configuration,
@@ -172,6 +181,22 @@ class AdministrationRequests:
 
     async def delay_offsets(self, _request: Command, _: Connection) -> Command:
         return answer(body=self._level_delay.snapshot())
+
+    async def timer_checkpoint(self, _request: Command, _: Connection) -> Command:
+        """RocketMQ's 56 bytes, as they are on the disk; zeros if no message was ever delayed."""
+        saved = self._timer.saved or TimerCheckpoint(0, 0, 0, None)
+        answered = answer()
+        answered.body = saved.encode_fields()
+        return answered
+
+    async def timer_metrics(self, _request: Command, _: Connection) -> Command:
+        """How many delayed messages of each topic wait."""
+        now_ms = self._clock.now_ms()
+        counts: dict[str, object] = {
+            topic: Bean(count=max(0, count), timeStamp=now_ms) for topic, count in self._timer.stats.pending.items()
+        }
+        version = Bean(counter=0, stateVersion=0, timestamp=now_ms)
+        return answer(body=Bean(dataVersion=version, timingCount=counts))
 
     async def reset_offsets(self, request: Command, _: Connection) -> Command:
         """Move a group to another offset, to a time, or to the end (-1). Its consumers are redirected."""

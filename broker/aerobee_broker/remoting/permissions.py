@@ -38,8 +38,16 @@ class Permissions:
             ),
             **dict.fromkeys((Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE), _consume),
             **dict.fromkeys(
-                (Request.POP_MESSAGE, Request.ACK_MESSAGE, Request.CHANGE_MESSAGE_INVISIBLE_TIME), _consume
+                (
+                    Request.POP_MESSAGE,
+                    Request.PEEK_MESSAGE,
+                    Request.NOTIFICATION,
+                    Request.ACK_MESSAGE,
+                    Request.CHANGE_MESSAGE_INVISIBLE_TIME,
+                ),
+                _consume,
             ),
+            Request.BATCH_ACK_MESSAGE: _batch,
             Request.QUERY_ASSIGNMENT: _assignment,
             **dict.fromkeys((Request.QUERY_CONSUMER_OFFSET, Request.UPDATE_CONSUMER_OFFSET), _consume),
             **dict.fromkeys(
@@ -130,6 +138,12 @@ def _assignment(account: Account, request: Command) -> None:
     body = body_object(request)
     account.require_group(member(body, "consumerGroup"))
     account.require_consume(member(body, "topic"))
+
+
+def _batch(account: Account, request: Command) -> None:
+    for entry in objects(body_object(request), "acks"):
+        account.require_group(member(entry, "c") or member(entry, "consumerGroup"))
+        account.require_consume(member(entry, "t") or member(entry, "topic"))
 
 
 def _consume(account: Account, request: Command) -> None:

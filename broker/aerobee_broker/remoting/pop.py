@@ -2,19 +2,27 @@
 
 200050  POP_MESSAGE                     messages that are invisible for a while; held until there is one
 200051  ACK_MESSAGE                     one is done
+200052  PEEK_MESSAGE                    messages that the group has not seen, without a delivery
 200053  CHANGE_MESSAGE_INVISIBLETIME    one comes again after another time; clients say so of what failed
+200054  NOTIFICATION                    whether there is a message; held until there is one
+200151  BATCH_ACK_MESSAGE               many are done, as bits behind an offset
 
 A message carries in its property POP_CK what the client sends back as `extraInfo`, fields with blanks between them:
 
     ckOffset popTime invisibleTime reviveQid retryFlag brokerName queueId queueOffset HANDLE
 
 The last one is ours, the receipt handle. A client that changes the invisible time twice makes the second extraInfo
-itself, without a handle; it is found by what it has then.
+itself, without a handle; it is found by what it has then. So is what a batch acknowledges: by the time of the POP.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import itertools
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from aerobee_broker.config import Settings
@@ -27,10 +35,11 @@ from aerobee_broker.remoting.clients import Subscription
 from aerobee_broker.remoting.codes import Answer
 from aerobee_broker.remoting.connection import Connection
 from aerobee_broker.remoting.errors import RemotingError
-from aerobee_broker.remoting.fields import answer, integer, text
+from aerobee_broker.remoting.fields import answer, body_object, integer, integer_member, member, objects, text
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.remoting.pull import filter_of_subscription
 from aerobee_broker.tables.tables import Tables
+from aerobee_store import MessageStore, Record
 from aerobee_store.clock import Clock
 from aerobee_store.records import record
 from aerobee_store.records.record import Message
@@ -41,6 +50,8 @@ _MEMORY_WAIT_SECONDS: Final = 2.0
 _POP_CK: Final = "POP_CK"
 _EXTRA_INFO_FIELDS: Final = 8
 _REVIVE_QUEUE: Final = 0
+_BATCH_ENTRIES_MAX: Final = 10_000
+_BITS_SIZE_MAX: Final = 4096  # bytes
 _CHANGED_MAX: Final = 100_000
 
 _Changed = tuple[str, str, int, int, int]
@@ -51,37 +62,33 @@ class PopRequests:
     """Answers them. `handlers` of the service name each."""
 
     def __init__(
-        self, settings: Settings, tables: Tables, deliveries: Deliveries, counters: BrokerCounters, clock: Clock
+        self,
+        settings: Settings,
+        store: MessageStore,
+        tables: Tables,
+        deliveries: Deliveries,
+        counters: BrokerCounters,
+        clock: Clock,
     ) -> None:
         self._settings = settings
+        self._store = store
         self._tables = tables
         self._deliveries = deliveries
         self._counters = counters
         self._clock = clock
         self._changed: OrderedDict[_Changed, str] = OrderedDict()
+        self._waits = itertools.count()
 
     async def pop(self, request: Command, connection: Connection) -> Command:
         group, topic = text(request, "consumerGroup"), text(request, "topic")
-        count = integer(request, "maxMsgNums", bits=32)
-        if not 1 <= count <= _COUNT_MAX:
-            raise RemotingError(Answer.INVALID_PARAMETER, f"maxMsgNums is {count}; give 1 to {_COUNT_MAX}")
+        count = self._count(request)
         invisible_ms = self._invisible_ms(request)
-        born, poll_ms = integer(request, "bornTime"), integer(request, "pollTime")
-        wait_ms = min(max(born + poll_ms - self._clock.now_ms(), 0), max(poll_ms, 0))
-        found = self._tables.topics.require(topic)
-        if not found.readable or not found.read_queue_count:
-            raise RemotingError(Answer.NO_PERMISSION, f"topic {topic!r} has no readable queue")
-        queue_id = integer(request, "queueId", bits=32)
-        if not -1 <= queue_id < found.read_queue_count:
-            raise RemotingError(
-                Answer.INVALID_PARAMETER,
-                f"queueId is {queue_id}; topic {topic!r} has {found.read_queue_count} read queues",
-            )
+        wait_seconds = self._wait_seconds(request)
+        queue_id, _ = self._queues(request, topic)
         if group not in self._tables.groups:
             await self._tables.group_in_use(group, [topic])
         if not self._tables.groups.require(group).consume_enabled:
             raise RemotingError(Answer.NO_PERMISSION, f"consumer group {group!r} may not consume")
-        wait_seconds = min(wait_ms / 1000, _HELD_SECONDS_MAX)
         await connection.writable(wait_seconds + _MEMORY_WAIT_SECONDS)
         wanted = ReceiveRequest(
             topic=topic,
@@ -94,12 +101,85 @@ class PopRequests:
                 Subscription(topic, text(request, "exp", "*"), text(request, "expType", "TAG"), 0)
             ),
             attempt_id=text(request, "attemptId", ""),
-            queue_id=queue_id if queue_id >= 0 else None,
+            queue_id=queue_id,
         )
         messages = await self._deliveries.receive(wanted)
         if not connection.is_open:
             self._deliveries.give_back(topic, group, messages)
         return self._popped(messages, invisible_ms)
+
+    async def peek(self, request: Command, connection: Connection) -> Command:
+        """The next messages of one queue, or of all; nothing is marked."""
+        group, topic = text(request, "consumerGroup"), text(request, "topic")
+        count = self._count(request)
+        _, queue_ids = self._queues(request, topic)
+        self._tables.groups.require(group)
+        await connection.writable(_MEMORY_WAIT_SECONDS)
+        found: list[Record] = []
+        rest = 0
+        for queue_id in queue_ids:
+            low, high = self._store.queue_range(topic, queue_id)
+            begin = min(max(self._deliveries.next_of(topic, group, queue_id)[0], low), high)
+            taken: Sequence[Record] = ()
+            if begin < high and len(found) < count:
+                taken = self._store.read(topic, queue_id, begin, max_count=count - len(found)).records
+                found += taken
+            rest += high - begin - len(taken)
+        offsets = [(stored.queue_id, stored.queue_offset) for stored in found]
+        fields = _pop_fields(offsets, pop_time=0, invisible_ms=0, rest=rest)
+        if not found:
+            return answer(fields, code=Answer.PULL_NOT_FOUND, remark="the group has seen every message")
+        answered = answer(fields, remark="FOUND")
+        answered.body = b"".join(self._store.record_bytes(stored) for stored in found)
+        return answered
+
+    async def notification(self, request: Command, connection: Connection) -> Command:
+        """Whether a POP would bring something, at the latest at bornTime + pollTime."""
+        group, topic = text(request, "consumerGroup"), text(request, "topic")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._wait_seconds(request)
+        queue_id, queue_ids = self._queues(request, topic)
+        self._tables.groups.require(group)
+        line = f"{group} notification {next(self._waits)}"  # no group has a blank in its name
+        has_message, again = self._has_message(topic, group, queue_ids), False
+        while not has_message and (seconds := until - loop.time()) > 0:
+            polling = self._deliveries.long_polling
+            if not await polling.wait(topic, line, connection.key, seconds, queue_id=queue_id, again=again):
+                break
+            again = True
+            has_message = self._has_message(topic, group, queue_ids)
+        return answer({"hasMsg": has_message, "pollingFull": False})
+
+    def _has_message(self, topic: str, group: str, queue_ids: Sequence[int]) -> bool:
+        for queue_id in queue_ids:
+            offset, is_ready = self._deliveries.next_of(topic, group, queue_id)
+            if is_ready or offset < self._store.queue_range(topic, queue_id)[1]:
+                return True
+        return False
+
+    def _wait_seconds(self, request: Command) -> float:
+        born, poll_ms = integer(request, "bornTime"), integer(request, "pollTime")
+        wait_ms = min(max(born + poll_ms - self._clock.now_ms(), 0), max(poll_ms, 0))
+        return min(wait_ms / 1000, _HELD_SECONDS_MAX)
+
+    def _count(self, request: Command) -> int:
+        count = integer(request, "maxMsgNums", bits=32)
+        if not 1 <= count <= _COUNT_MAX:
+            raise RemotingError(Answer.INVALID_PARAMETER, f"maxMsgNums is {count}; give 1 to {_COUNT_MAX}")
+        return count
+
+    def _queues(self, request: Command, topic: str) -> tuple[int | None, Sequence[int]]:
+        """The queue that the request names, None for all; and the queue ids that it stands for."""
+        found = self._tables.topics.require(topic)
+        if not found.readable or not found.read_queue_count:
+            raise RemotingError(Answer.NO_PERMISSION, f"topic {topic!r} has no readable queue")
+        queue_id = integer(request, "queueId", bits=32)
+        if not -1 <= queue_id < found.read_queue_count:
+            raise RemotingError(
+                Answer.INVALID_PARAMETER,
+                f"queueId is {queue_id}; topic {topic!r} has {found.read_queue_count} read queues",
+            )
+        return (None, range(found.read_queue_count)) if queue_id < 0 else (queue_id, (queue_id,))
 
     def _invisible_ms(self, request: Command) -> int:
         invisible_ms, config = integer(request, "invisibleTime"), self._settings.current.delivery
@@ -113,20 +193,8 @@ class PopRequests:
 
     def _popped(self, messages: list[DeliveredMessage], invisible_ms: int) -> Command:
         pop_time = self._clock.now_ms()
-        offsets: dict[int, list[int]] = {}
-        for message in messages:
-            offsets.setdefault(message.record.queue_id, []).append(message.record.queue_offset)
-        fields: dict[str, object] = {
-            "popTime": pop_time,
-            "invisibleTime": invisible_ms,
-            "reviveQid": _REVIVE_QUEUE,
-            "restNum": 0,
-            "startOffsetInfo": ";".join(f"0 {queue_id} {min(found)}" for queue_id, found in offsets.items()),
-            "msgOffsetInfo": ";".join(
-                f"0 {queue_id} {','.join(map(str, sorted(found)))}" for queue_id, found in offsets.items()
-            ),
-            "orderCountInfo": "",
-        }
+        places = [(message.record.queue_id, message.record.queue_offset) for message in messages]
+        fields = _pop_fields(places, pop_time=pop_time, invisible_ms=invisible_ms, rest=0)
         if not messages:
             return answer(fields, code=Answer.POLLING_TIMEOUT, remark="no message came within pollTime")
         found = answer(fields, remark="FOUND")
@@ -170,6 +238,33 @@ class PopRequests:
         self._counters.received_by(topic, group).acknowledged += 1
         return answer()
 
+    async def acknowledge_batch(self, request: Command, _: Connection) -> Command:
+        """Those that cannot be acknowledged are left out, as in RocketMQ; 208 if there is none to acknowledge."""
+        by_group: dict[tuple[str, str], list[str]] = {}
+        count = 0
+        for entry in objects(body_object(request), "acks", count_max=_BATCH_ENTRIES_MAX):
+            topic, group = _either(entry, "t", "topic"), _either(entry, "c", "consumerGroup")
+            self._tables.topics.require(topic)
+            self._tables.groups.require(group)
+            queue_id = _number(entry, "q", "queueId")
+            until_ms = _number(entry, "pt", "popTime") + _number(entry, "it", "invisibleTime")
+            begin = _number(entry, "so", "startOffset")
+            for bit in _bits(_either(entry, "b", "bitSet")):
+                count += 1
+                if count > _BATCH_ENTRIES_MAX:
+                    raise RemotingError(
+                        Answer.INVALID_PARAMETER, f"more than {_BATCH_ENTRIES_MAX} acknowledgements; send fewer at once"
+                    )
+                handle = self._deliveries.handle_of(topic, group, queue_id, begin + bit, until_ms)
+                if handle is not None:
+                    by_group.setdefault((topic, group), []).append(handle)
+        if not count:
+            raise RemotingError(Answer.NO_MESSAGE, "the request acknowledges nothing; set bits in b")
+        for (topic, group), handles in by_group.items():
+            errors = await self._deliveries.acknowledge(topic, group, handles)
+            self._counters.received_by(topic, group).acknowledged += errors.count(None)
+        return answer()
+
     async def change_invisible(self, request: Command, _: Connection) -> Command:
         invisible_ms = self._invisible_ms(request)
         topic, group, handle = self._handle(request)
@@ -203,3 +298,46 @@ class PopRequests:
         if handle is None:
             raise RemotingError(Answer.NO_MESSAGE, "the message of this extraInfo is not in flight")
         return topic, group, handle
+
+
+def _pop_fields(places: Sequence[tuple[int, int]], *, pop_time: int, invisible_ms: int, rest: int) -> dict[str, object]:
+    """The fields of an answer with the messages at these places: queue id and queue offset."""
+    offsets: dict[int, list[int]] = {}
+    for queue_id, offset in places:
+        offsets.setdefault(queue_id, []).append(offset)
+    return {
+        "popTime": pop_time,
+        "invisibleTime": invisible_ms,
+        "reviveQid": _REVIVE_QUEUE,
+        "restNum": rest,
+        "startOffsetInfo": ";".join(f"0 {queue_id} {min(found)}" for queue_id, found in offsets.items()),
+        "msgOffsetInfo": ";".join(
+            f"0 {queue_id} {','.join(map(str, sorted(found)))}" for queue_id, found in offsets.items()
+        ),
+        "orderCountInfo": "",
+    }
+
+
+def _either(entry: Mapping[str, object], short: str, long: str) -> str:
+    """A text member that may have its long name."""
+    return member(entry, short) or member(entry, long)
+
+
+def _number(entry: Mapping[str, object], short: str, long: str) -> int:
+    return integer_member(entry, short if short in entry else long)
+
+
+def _bits(encoded: str) -> Iterator[int]:
+    """The bits that are set in RocketMQ's form of a BitSet, base64 of little-endian bytes. RemotingError."""
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        data = None
+    if data is None or len(data) > _BITS_SIZE_MAX:
+        raise RemotingError(
+            Answer.INVALID_PARAMETER, f"b is not base64 of at most {_BITS_SIZE_MAX} bytes; encode the bits so"
+        )
+    for index, byte in enumerate(data):
+        for bit in range(8):
+            if byte >> bit & 1:
+                yield index * 8 + bit

@@ -64,7 +64,7 @@ class RemotingService:
         self.server.closed_listeners.append(self._closed)
         self._offsets = offsets = OffsetRequests(store, tables, deliveries)
         pull = PullRequests(settings, store, tables, deliveries, self.clients, offsets, counters)
-        pop = PopRequests(settings, tables, deliveries, counters, clock)
+        pop = PopRequests(settings, store, tables, deliveries, counters, clock)
         self.request_modes = RequestModes(settings, store, tables, self.clients)
         send = SendRequests(settings, store, tables, counters, clock, transactions, parts.timer, level_delay)
         retry = RetryRequests(store, tables, send, level_delay)
@@ -86,7 +86,10 @@ class RemotingService:
             Request.PULL_MESSAGE: pull.pull,
             Request.LITE_PULL_MESSAGE: pull.pull,
             Request.POP_MESSAGE: pop.pop,
+            Request.PEEK_MESSAGE: pop.peek,
+            Request.NOTIFICATION: pop.notification,
             Request.ACK_MESSAGE: pop.acknowledge,
+            Request.BATCH_ACK_MESSAGE: pop.acknowledge_batch,
             Request.CHANGE_MESSAGE_INVISIBLE_TIME: pop.change_invisible,
             Request.QUERY_ASSIGNMENT: self.request_modes.assignment,
             Request.SET_MESSAGE_REQUEST_MODE: self.request_modes.set,
@@ -124,6 +127,8 @@ class RemotingService:
             tables=self._tables,
             offsets=self._offsets,
             level_delay=self._level_delay,
+            timer=self._timer,
+            clock=self._clock,
             topics=topics,
             groups=groups,
             runtime_settings=runtime_settings,

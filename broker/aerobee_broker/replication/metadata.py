@@ -1,11 +1,17 @@
-"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes. They are no part of the log.
+"""Copies a master's tables: topics, groups, offsets, delay offsets, request modes, the timer's checkpoint. They are no
+part of the log.
 
 Tables whose version or content is the same are left alone; the others are replaced at once and saved in RocketMQ's
 files, as they are at the master. So a replica has no moment without its topics.
+
+The checkpoint says which delayed messages the master has delivered. It is saved only when the log here has reached the
+end that the master's log had afterwards: then these deliveries are here as well, and a promoted replica neither repeats
+nor loses one. A master of ours needs it less, because its log has marks of deliveries.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Protocol
 
 from aerobee_broker.errors import BrokerError
@@ -20,8 +26,10 @@ from aerobee_store import MessageStore
 from aerobee_store.clock import Clock
 from aerobee_store.tables import java_json
 from aerobee_store.tables.json_table import JsonTable
+from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 
 _ANSWER_SECONDS: Final = 10.0
+_NO_LOG: Final = 1 << 62  # its log of the timer is not copied; the wheel is made from the topic
 _NO_MODES: Final[dict[str, object]] = {"messageRequestModeMap": {}}
 
 
@@ -44,6 +52,9 @@ class Metadata:
         path = store.config.directory / "config" / "messageRequestMode.json"
         self._modes = JsonTable(store.file_system, path, stats=store.stats)
         self._request_modes: object = None
+        self._timer = TimerCheckpointFile(store.file_system, store.config.directory / "config" / "timercheck")
+        self._checkpoint: tuple[TimerCheckpoint, int] | None = None  # the master's, and where the log must be
+        self._checkpoint_saved = 0  # its read time
         self.copied = 0  # how often a table was replaced
 
     async def copy(self, master: Connection) -> None:
@@ -71,6 +82,25 @@ class Metadata:
             await self._store.in_disk_thread(self._modes.save, modes)
             self._request_modes = modes
             self.copied += 1
+
+        await self._copy_checkpoint(master)
+
+    async def _copy_checkpoint(self, master: Connection) -> None:
+        """A master without a timer refuses, or answers zeros."""
+        if self._checkpoint is not None and self._store.positions[2] >= self._checkpoint[1]:
+            checkpoint, self._checkpoint = self._checkpoint[0], None
+            await self._store.in_disk_thread(self._timer.save, checkpoint)
+            self._checkpoint_saved = checkpoint.read_time_ms
+            self.copied += 1
+        if self._checkpoint is not None:
+            return
+        answered = await master.ask(Command(Request.GET_TIMER_CHECK_POINT), _ANSWER_SECONDS)
+        if answered.code != Answer.SUCCESS or (found := TimerCheckpoint.decode(answered.body)) is None:
+            return
+        table = (await self._asked(master, Request.GET_BROKER_RUNTIME_INFO)).get("table")
+        end = str(table.get("commitLogMaxOffset", "")) if isinstance(table, dict) else ""
+        if end.isascii() and end.isdigit() and found.read_time_ms > self._checkpoint_saved:
+            self._checkpoint = replace(found, log_position=_NO_LOG), int(end)
 
     def _differ(self, own: _Table, masters: _Table) -> bool:
         differ = own.snapshot() != masters.snapshot()

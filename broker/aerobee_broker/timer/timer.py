@@ -106,6 +106,8 @@ class Timer:
         self._relocation = Relocation(self._parts)
         self._unsynced: dict[File, None] = {}  # kept here, so that a flush that was cancelled leaves them to the next
         self._idle_rounds = 0
+        self.saved: TimerCheckpoint | None = None
+        """What is on the disk, for replicas of RocketMQ; None: nothing was ever delayed."""
         self._stopped = asyncio.Event()
         self._stopped.set()
         store.arrival_listeners.append(self._arrived)
@@ -150,6 +152,7 @@ class Timer:
         if self._files.used:
             checkpoint = self._written(clean=False)
             self._files.save(list(self._unsynced), checkpoint)
+            self.saved = checkpoint
             self._unsynced.clear()
         self._wake.set()
         _log.info(
@@ -360,6 +363,7 @@ class Timer:
             except SyncTimeoutError:
                 continue
         await self._store.in_disk_thread(self._files.save, list(self._unsynced), checkpoint)
+        self.saved = checkpoint
         self._unsynced.clear()
 
     def _written(self, *, clean: bool) -> TimerCheckpoint:

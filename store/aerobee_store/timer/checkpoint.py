@@ -60,8 +60,9 @@ class TimerCheckpoint:
     counter: int = 0
     wheel_crc: int = field(default=0, compare=False)
 
-    def encode(self) -> bytes:
-        fields = _FIELDS.pack(
+    def encode_fields(self) -> bytes:
+        """The part that RocketMQ knows, which brokers also send to each other."""
+        return _FIELDS.pack(
             self.read_time_ms,
             self.log_position,
             self.queue_offset,
@@ -70,6 +71,9 @@ class TimerCheckpoint:
             self.timestamp_ms,
             self.counter,
         )
+
+    def encode(self) -> bytes:
+        fields = self.encode_fields()
         fields += _OWN.pack(self.begin or 0, self.precision_ms, self.clean)
         return fields + _CRC.pack(crc32(fields)) + fields[: _FIELDS.size] + _CRC.pack(self.wheel_crc)
 

@@ -180,18 +180,15 @@ COVERED_ELSEWHERE: Final[dict[int, tuple[str, ...]]] = {
 OPEN: Final[frozenset[int]] = frozenset(
     (
         9,
-        16,
         33,
         34,
         59,
         60,
-        82,
         85,
         87,
         93,
         98,
         101,
-        112,
         119,
         122,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,52 @@ async def test_acknowledged_and_changed_messages(client: RemotingClient, shared:
     made = f"1 {changed.fields['popTime']} 20000 0 0 aerobee 0 1"
     assert (await _told(client, Request.ACK_MESSAGE, made, "Told")).code == 0
     assert (await _told(client, Request.ACK_MESSAGE, info, "Told")).code == Answer.NO_MESSAGE
+
+
+async def test_c082_the_other_calls(client: RemotingClient, other: RemotingClient, shared: Shared) -> None:
+    """Peeked at, notified of, and acknowledged together; what is in flight no more is left out."""
+    fields = _pop_fields("Others")
+    for number in range(3):
+        await send(client, "Others", str(number).encode(), queue_id=2)
+    nobody = await client.call(Request.PEEK_MESSAGE, {**fields, "consumerGroup": "Nobody"})
+    assert nobody.code == Answer.SUBSCRIPTION_GROUP_NOT_EXIST
+    await client.call(Request.HEART_BEAT, body=heartbeat_body("c", group="CG", topic="Others"))
+    peeked = await client.call(Request.PEEK_MESSAGE, {**fields, "maxMsgNums": 2})
+    assert [found.body for found in records(peeked.body)] == [b"0", b"1"]
+    assert {name: peeked.fields[name] for name in ("popTime", "invisibleTime", "restNum", "msgOffsetInfo")} == {
+        "popTime": "0",
+        "invisibleTime": "0",
+        "restNum": "1",
+        "msgOffsetInfo": "0 2 0,1",
+    }
+    assert (await client.call(Request.PEEK_MESSAGE, {**fields, "queueId": 1})).code == Answer.PULL_NOT_FOUND
+    assert (await client.call(Request.PEEK_MESSAGE, {**fields, "queueId": 4})).code == Answer.INVALID_PARAMETER
+    assert (await client.call(Request.NOTIFICATION, fields)).fields == {"hasMsg": "true", "pollingFull": "false"}
+    popped = await _pop(client, "Others")
+    assert len(records(popped.body)) == 3
+    assert (await client.call(Request.NOTIFICATION, {**fields, "pollTime": 50})).fields["hasMsg"] == "false"
+    held = client.begin(Request.NOTIFICATION, {**fields, "pollTime": 60_000})
+    await send(other, "Others", b"3", queue_id=0)
+    assert (await held).fields["hasMsg"] == "true"
+
+    def acknowledged(bits: bytes, **changed: object) -> dict[str, object]:
+        entry = {"c": "CG", "t": "Others", "r": "0", "so": 0, "q": 2, "rq": 0, "b": base64.b64encode(bits).decode()}
+        times = {"pt": int(popped.fields["popTime"]), "it": 60_000}
+        return {"brokerName": "aerobee", "acks": [{**entry, **times, **changed}]}
+
+    batch = Request.BATCH_ACK_MESSAGE
+    assert (await client.call(batch, body={"acks": []})).code == Answer.NO_MESSAGE
+    assert (await client.call(batch, body=acknowledged(b""))).code == Answer.NO_MESSAGE
+    assert (await client.call(batch, body=acknowledged(b"\1", b="?"))).code == Answer.INVALID_PARAMETER
+    assert (await client.call(batch, body=acknowledged(b"\xff" * 4096))).code == Answer.INVALID_PARAMETER
+    assert (await client.call(batch, body=acknowledged(b"\1", t="Unknown"))).code == Answer.TOPIC_NOT_EXIST
+    assert (await client.call(batch, body=acknowledged(b"\5"))).code == 0  # the first and the third
+    assert (await client.call(batch, body=acknowledged(b"\5"))).code == 0
+    assert (await client.call(batch, body=acknowledged(b"\2", it=10))).code == 0  # of an earlier delivery: left out
+    await shared.clock.advance(61)
+    again = await _pop(client, "Others", pollTime=60_000, bornTime=shared.clock.now_ms())
+    assert {found.body for found in records(again.body)} >= {b"1"}
+    assert not {found.body for found in records(again.body)} & {b"0", b"2"}
 
 
 @pytest.mark.parametrize("info", ["", "x", "0 1 2 3", "0 x 60000 0 0 aerobee 0 0"])

@@ -9,18 +9,25 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from aerobee_broker.config import Address
+from aerobee_broker.config import Address, BrokerConfig, Settings
 from aerobee_broker.remoting.codes import Answer, Request
 from aerobee_broker.remoting.connection import Connection, RemotingServer
 from aerobee_broker.remoting.fields import answer
 from aerobee_broker.remoting.frame import Command
 from aerobee_broker.replication.frames import MasterReader, Unit, encode_report
+from aerobee_broker.replication.metadata import Metadata
+from aerobee_broker.tables.tables import Tables
 from aerobee_store import MessageStore
 from aerobee_store.records import record
+from aerobee_store.records.record import Message
+from aerobee_store.tables import java_json
+from aerobee_store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
+from aerobee_store.timer.log import TimerLog
+from aerobee_store.travelling_clock import TravellingClock
 from tests.conformance.cluster.test_name_servers import name_server
 from tests.support import golden_remoting
 from tests.support.remoting_client import RemotingClient, json_body, pull_fields, records, send
@@ -225,6 +232,79 @@ async def test_a_replica_of_ours_has_the_same_log_and_tables(tmp_path: Path) -> 
             assert [(item["replicaId"], item["inSync"]) for item in status["haConnectionInfo"]] == [("1", True)]
     assert log_bytes(tmp_path / "a").startswith(log_bytes(tmp_path / "b"))
     assert len(log_bytes(tmp_path / "b")) >= end - 16
+
+
+async def test_c016_the_fast_port(tmp_path: Path) -> None:
+    """Two below the port: there replicas of RocketMQ ask for topics and the timer's state. Sends are taken as well."""
+    for turn in range(20):  # another program may have that port
+        async with master(tmp_path / str(turn)) as found:
+            remoting = found.broker.remoting
+            assert remoting is not None
+            try:
+                fast = await RemotingClient.connect(Address(remoting.host, remoting.port - 2))
+            except ConnectionRefusedError:
+                continue
+            if (await fast.call(Request.EXCHANGE_BROKER_HA_INFO)).fields.get("masterHaAddress") != str(found.ha):
+                continue  # it belongs to another broker
+            assert (await send(fast, "T")).code == 0
+            assert "T" in json_body(await fast.call(Request.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+            assert len((await fast.call(Request.GET_TIMER_CHECK_POINT)).body) == 56
+            metrics = json_body(await fast.call(Request.GET_TIMER_METRICS))
+            assert metrics["timingCount"] == {}
+            await fast.close()
+            return
+    raise AssertionError("no broker of twenty had the port two below its own")
+
+
+async def test_c112_metadata_of_a_replica(tmp_path: Path) -> None:
+    """Equal tables, the timer's checkpoint as soon as the log has what it says; and nothing changes after that."""
+    codes = (
+        Request.GET_ALL_TOPIC_CONFIG,
+        Request.GET_ALL_CONSUMER_OFFSET,
+        Request.GET_ALL_DELAY_OFFSET,
+        Request.GET_ALL_SUBSCRIPTION_GROUP_CONFIG,
+        Request.GET_ALL_MESSAGE_REQUEST_MODE,
+        Request.GET_TIMER_CHECK_POINT,
+    )
+    golden = {code: golden_remoting.answer_to(golden_remoting.requests(code, "slave-sync")[0]) for code in codes}
+    bodies: dict[int, bytes] = {code: found.body for code, found in golden.items() if found is not None}
+    assert bodies.keys() == set(codes)
+    topics: Any = java_json.loads(bodies[Request.GET_ALL_TOPIC_CONFIG], object_keys=True)
+    checkpoint = TimerCheckpoint.decode(bodies[Request.GET_TIMER_CHECK_POINT])
+    assert checkpoint is not None
+    end = 100
+    asked: list[int] = []
+
+    class JavaMaster:
+        async def ask(self, request: Command, _: float) -> Command:
+            asked.append(request.code)
+            if request.code == Request.GET_BROKER_RUNTIME_INFO:
+                return answer(body={"table": {"commitLogMaxOffset": str(end)}})
+            answered = answer()
+            answered.body = bodies[request.code]
+            return answered
+
+    java = cast(Connection, JavaMaster())
+    clock = TravellingClock()
+    with MessageStore.open(store_config(tmp_path)) as store:
+        tables = Tables.load(Settings(BrokerConfig.tiny(tmp_path)), clock, store.file_system, store.in_disk_thread)
+        metadata = Metadata(store, tables, clock)
+        file = TimerCheckpointFile(store.file_system, tmp_path / "config" / "timercheck")
+        await metadata.copy(java)
+        assert {topic.name for topic in tables.topics} == set(topics["topicConfigTable"])
+        copied = metadata.copied
+        await metadata.copy(java)
+        assert (metadata.copied, file.load()) == (copied, None), "the log here is empty"
+        store.append([Message("T", 0, b"x" * 200)])
+        store.flush()
+        await metadata.copy(java)
+        found = file.load()
+        assert found is not None
+        assert (found.read_time_ms, found.queue_offset) == (checkpoint.read_time_ms, checkpoint.queue_offset)
+        assert not TimerLog(store.file_system, tmp_path / "timerlog", 4096).covers(found.log_position)
+        await metadata.copy(java)
+        assert metadata.copied == copied + 1, "the same again is no change"
+    assert set(codes) <= set(asked)
 
 
 async def test_c114_a_replica_refuses_sends(tmp_path: Path) -> None:
